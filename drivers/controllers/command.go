@@ -1,5 +1,5 @@
-// Package controllers is the role controller: one manager under one lease, in which the controllers of compute domains, of GPU objects and
-// of RDMA pools work.
+// Package controllers is the role controller: one manager under one lease, with the controllers of compute domains, of GPU objects
+// and of RDMA pools.
 package controllers
 
 import (
@@ -43,7 +43,7 @@ const (
 // settings are the role's flags.
 type settings struct {
 	domains computedomain.Settings
-	// webhook is how the webhook's certificate is kept.
+	// webhook says how the webhook's certificate is kept.
 	webhook certificates.Options
 	// neighbours are the controllers beside that of compute domains.
 	neighbours []func(context.Context, ctrl.Manager) error
@@ -52,7 +52,7 @@ type settings struct {
 
 	metricsAddress, healthAddress string
 	leaderElection                bool
-	// identity is who holds the lease; empty: a new one with each start.
+	// identity is the holder of the lease; empty: a new one with each start.
 	identity string
 }
 
@@ -92,8 +92,8 @@ func Command(h host.Host) *cobra.Command {
 	return command
 }
 
-// These bound what one controller does to the API server: 56 racks formed at once make a few hundred writes, which at 100 a second
-// are done in seconds.
+// These limit one controller's load on the API server: 56 racks formed at once make a few hundred writes, which at 100 a second are
+// done in seconds.
 const (
 	queriesPerSecond = 100
 	burst            = 200
@@ -167,7 +167,7 @@ func newManager(ctx context.Context, config *rest.Config, s settings) (ctrl.Mana
 	return manager, manager.AddReadyzCheck("ping", healthz.Ping)
 }
 
-// serving says how /metrics is served: to everybody, or as the node plugins do (metrics.Access).
+// serving says how /metrics is served: to everybody, or as in the node plugins (metrics.Access).
 func serving(s settings) metricsserver.Options {
 	options := metricsserver.Options{BindAddress: orOff(s.metricsAddress)}
 	if !s.domains.MetricsAuthentication {
@@ -186,7 +186,7 @@ func serving(s settings) metricsserver.Options {
 	return options
 }
 
-// orOff is the manager's word for an address that serves nothing.
+// orOff is the manager's value for an address that serves nothing.
 func orOff(address string) string {
 	if strings.TrimSpace(address) == "" {
 		return "0"

@@ -9,14 +9,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-// longestReconcile is far beyond what one reconciliation takes: each waits for the API server alone, whose silence a client notices within
-// a minute.
+// longestReconcile is far longer than a reconciliation takes: each waits only for the API server, and a client notices its silence
+// within a minute.
 const longestReconcile = 5 * time.Minute
 
 // longestRunning is the series of controller-runtime that says for how many seconds the oldest reconciliation of a controller runs.
 const longestRunning = "workqueue_longest_running_processor_seconds"
 
-// moving fails while a controller is stuck in one reconciliation, which a restart would end. A controller that stands by runs none.
+// moving fails while a controller hangs in one reconciliation, which a restart would end. A controller on standby runs none.
 func moving(gatherer prometheus.Gatherer) healthz.Checker {
 	return func(*http.Request) error {
 		families, err := gatherer.Gather()

@@ -44,7 +44,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// The series is controller-runtime's to name: a version of it that names it otherwise must not make the check blind.
+// controller-runtime defines the series' name: a version that names it otherwise must not disable the check unnoticed.
 func TestTheLibraryReportsTheSeriesThatHealthReads(t *testing.T) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.DefaultTypedControllerRateLimiter[string](),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "health-test"})

@@ -15,9 +15,9 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// neighbour is a controller of other kinds that runs in this process and under its lease, but with a manager and a cache of its own. A
-// manager's controllers all wait for the last of its caches: one kind whose CRD or whose rights are missing would keep every other
-// from working. So a neighbour that cannot work says so and tries again, and nothing else notices.
+// neighbour is a controller of other kinds that runs in this process and under its lease, but with its own manager and cache. A
+// manager's controllers all wait for the last of its caches: one kind without its CRD or rights would keep every other controller
+// from working. So a neighbour that cannot work reports it and tries again, and does not affect the others.
 type neighbour struct {
 	config *rest.Config
 	add    func(context.Context, ctrl.Manager) error

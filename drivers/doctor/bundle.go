@@ -57,7 +57,7 @@ func (o *options) bundleCommand(h host.Host) *cobra.Command {
 	return command
 }
 
-// write writes the archive. A file that is there is left alone, and a part of an archive is not left behind.
+// write writes the archive. It leaves an existing file alone, and never leaves part of an archive behind.
 func write(name string, taken *snapshot.Snapshot, files []snapshot.File, h host.Host) error {
 	out, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -24,10 +24,10 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-// canary stands wherever a tenant may keep a secret. None of them may be in a bundle.
+// canary is placed wherever a tenant may keep a secret. None may be in a bundle.
 const canary = "canary-5c1e"
 
-// kubelets answers what an API server asks a kubelet: the logs of pods. All else goes to the server.
+// kubelets answers what an API server asks a kubelet: the logs of pods. Everything else goes to the server.
 type kubelets struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -42,7 +42,7 @@ func (k kubelets) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
 }
 
-// secretive is what of a workload a tenant may keep a secret in.
+// secretive are the parts of a workload in which a tenant may keep a secret.
 func secretive(image string) corev1.PodSpec {
 	return corev1.PodSpec{Hostname: canary, Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
 		HostPath: &corev1.HostPathVolumeSource{Path: "/" + canary}}}},
@@ -81,7 +81,7 @@ func put(t *testing.T, c kubernetes.Interface) {
 	labels := map[string]string{"app.kubernetes.io/name": "gpufabric"}
 	for _, p := range []*corev1.Pod{
 		{ObjectMeta: at("tenant", "plain", nil), Spec: secretive("example.invalid/a")},
-		// A label is anybody's.
+		// Anybody may set a label.
 		{ObjectMeta: at("tenant", "in-disguise", labels), Spec: secretive("example.invalid/b")},
 		{ObjectMeta: at("gpufabric-system", "gpufabric-gpu-plugin-x", labels), Spec: secretive("example.invalid/c")},
 	} {
@@ -128,7 +128,7 @@ func TestABundleHasOurLogsAndNothingThatATenantKeepsSecret(t *testing.T) {
 	seen := rest.CopyConfig(config)
 	seen.Wrap(func(next http.RoundTripper) http.RoundTripper { return kubelets{next} })
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
-	// With the tenant's namespace asked for, the most is read.
+	// When the tenant's namespace is asked for, the most is read.
 	out, status, err := run(t, seen, "bundle", "--file", file, "--namespace", "tenant", "--request-timeout=2m", "--timeout=5m")
 	if status != 0 {
 		t.Fatalf("bundle: %d %v\n%s", status, err, out)

@@ -1,7 +1,6 @@
-// Package doctor is `gpufabric doctor`: it follows the chain from the hardware to a running workload, and says the first cause of what
-// waits
-// or is broken, what that was read from, what to do, and what waits behind it. It reads the API server with the rights of whoever runs it,
-// and changes nothing.
+// Package doctor is `gpufabric doctor`. It follows the chain from the hardware to a running workload. It reports the first cause of
+// what waits or is broken, the source of that finding, what to do, and what waits behind it. It reads the API server with the
+// user's rights, and changes nothing.
 package doctor
 
 import (
@@ -25,13 +24,13 @@ import (
 
 // Exit statuses beside those of a finding's stage (findings.Stage.ExitStatus).
 const (
-	// ExitNotFound: the subject is not there.
+	// ExitNotFound: the subject does not exist.
 	ExitNotFound = 2
 	// ExitUnknown: nothing was found, and something could not be read.
 	ExitUnknown = 3
 )
 
-// StatusError ends the program with a status of its own. What there is to say has been written; Message is empty then.
+// StatusError ends the program with a status of its own. The message has been written already where Message is empty.
 type StatusError struct {
 	Status  int
 	Message string
@@ -183,7 +182,7 @@ func (o *options) take(ctx context.Context, h host.Host, subject *diagnosis.Subj
 	return taken, silent(err)
 }
 
-// silent adds to the error of an API server that does not answer what to do.
+// silent adds advice to the error of an API server that does not answer.
 func silent(err error) error {
 	var mute *snapshot.SilentError
 	if errors.As(err, &mute) {
@@ -197,7 +196,7 @@ func namespaced(k diagnosis.Kind) bool {
 	return slices.Contains([]diagnosis.Kind{diagnosis.Pod, diagnosis.Claim, diagnosis.Domain}, k)
 }
 
-// reach finds the API server, and the namespace that is meant where none is named.
+// reach finds the API server, and the default namespace.
 func (o *options) reach(h host.Host) (*rest.Config, string, error) {
 	if h.RESTConfig != nil && o.kubeconfig == "" {
 		config, err := h.RESTConfig()

@@ -23,7 +23,8 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-// hostile is what a tenant may call a scheduling gate's reason or write into a status: it clears a terminal and reverses text.
+// hostile is a text that a tenant may use as a scheduling gate's reason or write into a status: it clears a terminal and reverses
+// text.
 const hostile = "\x1b[2J\u009b31m\u202egnp.exe"
 
 // archive writes a Snapshot of a small cluster into a file.
@@ -147,7 +148,7 @@ func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 func TestTheCommandsOnARealServer(t *testing.T) {
 	config := apiservertest.Start(t)
 	out, status, err := run(t, config, "preflight", "--request-timeout=1m")
-	// A server without nodes has none to place a plugin on, which an autoscaler may change.
+	// A cluster without nodes cannot run a plugin, but an autoscaler may add nodes.
 	if status != 0 || !strings.Contains(out, "resource.k8s.io/v1") || !strings.Contains(out, "0 of 0 nodes") {
 		t.Errorf("preflight: status %d, %v\n%s", status, err, out)
 	}

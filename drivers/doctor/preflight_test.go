@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-// strict has the API server refuse what it does not know.
+// strict makes the API server refuse unknown fields.
 func strict() metav1.CreateOptions {
 	return metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 }
@@ -55,8 +55,8 @@ func create(t *testing.T, c kubernetes.Interface, printed string) []*batchv1.Job
 	return jobs
 }
 
-// finish does what the Job controller, the scheduler and a kubelet do with a Job, and what kubectl wait waits for: its pod runs on the node
-// that its affinity names, and ends.
+// finish plays the Job controller, the scheduler and a kubelet for a Job, up to what kubectl wait waits for: its pod runs on the
+// node that its affinity names, and ends.
 func finish(t *testing.T, c kubernetes.Interface, job *batchv1.Job, facts preflight.Facts) {
 	t.Helper()
 	template := job.Spec.Template
@@ -127,7 +127,7 @@ func TestWhatTheJobsSawOnTheirNodesIsInThePreflight(t *testing.T) {
 	if out, _ := ask(); !strings.Contains(out, "docs/troubleshooting.md#drivernotloaded") || !strings.Contains(out, "2 of 2 nodes") {
 		t.Errorf("the table leads nowhere:\n%s", out)
 	}
-	// Asking again makes new Jobs, and a second namespace is not made.
+	// A second request creates new Jobs, but no second namespace.
 	printed, _ = ask("--print-jobs")
 	again := create(t, c, printed)
 	if strings.Contains(printed, "kind: Namespace") || len(again) != 2 {

@@ -12,7 +12,7 @@ import (
 // longest is how much of a message is written as text; JSON has all of it.
 const longest = 600
 
-// behind is how many findings behind the first are written.
+// behind is how many of the further findings are written.
 const behind = 12
 
 // Write writes a report for a person. The writer must make control characters visible (host.Visible): names and messages are others'.
@@ -55,7 +55,7 @@ func objects(f *diagnosis.Found) string {
 	return text
 }
 
-// one puts a message on one line, and cuts it.
+// one makes a message a single line, and shortens it.
 func one(message string) string {
 	message = strings.Join(strings.Fields(message), " ")
 	if len(message) > longest {
@@ -64,7 +64,7 @@ func one(message string) string {
 	return message
 }
 
-// lacking names what could not be read: rights on one line, the rest by itself.
+// lacking names what could not be read: rights on one line, the rest on lines of their own.
 func lacking(out *strings.Builder, unread []snapshot.Unread) {
 	rights := map[string]bool{}
 	var names, rest []string

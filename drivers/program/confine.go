@@ -6,8 +6,8 @@ import (
 	"gpufabric.io/drivers/node/seccomp"
 )
 
-// Confinement is what a role may do that the chart runs privileged; false for other roles. The container runtime gives a privileged
-// container no seccomp profile, so the role refuses itself the rest.
+// Confinement returns what a role may do that the chart runs privileged; false for other roles. The container runtime gives a
+// privileged container no seccomp profile, so the role confines itself.
 func Confinement(role string) (seccomp.Rules, bool) {
 	switch role {
 	case "compute-domain-plugin": // asks NVML
@@ -22,7 +22,7 @@ func Confinement(role string) (seccomp.Rules, bool) {
 	return seccomp.Rules{}, false
 }
 
-// Confine holds this process to its role's rules, unless somebody's filter holds it already: the container runtime's, or that of the role
+// Confine applies its role's rules to this process, unless it already has a filter: the container runtime's, or that of the role
 // that started it.
 func Confine(args ...string) error {
 	if len(args) == 0 {

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/node/seccomp/seccomptest"
 )
 
-// confined has the test program confine itself as a role, and try what an attacker would who has taken the role over.
+// confined makes the test program confine itself as a role, and try what an attacker would who controls the role.
 const confined = "confined-as"
 
 func asConfined() int {

@@ -81,7 +81,8 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 	}
 }
 
-// A role that is given its host and nothing of this machine must fail with the host's own words, which shows that it looks nowhere else.
+// A role that is given its host and nothing of this machine must fail with the host's own error, which shows that it uses nothing
+// else.
 func TestARoleReachesTheAPIServerOnlyThroughItsHost(t *testing.T) {
 	none := errors.New("no API server here")
 	env := map[string]string{
@@ -98,7 +99,7 @@ func TestARoleReachesTheAPIServerOnlyThroughItsHost(t *testing.T) {
 	}
 }
 
-// A name that is no role's would be looked at unhurriedly, and nothing would say so.
+// A name that matches no role would be treated as unhurried, and nothing would report it.
 func TestTheRDMAPluginsMemoryIsLookedAtPromptly(t *testing.T) {
 	var out strings.Builder
 	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "help"); err != nil {

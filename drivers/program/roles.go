@@ -46,8 +46,8 @@ func roles() []func(host.Host) *cobra.Command {
 	}
 }
 
-// doctorCommand is `gpufabric doctor`, with the answers that need what a driver knows of its devices: the forms of GPUs, and the pools of
-// RDMA devices.
+// doctorCommand is `gpufabric doctor`, with the answers that need a driver's knowledge of its devices: the forms of GPUs, and the
+// pools of RDMA devices.
 func doctorCommand(h host.Host) *cobra.Command {
 	command := doctor.Command(h)
 	for _, subject := range []*cobra.Command{gpuexplain.Command(h), rdmaexplain.Command(h)} {
@@ -59,7 +59,7 @@ func doctorCommand(h host.Host) *cobra.Command {
 
 // Look is how often the process of `gpufabric ARGS...` should look at its resident memory (see footprint.Keep).
 func Look(args ...string) time.Duration {
-	// An HCA's ports come and go without a pod that waits, on nodes that have nothing else to do for hours.
+	// An HCA's ports come and go while no pod waits, on nodes that have nothing else to do for hours.
 	if len(args) > 0 && args[0] == rdma.Role {
 		return footprint.Promptly
 	}

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// AnnotationAnyway on the drivers' namespace is the word with which an uninstall goes on though pods use the drivers' devices.
+	// AnnotationAnyway on the drivers' namespace lets an uninstall continue though pods use the drivers' devices.
 	AnnotationAnyway = "gpufabric.io/uninstall"
 	valueAnyway      = "anyway"
-	// namedPods is how many pods a refusal names; the rest it counts.
+	// namedPods is how many pods a refusal names; it counts the rest.
 	namedPods = 20
 )
 
@@ -40,8 +40,8 @@ func listed(pods []string) string {
 	return strings.Join(pods, ", ")
 }
 
-// Check looks whether pods use devices of the drivers. The error is an *InUseError where some do, unless the drivers' namespace is
-// annotated with the word to go on. Pods of that namespace are the drivers' own.
+// Check checks whether pods use devices of the drivers. The error is an *InUseError where some do, unless the drivers' namespace
+// has the annotation AnnotationAnyway. Pods of that namespace are the drivers' own.
 func Check(ctx context.Context, client kubernetes.Interface, namespace string, drivers []string) error {
 	var pods []string
 	for options := (metav1.ListOptions{Limit: page}); ; {

@@ -1,9 +1,9 @@
-// Package uninstall is the role that runs once, after the drivers were uninstalled: it takes off the cluster's nodes what the node plugins
-// wrote on them, and off ComputeDomains the finalizer that only the controller could take off. A plugin that ends cannot do so itself,
-// since it cannot tell an uninstall from a restart or an upgrade, and an uninstall takes its rights away before it is told to end.
+// Package uninstall is the role that runs once, after the drivers were uninstalled. It removes from the cluster's nodes what the
+// node plugins wrote on them, and from ComputeDomains the finalizer that only the controller could remove. A plugin cannot do so
+// when it ends, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall removes its rights before it ends.
 //
-// RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check: resource.k8s.io
-// resourceclaims: list; core namespaces, its own: get.
+// RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
+// resource.k8s.io resourceclaims: list; core namespaces, its own: get.
 package uninstall
 
 import (
@@ -29,10 +29,10 @@ import (
 
 const role = "uninstall"
 
-// page is how many nodes one request asks for: a Node's metadata is a few kilobytes.
+// page is how many nodes one request returns: a Node's metadata is a few kilobytes.
 const page = 500
 
-// Keys are what is taken off nodes.
+// Keys are what is removed from nodes.
 type Keys struct {
 	Labels, Annotations []string
 }
@@ -41,7 +41,7 @@ type Keys struct {
 type settings struct {
 	keys    Keys
 	domains bool
-	// check asks whether the uninstall may begin, and takes nothing off.
+	// check asks whether the uninstall may begin, and removes nothing.
 	check     bool
 	namespace string
 	drivers   []string
@@ -98,7 +98,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	return err
 }
 
-// Run takes the keys off every node. Where one cannot be changed the others are all the same; the error names it.
+// Run removes the keys from every node. Where one cannot be changed it still changes the others; the error names it.
 func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 	nodes := client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	var errs []error
@@ -125,8 +125,8 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 	}
 }
 
-// FreeDomains takes the controller's finalizer off every ComputeDomain. The next controller puts it on again. The domains stay, and so do
-// their IMEX daemons: nothing of a job that runs is touched.
+// FreeDomains removes the controller's finalizer from every ComputeDomain. The next controller adds it again. The domains stay, and
+// so do their IMEX daemons: running jobs are not affected.
 func FreeDomains(ctx context.Context, client metadata.Interface) error {
 	domains := client.Resource(v1beta1.SchemeGroupVersion().WithResource("computedomains"))
 	var errs []error
@@ -149,7 +149,7 @@ func FreeDomains(ctx context.Context, client metadata.Interface) error {
 	}
 }
 
-// free takes the finalizer off one domain.
+// free removes the finalizer from one domain.
 func free(ctx context.Context, domains metadata.Getter, domain *metav1.PartialObjectMetadata) error {
 	kept := []string{}
 	for _, finalizer := range domain.Finalizers {
@@ -173,7 +173,7 @@ func free(ctx context.Context, domains metadata.Getter, domain *metav1.PartialOb
 	return nil
 }
 
-// off is the merge patch that takes the keys off a node, nil where it has none of them.
+// off is the merge patch that removes the keys from a node, nil where it has none of them.
 func (k Keys) off(node *metav1.PartialObjectMetadata) []byte {
 	fields := map[string]map[string]any{}
 	collect := func(kind string, have map[string]string, keys []string) {

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 )
 
-// FuzzHandle hands whole reviews to the webhook: whatever is written, it answers, and its reason is no longer than it says.
+// FuzzHandle sends whole reviews to the webhook: whatever they contain, it answers, with a reason within its limit.
 func FuzzHandle(f *testing.F) {
 	const claim = `{"spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": ` +
 		`[{"opaque": ` +

@@ -13,11 +13,11 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rereadInterval is how often the certificate is read without a change of its directory, as controller-runtime does. Its own reader of
-// certificates ends where no inotify instance is available.
+// rereadInterval is how often the certificate is read without a change of its directory, as in controller-runtime. Its own reader
+// of certificates fails where no inotify instance is available.
 const rereadInterval = 10 * time.Second
 
-// keyPair is the certificate and key in a directory, as it was when it could last be read.
+// keyPair is the certificate and key in a directory, as last read.
 type keyPair struct {
 	directory string
 	pair      atomic.Pointer[tls.Certificate]
@@ -40,7 +40,7 @@ func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.pair.Load(), nil
 }
 
-// ready says that there is a certificate.
+// ready fails until there is a certificate.
 func (c *keyPair) ready() error {
 	if c.pair.Load() == nil {
 		return fmt.Errorf("there is no tls.crt and tls.key in %s (--cert-dir) yet: the controller writes them into the Secret that is mounted "+
@@ -49,8 +49,8 @@ func (c *keyPair) ready() error {
 	return nil
 }
 
-// follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong together
-// yet, the last one stays.
+// follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong
+// together yet, the last pair stays.
 func (c *keyPair) follow(ctx context.Context, files *filewatch.Watcher) {
 	changed := files.Contents(ctx, c.directory)
 	tick := time.NewTicker(rereadInterval)

@@ -51,8 +51,8 @@ func theCertificateIsReplaced(t *testing.T) {
 	}
 }
 
-// TestACertificateThatComesLaterIsServed starts as on the first install: the kubelet brings the Secret's files when the controller has
-// written them. Until then nothing is served, and the role is not ready.
+// TestACertificateThatComesLaterIsServed starts as on the first install: the kubelet brings the Secret's files once the controller
+// has written them. Until then nothing is served, and the role is not ready.
 func TestACertificateThatComesLaterIsServed(t *testing.T) {
 	dir := t.TempDir()
 	served := &keyPair{directory: dir}

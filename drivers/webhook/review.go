@@ -1,6 +1,6 @@
-// Package webhook is the role webhook: it refuses claims, claim templates, device classes and this project's own objects whose
-// configuration no node could act on, when they are written rather than when a pod waits for them. It asks the validators that the node
-// plugins ask.
+// Package webhook is the role webhook. It refuses claims, claim templates, device classes and this project's own objects whose
+// configuration no node could apply, when they are written instead of when a pod waits for them. It uses the validators of the node
+// plugins.
 package webhook
 
 import (
@@ -20,7 +20,7 @@ import (
 	"gpufabric.io/drivers/api/resource/validation"
 )
 
-// maxReason bounds a refusal: the API server hands it to the user as it is.
+// maxReason bounds a refusal: the API server shows it to the user unchanged.
 const maxReason = 4 << 10
 
 // Reviewer answers admission reviews.
@@ -28,7 +28,7 @@ type Reviewer struct{}
 
 var _ admission.Handler = Reviewer{}
 
-// Handle answers one review. What it does not know it lets pass.
+// Handle answers one review. It accepts what it does not know.
 func (Reviewer) Handle(ctx context.Context, request admission.Request) admission.Response {
 	if request.Operation != admissionv1.Create && request.Operation != admissionv1.Update {
 		return admission.Allowed("")
@@ -52,8 +52,8 @@ func (Reviewer) Handle(ctx context.Context, request admission.Request) admission
 	return admission.Denied(reason)
 }
 
-// standing tells whether an update leaves the spec as it is, or is of an object that is being deleted. What was written while nobody
-// answered reviews must still lose its finalizers, and take labels: a claim's spec cannot even be changed.
+// standing says whether an update leaves the spec unchanged, or is of an object that is being deleted. An object that was written
+// while nobody answered reviews must still lose its finalizers, and take labels: a claim's spec cannot even be changed.
 func standing(before, after []byte) bool {
 	type object struct {
 		Metadata struct {

@@ -24,7 +24,7 @@ const Path = "/validate"
 
 // Options are the role's flags.
 type Options struct {
-	// Address and Port are what it listens on; an empty address is every one.
+	// Address and Port are what it listens on; an empty address means all addresses.
 	Address string
 	Port    int
 	// CertDir holds tls.crt and tls.key; they are read again when they change.
@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) error {
 	wg.Go(func() {
 		answers := func() error {
 			if served.ready() != nil {
-				return nil // it waits for its certificate, which a restart would not bring
+				return nil // it waits for its certificate; a restart would not help
 			}
 			return server.StartedChecker()(nil)
 		}

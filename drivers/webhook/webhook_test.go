@@ -107,7 +107,7 @@ func start(t *testing.T) func(group, version, kind, object string) *admissionv1.
 			if time.Now().After(deadline) {
 				t.Fatal(err)
 			}
-			time.Sleep(10 * time.Millisecond) // the server tells nobody that it listens
+			time.Sleep(10 * time.Millisecond) // there is no event for a listening server
 		}
 	}
 }
@@ -151,8 +151,8 @@ func TestReviews(t *testing.T) {
 	}
 }
 
-// The controller of claims takes its finalizer off by an update of the claim. Were that refused, a claim from before the webhook could
-// never go.
+// The claim controller removes its finalizer by an update of the claim. If that were refused, a claim from before the webhook could
+// never be deleted.
 func TestWhatStandsMayBeUpdatedAndDeleted(t *testing.T) {
 	claim := func(metadata, strategy string) string {
 		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com",` +

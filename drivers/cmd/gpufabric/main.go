@@ -16,7 +16,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // what has no logger of its role's escapes what tenants wrote, too
+	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // loggers other than a role's own also escape tenants' text
 	if err := program.Confine(os.Args[1:]...); err != nil {
 		klog.Background().Error(err, "The role goes on without a seccomp filter of its own")
 	}

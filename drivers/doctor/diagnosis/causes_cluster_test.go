@@ -16,7 +16,8 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// refusedByServer tries to make a pod as the DaemonSet's controller would, and writes the API server's words into the controller's Event.
+// refusedByServer tries to create a pod as the DaemonSet's controller would, and writes the API server's message into the
+// controller's Event.
 func refusedByServer(g *ground, p *corev1.Pod, set string) {
 	g.t.Helper()
 	err := g.client.Create(g.t.Context(), p)
@@ -220,7 +221,7 @@ func schedulingCauses() []cause {
 	}
 }
 
-// condition writes the node's condition GPUDriver as gpu-plugin does, and takes away what the plugin then cannot publish.
+// noDriver writes the node's condition GPUDriver as gpu-plugin does, and removes what the plugin then cannot publish.
 func noDriver(g *ground, node, reason, message string) {
 	change(g, "", node, func(n *corev1.Node) {
 		n.Status.Conditions[1] = corev1.NodeCondition{Type: "GPUDriver", Status: corev1.ConditionFalse, Reason: reason, Message: message}

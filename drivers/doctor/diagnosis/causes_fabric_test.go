@@ -98,7 +98,7 @@ func aDomain(nodes int, reason, message string, members ...string) *v1beta1.Comp
 	return d
 }
 
-// readyDomain is a domain that asks for no number of nodes, and so is Ready whatever else it says.
+// readyDomain is a domain that needs no number of nodes, and so is Ready whatever else it says.
 func readyDomain(more ...metav1.Condition) *v1beta1.ComputeDomain {
 	d := aDomain(0, "NoNodesRequired", "the domain asks for no number of nodes")
 	d.Status.Status, d.Status.Conditions[0].Status = v1beta1.Ready, metav1.ConditionTrue

@@ -24,7 +24,7 @@ type cause struct {
 	name    string
 	subject diagnosis.Subject
 	code    string   // the first cause
-	also    []string // codes that must be found behind it: the second of two causes
+	also    []string // codes that must be found behind it, as the second of two causes
 	inject  func(*ground)
 }
 
@@ -104,7 +104,7 @@ func codes(all []diagnosis.Found) []string {
 	return out
 }
 
-// TestTheTableOfCausesIsThatOfTheTest holds docs/doctor.md to the causes.
+// TestTheTableOfCausesIsThatOfTheTest compares docs/doctor.md with the causes.
 func TestTheTableOfCausesIsThatOfTheTest(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "docs", "doctor.md")
 	page, err := os.ReadFile(path)

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// needed is the Kubernetes version that carries all that gpufabric publishes (the chart's kubeVersion).
+	// needed is the Kubernetes version that has everything that gpufabric publishes (the chart's kubeVersion).
 	needed = "1.36.0"
-	// maxSkew is how far a node's clock may be from the API server's. Service accounts' tokens have no leeway for one that is ahead, and a
-	// kubelet renews its lease every 10 s.
+	// maxSkew is how far a node's clock may differ from the API server's. Service accounts' tokens have no tolerance for a clock that
+	// is ahead, and a kubelet renews its lease every 10 s.
 	maxSkew = 30 * time.Second
 	// maxSilence is when Kubernetes calls a node's lease expired (node-monitor-grace-period).
 	maxSilence = 50 * time.Second
 )
 
-// server looks at the API server itself.
+// server checks the API server itself.
 func (e *examination) server() {
 	from := "the API server's /version"
 	if tooOld(e.Server.Version) {
@@ -42,7 +42,7 @@ func (e *examination) server() {
 	}
 }
 
-// tooOld says whether a version is known and older than what is needed. A version that cannot be read is not judged.
+// tooOld says whether a version is known and older than needed. A version that cannot be parsed does not count.
 func tooOld(text string) bool {
 	v, err := version.ParseGeneric(text)
 	return err == nil && v.LessThan(version.MustParseGeneric(needed))

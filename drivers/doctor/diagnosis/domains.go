@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// domain looks at a ComputeDomain: its condition, then the daemons and nodes behind it.
+// domain checks a ComputeDomain: its condition, then its daemons and nodes.
 func (e *examination) domain(d *v1beta1.ComputeDomain) {
 	object := "computedomain " + d.Namespace + "/" + d.Name
 	if len(d.Status.Conditions) == 0 {
@@ -74,7 +74,7 @@ func isDaemon(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == computedomain.DaemonContainer })
 }
 
-// component looks at one plugin of a node.
+// component checks one plugin of a node.
 func (e *examination) component(component string, n *corev1.Node) {
 	if p := e.pluginPod(component, n.Name); p != nil && !podReady(p) {
 		before := len(e.found)
@@ -85,7 +85,7 @@ func (e *examination) component(component string, n *corev1.Node) {
 	}
 }
 
-// daemon looks why an IMEX daemon's pod is not ready.
+// daemon looks for the reason why an IMEX daemon's pod is not ready.
 func (e *examination) daemon(p *corev1.Pod, d *v1beta1.ComputeDomain) {
 	object := "pod " + p.Namespace + "/" + p.Name
 	before := len(e.found)

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// examination is one Diagnose.
+// examination is one call of Diagnose.
 type examination struct {
 	*snapshot.Snapshot
 	found []Found
@@ -26,17 +26,17 @@ type examination struct {
 	claim map[types.NamespacedName]*resourceapi.ResourceClaim
 	class map[string]*resourceapi.DeviceClass
 	lease map[string]*coordinationv1.Lease
-	// What follows is made when it is first asked for.
+	// These are computed at their first use.
 	stock     *stock
 	plugin    map[[2]string]*corev1.Pod     // by component and node
 	events    map[[2]string][]*corev1.Event // by kind and name of the object
 	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
 	tallies   map[string]tally
-	// looked: every node has been looked at.
+	// looked: every node has been checked.
 	looked bool
 }
 
-// Diagnose says what keeps a subject from working. The error is a *NotFoundError where the subject is not there.
+// Diagnose says what keeps a subject from working. The error is a *NotFoundError where the subject does not exist.
 func Diagnose(s *snapshot.Snapshot, subject Subject) (*Report, error) {
 	e := &examination{Snapshot: s, nodes: map[string]*corev1.Node{}, pods: map[types.NamespacedName]*corev1.Pod{},
 		claim: map[types.NamespacedName]*resourceapi.ResourceClaim{}, class: map[string]*resourceapi.DeviceClass{},
@@ -69,7 +69,7 @@ func index[T any](all []T, each func(*T)) {
 	}
 }
 
-// examine looks at the subject.
+// examine checks the subject.
 func (e *examination) examine(subject Subject) error {
 	key := types.NamespacedName{Namespace: subject.Namespace, Name: subject.Name}
 	switch subject.Kind {
@@ -117,12 +117,12 @@ func (e *examination) examine(subject Subject) error {
 	return fmt.Errorf("%q cannot be examined: %v can", subject.Kind, Kinds())
 }
 
-// find notes a finding. object is as "node n1"; from is what it was read from.
+// find records a finding. object is in the form "node n1"; from is its source.
 func (e *examination) find(code, object, from, format string, args ...any) {
 	e.note(code, 0, object, from, format, args...)
 }
 
-// note is find, some way behind its stage.
+// note is find with a rank behind others of its stage.
 func (e *examination) note(code string, behind float64, object, from, format string, args ...any) {
 	row, ok := findings.Find(code)
 	if !ok || row.Stage == findings.Healthy {
@@ -132,7 +132,7 @@ func (e *examination) note(code string, behind float64, object, from, format str
 		Says: fmt.Sprintf(format, args...), Do: row.Do, Entry: row.Entry(), rank: float64(row.Stage) + behind})
 }
 
-// missing makes the error of a subject that is not there.
+// missing makes the error for a subject that does not exist.
 func (e *examination) missing(subject Subject, kind string, there []types.NamespacedName) error {
 	out := &NotFoundError{Subject: subject}
 	for _, u := range e.Unread {
@@ -179,7 +179,7 @@ func poolNames(s *snapshot.Snapshot) []types.NamespacedName {
 	return out
 }
 
-// distance is Levenshtein's between two names, of which the API server allows 253 bytes.
+// distance is the Levenshtein distance of two names; the API server allows names of 253 bytes.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -30,7 +30,7 @@ const (
 	gib    = 1 << 30
 )
 
-// ground is a real API server with a healthy cluster of three nodes in it. Each cause changes objects and takes the change back.
+// ground is a real API server with a healthy cluster of three nodes. Each cause changes objects and undoes the change afterwards.
 type ground struct {
 	t      *testing.T
 	client client.Client
@@ -38,7 +38,7 @@ type ground struct {
 	undo   []func(context.Context) error
 }
 
-// put creates an object with its status. It goes when the cause is taken back.
+// put creates an object with its status. It is removed when the cause is undone.
 func (g *ground) put(objects ...client.Object) {
 	g.t.Helper()
 	for _, o := range objects {
@@ -58,7 +58,7 @@ func (g *ground) create(o client.Object) {
 	switch o.(type) {
 	case *corev1.Event, *corev1.Namespace, *resourceapi.ResourceSlice, *resourceapi.DeviceClass, *resourceapi.ResourceClaimTemplate,
 		*corev1.Node:
-		return // no status, or one that creation takes
+		return // no status, or one that create accepts
 	}
 	wanted.SetUID(o.GetUID())
 	wanted.SetResourceVersion(o.GetResourceVersion())
@@ -120,7 +120,7 @@ func (g *ground) remove(o client.Object, namespace, name string) {
 	})
 }
 
-// heal takes the cause back.
+// heal undoes the cause.
 func (g *ground) heal() {
 	g.t.Helper()
 	for i := len(g.undo) - 1; i >= 0; i-- {
@@ -131,7 +131,7 @@ func (g *ground) heal() {
 	g.undo = nil
 }
 
-// ask reads the cluster and says the first cause.
+// ask reads the cluster and returns the first cause.
 func (g *ground) ask(subject diagnosis.Subject) *diagnosis.Report {
 	g.t.Helper()
 	scope := snapshot.Scope{Namespace: subject.Namespace, System: system, Timeout: time.Minute}
@@ -167,7 +167,7 @@ func (g *ground) healthy() {
 	for i := range 3 {
 		name := nodeName(i)
 		g.put(node(name))
-		// The API server taints a new node; the node controller takes the taint away once the node is ready.
+		// The API server taints a new node; the node controller removes the taint once the node is ready.
 		change(g, "", name, func(n *corev1.Node) { n.Spec.Taints = nil })
 		for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
 			g.put(pluginPod(component, name))
@@ -248,7 +248,7 @@ func classes() []client.Object {
 	}
 }
 
-// gpuSlices are what gpu-plugin publishes of a node's four GPUs in a form.
+// gpuSlices are what gpu-plugin publishes for a node's four GPUs in a form.
 func gpuSlices(node, form string, taint *resourceapi.DeviceTaint) []client.Object {
 	return gpuSlicesOf(node, form, "580.95.5", "", taint)
 }
@@ -309,7 +309,7 @@ func channelSlice(node, fabric string) *resourceapi.ResourceSlice {
 	return slice(node+"-channel", computedomain.Driver, computedomain.PoolName(node), node, 1, []resourceapi.Device{channel}, nil)
 }
 
-// nicSlice is what rdma-plugin publishes of a node's two NICs.
+// nicSlice is what rdma-plugin publishes for a node's two NICs.
 func nicSlice(node string, with func(*resourceapi.Device)) *resourceapi.ResourceSlice {
 	var list []resourceapi.Device
 	for i := range 2 {
@@ -328,7 +328,7 @@ func nicSlice(node string, with func(*resourceapi.Device)) *resourceapi.Resource
 	return slice(node+"-rdma", rdma.Driver, node+"-rdma", node, 1, list, nil)
 }
 
-// claim asks for devices of a class.
+// claim requests devices of a class.
 func claim(name, class string, count int64, selectors ...string) *resourceapi.ResourceClaim {
 	r := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	for _, s := range selectors {

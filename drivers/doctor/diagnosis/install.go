@@ -20,7 +20,7 @@ const (
 	ownName        = "gpufabric"
 )
 
-// everything looks at the installation and all that it serves.
+// everything checks the installation and all that it serves.
 func (e *examination) everything() {
 	e.install()
 	for i := range e.Nodes {
@@ -43,7 +43,7 @@ func (e *examination) everything() {
 	}
 }
 
-// install looks at what the chart brought.
+// install checks what the chart installs.
 func (e *examination) install() {
 	var ours []*appsv1.DaemonSet
 	index(e.DaemonSets, func(d *appsv1.DaemonSet) {
@@ -65,7 +65,7 @@ func (e *examination) install() {
 	}
 }
 
-// rivals looks for others that hand out the same devices.
+// rivals looks for other programs that offer the same devices.
 func (e *examination) rivals() {
 	index(e.DaemonSets, func(d *appsv1.DaemonSet) {
 		object := "daemonset " + d.Namespace + "/" + d.Name
@@ -79,7 +79,7 @@ func (e *examination) rivals() {
 	})
 }
 
-// definitions looks for the CRDs.
+// definitions checks the CRDs.
 func (e *examination) definitions() {
 	if !e.Reads("customresourcedefinitions.apiextensions.k8s.io") {
 		return
@@ -97,7 +97,7 @@ func (e *examination) definitions() {
 	}
 }
 
-// deployments looks at the controller, the webhook and the scheduler.
+// deployments checks the controller, the webhook and the scheduler.
 func (e *examination) deployments() {
 	code := map[string]string{"controller": "ControllerNotReady", "webhook": "WebhookNotReady", "scheduler": "SchedulerMissing"}
 	index(e.Deployments, func(d *appsv1.Deployment) {
@@ -118,7 +118,7 @@ func replicas(d *appsv1.Deployment) int32 {
 	return *d.Spec.Replicas
 }
 
-// daemonSet looks at a node plugin's pods.
+// daemonSet checks a node plugin's pods.
 func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 	object := "daemonset " + d.Namespace + "/" + d.Name
 	component := d.Labels[labelComponent]
@@ -137,7 +137,8 @@ func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 	}
 }
 
-// workload looks why a workload of ours has too few pods: those that could not be made, and those that do not run.
+// workload looks for the reason why one of our workloads has too few pods: pods that could not be created, and pods that do not
+// run.
 func (e *examination) workload(object, namespace, name, component string) {
 	index(e.Events, func(v *corev1.Event) {
 		about := v.InvolvedObject
@@ -153,7 +154,7 @@ func (e *examination) workload(object, namespace, name, component string) {
 	}
 }
 
-// refusedPod reads why a pod could not be made. The words are those of the API server's admission plugins.
+// refusedPod reads why a pod could not be created. The messages are those of the API server's admission plugins.
 func (e *examination) refusedPod(object string, v *corev1.Event) {
 	from := "Event FailedCreate of " + object
 	switch {
@@ -166,7 +167,7 @@ func (e *examination) refusedPod(object string, v *corev1.Event) {
 	}
 }
 
-// ownPod looks at a pod of ours that should run.
+// ownPod checks one of our pods that should run.
 func (e *examination) ownPod(p *corev1.Pod) {
 	object := "pod " + p.Namespace + "/" + p.Name
 	if e.image(p) {

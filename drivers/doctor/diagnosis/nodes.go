@@ -17,7 +17,7 @@ import (
 	rdma "gpufabric.io/drivers/rdma/dra"
 )
 
-// components are the node plugins' names, by the driver whose devices they publish.
+// components are the node plugins' names, by the driver of the devices that they publish.
 func components() map[string]string {
 	return map[string]string{devices.Driver: "gpu-plugin", computedomain.Driver: "compute-domain-plugin", rdma.Driver: "rdma-plugin"}
 }
@@ -25,7 +25,7 @@ func components() map[string]string {
 // nodeWords is how long an Event on a node counts: the API server keeps Events for an hour.
 const nodeWords = time.Hour
 
-// node looks at a node from its kubelet to the devices that it publishes.
+// node checks a node, from its kubelet to the devices that it publishes.
 func (e *examination) node(n *corev1.Node) {
 	e.machine(n)
 	e.conditions(n)
@@ -34,7 +34,7 @@ func (e *examination) node(n *corev1.Node) {
 	e.nodeEvents(n)
 }
 
-// machine looks at the node as Kubernetes sees it.
+// machine checks the node as Kubernetes sees it.
 func (e *examination) machine(n *corev1.Node) {
 	object := "node " + n.Name
 	for _, c := range n.Status.Conditions {
@@ -50,7 +50,7 @@ func (e *examination) machine(n *corev1.Node) {
 			n.Status.NodeInfo.KubeletVersion, needed)
 	}
 	if l := e.lease[n.Name]; l != nil && l.Spec.RenewTime != nil {
-		// The kubelet writes the time by the node's clock.
+		// The kubelet uses the node's clock for this time.
 		ahead := l.Spec.RenewTime.Sub(e.Server.Taken)
 		switch {
 		case ahead > maxSkew:
@@ -69,7 +69,7 @@ func isReady(n *corev1.Node) bool {
 	})
 }
 
-// conditions reads what gpu-plugin says of the node.
+// conditions reads gpu-plugin's conditions of the node.
 func (e *examination) conditions(n *corev1.Node) {
 	for _, c := range n.Status.Conditions {
 		if (c.Type == plugin.DriverCondition || c.Type == plugin.FormsCondition) && c.Status == corev1.ConditionFalse && c.Reason != "FormsHeld" {
@@ -103,7 +103,7 @@ func (e *examination) plugins(n *corev1.Node) {
 	})
 }
 
-// shouldRun says whether a DaemonSet's pods belong on a node. A node that is not ready is the finding itself.
+// shouldRun says whether a DaemonSet's pods belong on a node. A node that is not ready is itself the finding.
 func (e *examination) shouldRun(d *appsv1.DaemonSet, n *corev1.Node) bool {
 	for key, value := range d.Spec.Template.Spec.NodeSelector {
 		if n.Labels[key] != value {
@@ -132,7 +132,7 @@ func podReady(p *corev1.Pod) bool {
 	})
 }
 
-// publishes says whether a node publishes devices of ours.
+// publishes says whether a node publishes our devices.
 func (e *examination) publishes(node string) bool {
 	for driver := range components() {
 		if len(e.devices().pools(driver, node)) > 0 {
@@ -142,7 +142,7 @@ func (e *examination) publishes(node string) bool {
 	return false
 }
 
-// published looks at a node's ResourceSlices: whether they are there and whole, and the taints of their devices.
+// published checks a node's ResourceSlices: whether they exist and are complete, and the taints of their devices.
 func (e *examination) published(node string) {
 	if !e.Reads("resourceslices.resource.k8s.io") {
 		return
@@ -168,7 +168,7 @@ func (e *examination) published(node string) {
 	}
 }
 
-// shouldPublish says whether a plugin that runs publishes anything on a node: one without hardware publishes nothing of GPUs.
+// shouldPublish says whether a running plugin publishes anything on a node: without hardware it publishes no GPUs.
 func (e *examination) shouldPublish(driver, node string) bool {
 	if driver == rdma.Driver {
 		return !slices.ContainsFunc(e.DaemonSets, func(d appsv1.DaemonSet) bool {
@@ -183,7 +183,7 @@ func (e *examination) shouldPublish(driver, node string) bool {
 	})
 }
 
-// taint notes a taint that keeps claims away. What another way of handing out has is no fault.
+// taint records a taint that keeps claims away. A device that is offered in another way is no fault.
 func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device string) {
 	if t.Effect == resourceapi.DeviceTaintEffectNone || strings.HasSuffix(t.Key, "/device-plugin") {
 		return
@@ -205,8 +205,8 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 		t.Key, says, t.Effect)
 }
 
-// nodeEvents reads what our roles said of the node as a whole. What a condition or a taint says too is not read from Events, which
-// nobody takes back.
+// nodeEvents reads our roles' Events on the node as a whole. It skips Events that repeat a condition or a taint, since nobody
+// removes an Event when the problem is gone.
 func (e *examination) nodeEvents(n *corev1.Node) {
 	e.eventsOf("Node", n.Name, func(v *corev1.Event) {
 		if v.Type != corev1.EventTypeWarning || e.age(v) > nodeWords {
@@ -250,7 +250,7 @@ func (e *examination) age(v *corev1.Event) time.Duration {
 	return e.Server.Taken.Sub(last)
 }
 
-// acrossNodes looks for what differs between nodes and should not.
+// acrossNodes looks for differences between nodes that should be the same.
 func (e *examination) acrossNodes() {
 	nodesOf := map[string][]string{}
 	for _, pool := range e.devices().all(devices.Driver) {
@@ -267,7 +267,7 @@ func (e *examination) acrossNodes() {
 			continue
 		}
 		for _, node := range nodesOf[version] {
-			// Peers of one clique with two drivers fail; that two kinds of nodes differ is no cause by itself.
+			// Peers of one clique with two drivers fail. Two kinds of nodes may differ: that alone is no cause.
 			if e.sharesClique(node, nodesOf[usual]) {
 				e.find("DriverVersionsAcrossNodes", "node "+node, "attribute driverVersion of ResourceSlices",
 					"node %s has driver %s, and %d nodes, some of them of its NVLink clique, have %s", node, version, len(nodesOf[usual]), usual)
@@ -276,7 +276,7 @@ func (e *examination) acrossNodes() {
 	}
 }
 
-// usualOf is the key that most have; of two, the greater.
+// usualOf is the most frequent key; of two, the greater.
 func usualOf(groups map[string][]string) string {
 	best := ""
 	for _, key := range slices.Sorted(maps.Keys(groups)) {

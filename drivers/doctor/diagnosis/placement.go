@@ -7,9 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// keeps says why a node is not for a pod: the code of the finding and words; an empty code: the pod may go there. It judges what the
-// scheduler judges before devices: the node's state, its taints, the pod's selector and required affinity.
-// Nothing keeps a pod that is nil: a claim that no pod uses yet.
+// keeps says why a pod cannot go to a node: the code of the finding and a message. With an empty code the pod may go there. It
+// checks what the scheduler checks before devices: the node's state, its taints, the pod's selector and required affinity. A nil
+// pod stands for a claim without a pod, and may go anywhere.
 func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 	if p == nil {
 		return "", ""
@@ -37,7 +37,7 @@ func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 	return "", ""
 }
 
-// untolerated is the first taint that keeps a pod away. A DaemonSet's pods tolerate what the node controller writes.
+// untolerated is the first taint that keeps a pod away. A DaemonSet's pods tolerate the node controller's taints.
 func untolerated(taints []corev1.Taint, tolerations []corev1.Toleration, daemon bool) (corev1.Taint, bool) {
 	for _, t := range taints {
 		if t.Effect == corev1.TaintEffectPreferNoSchedule || daemon && len(t.Key) > 19 && t.Key[:19] == "node.kubernetes.io/" {

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/doctor/findings"
 )
 
-// fabricPod says whether a pod asks for devices.
+// fabricPod says whether a pod requests devices.
 func (e *examination) fabricPod(p *corev1.Pod) bool {
 	if len(p.Spec.ResourceClaims) > 0 {
 		return true
@@ -29,7 +29,7 @@ func (e *examination) fabricPod(p *corev1.Pod) bool {
 	})
 }
 
-// pod looks at a pod, and at what its node and claims say even where it runs.
+// pod checks a pod, and its node and claims even if it runs.
 func (e *examination) pod(p *corev1.Pod) {
 	if p.Status.Phase == corev1.PodSucceeded {
 		return
@@ -49,7 +49,7 @@ func (e *examination) pod(p *corev1.Pod) {
 	}
 }
 
-// waiting looks why a pod does not run.
+// waiting looks for the reason why a pod does not run.
 func (e *examination) waiting(p *corev1.Pod) {
 	if p.Spec.NodeName == "" {
 		e.unscheduled(p)
@@ -82,7 +82,7 @@ func (e *examination) waiting(p *corev1.Pod) {
 	})
 }
 
-// unregistered looks which plugin the kubelet does not know, and at its pod.
+// unregistered finds out which plugin the kubelet does not know, and checks its pod.
 func (e *examination) unregistered(p *corev1.Pod, v *corev1.Event, object string) {
 	for driver, component := range components() {
 		if n := e.nodes[p.Spec.NodeName]; strings.Contains(v.Message, driver) && n != nil {
@@ -117,7 +117,7 @@ func (e *examination) runtime(p *corev1.Pod, object string) {
 	}
 }
 
-// podClaims looks why a pod's claims are not prepared.
+// podClaims looks for the reason why a pod's claims are not prepared.
 func (e *examination) podClaims(p *corev1.Pod) {
 	for _, r := range p.Spec.ResourceClaims {
 		c, _, why := e.claimOf(p, r)
@@ -130,7 +130,7 @@ func (e *examination) podClaims(p *corev1.Pod) {
 	}
 }
 
-// unprepared looks at a claim that is allocated: what its driver said last, and behind that the node and the domain.
+// unprepared checks an allocated claim: the last message of its driver, and behind that the node and the domain.
 func (e *examination) unprepared(c *resourceapi.ResourceClaim) {
 	if c.Status.Allocation == nil {
 		return
@@ -184,7 +184,7 @@ func (e *examination) lastWords(c *resourceapi.ResourceClaim) *corev1.Event {
 	return last
 }
 
-// domainOf looks at the domain that a claim waits for: its daemon on this node.
+// domainOf checks the domain that a claim waits for: its daemon on this node.
 func (e *examination) domainOf(c *resourceapi.ResourceClaim, n *corev1.Node) {
 	key := types.NamespacedName{Namespace: c.Annotations[computedomain.AnnotationNamespace], Name: c.Annotations[computedomain.AnnotationName]}
 	for i := range e.Domains {
@@ -200,7 +200,7 @@ func (e *examination) domainOf(c *resourceapi.ResourceClaim, n *corev1.Node) {
 	}
 }
 
-// heldTaints looks whether a claim's devices have broken since.
+// heldTaints checks whether a claim's devices have failed since their allocation.
 func (e *examination) heldTaints(c *resourceapi.ResourceClaim) {
 	if c.Status.Allocation == nil {
 		return
@@ -220,7 +220,7 @@ func (e *examination) heldTaints(c *resourceapi.ResourceClaim) {
 	}
 }
 
-// claimAndPods looks at a claim, and at the pods that use it.
+// claimAndPods checks a claim, and the pods that use it.
 func (e *examination) claimAndPods(c *resourceapi.ResourceClaim) {
 	if c.Status.Allocation != nil {
 		ready := false

@@ -12,7 +12,7 @@ import (
 	rdma "gpufabric.io/drivers/rdma/dra"
 )
 
-// pool looks at an RDMAPool.
+// pool checks an RDMAPool.
 func (e *examination) pool(p *v1alpha1.RDMAPool) {
 	object := "rdmapool " + p.Name
 	for _, c := range p.Status.Conditions {
@@ -36,7 +36,7 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 	}
 }
 
-// layouts looks at MIGLayouts and VGPUProfiles.
+// layouts checks MIGLayouts and VGPUProfiles.
 func (e *examination) layouts() {
 	index(e.MIGLayouts, func(l *v1alpha1.MIGLayout) { e.ready("miglayout "+l.Name, l.Status.Conditions) })
 	index(e.VGPUProfiles, func(p *v1alpha1.VGPUProfile) { e.ready("vgpuprofile "+p.Name, p.Status.Conditions) })
@@ -89,7 +89,8 @@ func (e *examination) rails(only []string) {
 	}
 }
 
-// differs finds the ports that have another value than most. Where no two thirds agree, nobody can say which is wrong, and all are named.
+// differs finds the ports whose value differs from that of most. Where no two thirds agree, it names all, since nobody can say
+// which is wrong.
 func (e *examination) differs(code, among, what string, name resourceapi.QualifiedName, ports []port) {
 	values := map[string][]string{}
 	on := map[string]map[string]bool{}

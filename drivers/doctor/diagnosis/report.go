@@ -1,4 +1,4 @@
-// Package diagnosis follows the chain from the machine to a running workload through a Snapshot, and says where it breaks first.
+// Package diagnosis follows the chain from the machine to a running workload through a Snapshot, and finds the first broken link.
 package diagnosis
 
 import (
@@ -27,7 +27,7 @@ const (
 // Kinds are all kinds, as a person types them.
 func Kinds() []Kind { return []Kind{Pod, Claim, Node, Domain, Pool, Install} }
 
-// Subject is what is asked about.
+// Subject is what the user asks about.
 type Subject struct {
 	Kind      Kind   `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
@@ -43,19 +43,19 @@ func (s Subject) String() string {
 	return strings.TrimSpace(string(s.Kind) + " " + name)
 }
 
-// Found is a finding on this cluster.
+// Found is a finding in this cluster.
 type Found struct {
-	// Code and Stage are of the table of findings.
+	// Code and Stage are those of the table of findings.
 	Code  string `json:"code"`
 	Stage string `json:"stage"`
-	// Objects are what it was found on, as "node n1" or "pod ns/p": at most shown of them; Count is how many there are.
+	// Objects are where it was found, as "node n1" or "pod ns/p": at most shown of them; Count is their number.
 	Objects []string `json:"objects,omitempty"`
 	Count   int      `json:"count"`
-	// Says is what is wrong, on the first of the objects.
+	// Says describes the problem of the first object.
 	Says string `json:"says"`
-	// From is what it was read from.
+	// From is its source.
 	From string `json:"from"`
-	// Do is what to do, Entry where that is described.
+	// Do is what to do, Entry the place of its description.
 	Do    string `json:"do"`
 	Entry string `json:"entry"`
 
@@ -70,9 +70,9 @@ type Report struct {
 	Subject Subject `json:"subject"`
 	// First is the first cause; nil: nothing was found.
 	First *Found `json:"first"`
-	// Behind is what waits behind it, or is broken too.
+	// Behind are further findings: they wait for the first, or are broken too.
 	Behind []Found `json:"behind"`
-	// Lacking is what could not be read. Causes that would be seen there alone are not found.
+	// Lacking is what could not be read. Causes that only show there are not found.
 	Lacking []snapshot.Unread `json:"lacking"`
 	Server  snapshot.Server   `json:"server"`
 }
@@ -89,9 +89,9 @@ func (r *Report) ExitStatus() int {
 // NotFoundError is a subject that is not there.
 type NotFoundError struct {
 	Subject Subject
-	// Near are names that are there and look alike, the nearest first.
+	// Near are similar existing names, the nearest first.
 	Near []string
-	// Unsure: the kind could not be read whole, so that the subject may be there.
+	// Unsure: the kind could not be read completely, so the subject may exist.
 	Unsure string
 }
 

@@ -26,7 +26,7 @@ type want struct {
 	holder    string // namespace/name of the claim itself
 }
 
-// wants are those of a claim: of alternatives, the first.
+// wants are the requests of a claim; of alternatives, the first.
 func wants(c *resourceapi.ResourceClaimSpec, object, holder string) []want {
 	var out []want
 	for _, r := range c.Devices.Requests {
@@ -45,13 +45,13 @@ func wants(c *resourceapi.ResourceClaimSpec, object, holder string) []want {
 	return out
 }
 
-// tally counts the devices that a want matches, by what keeps the pod from them.
+// tally counts the devices that match a want, by what keeps the pod from them.
 type tally struct {
 	matched     int
 	ofDriver    int
 	byClass     int
-	failed      string // why a selector ended with an error
-	unknown     string // what a selector has that is not judged
+	failed      string // why a selector failed
+	unknown     string // the part of a selector that cannot be judged
 	tainted     map[string][]taintedDevice
 	nodes       map[string][]string // by code: node and reason
 	held        []string            // claims
@@ -66,7 +66,7 @@ type taintedDevice struct {
 	driver, node, device string
 }
 
-// counted is count, once for pods and claims that ask alike: 10,000 pods that wait are mostly of a few jobs.
+// counted caches count for pods and claims with equal requests: 10,000 waiting pods mostly belong to a few jobs.
 func (e *examination) counted(w want, p *corev1.Pod) tally {
 	var where any
 	if p != nil {
@@ -84,7 +84,7 @@ func (e *examination) counted(w want, p *corev1.Pod) tally {
 	return t
 }
 
-// count looks at every device for a want of a pod; p is nil for a claim that no pod uses.
+// count checks every device for a want of a pod; p is nil for a claim without a pod.
 func (e *examination) count(w want, p *corev1.Pod) tally {
 	t := tally{tainted: map[string][]taintedDevice{}, nodes: map[string][]string{}, free: map[string]int{}, most: map[string]int{}}
 	class := e.class[w.class]
@@ -131,7 +131,7 @@ func mentions(all []resourceapi.DeviceSelector, driver string) bool {
 	})
 }
 
-// file puts a device that matches where it belongs.
+// file counts a matching device in the right group.
 func (e *examination) file(t *tally, w want, p *corev1.Pod, pool *pool, d *resourceapi.Device) {
 	t.matched++
 	t.most[pool.node]++
@@ -172,7 +172,7 @@ func (e *examination) file(t *tally, w want, p *corev1.Pod, pool *pool, d *resou
 	t.free[pool.node]++
 }
 
-// neighbours are those who hold devices that consume the same counters: other forms of one GPU.
+// neighbours are the holders of devices that consume the same counters: other forms of one GPU.
 func (e *examination) neighbours(pool *pool, d *resourceapi.Device) []string {
 	sets := map[string]bool{}
 	for _, c := range d.ConsumesCounters {
@@ -188,7 +188,7 @@ func (e *examination) neighbours(pool *pool, d *resourceapi.Device) []string {
 	return out
 }
 
-// small says whether a device has less of a capacity than is asked for, even when nobody holds any of it.
+// small says whether a device has less of a capacity than requested, even without any holder.
 func small(asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
 	if asked == nil {
 		return false
@@ -201,7 +201,7 @@ func small(asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool 
 	return false
 }
 
-// full says whether a shared device has less left than is asked for. What the request leaves out takes the device's default.
+// full says whether a shared device has less left than requested. An amount that the request omits takes the device's default.
 func (e *examination) full(key deviceKey, asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
 	for name, capacity := range d.Capacity {
 		if capacity.RequestPolicy == nil {
@@ -239,7 +239,7 @@ func read(all []resourceapi.DeviceSelector) []selector.Selector {
 	return out
 }
 
-// judge is the verdict of all selectors: the first that says no decides, then a failure.
+// judge is the verdict of all selectors: the first No decides, then a failure.
 func judge(all []selector.Selector, driver string, d *resourceapi.Device) (selector.Verdict, string) {
 	verdict, why := selector.Yes, ""
 	for _, s := range all {

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// named is how many nodes or claims a sentence names.
+// named is how many nodes or claims a sentence lists.
 const named = 3
 
 func some(all []string) string {
@@ -27,7 +27,7 @@ func some(all []string) string {
 	return text
 }
 
-// unscheduled looks why a pod has no node.
+// unscheduled looks for the reason why a pod has no node.
 func (e *examination) unscheduled(p *corev1.Pod) {
 	object := podObject(p)
 	for _, g := range p.Spec.SchedulingGates {
@@ -35,7 +35,7 @@ func (e *examination) unscheduled(p *corev1.Pod) {
 	}
 	e.scheduler(p, object)
 	all, known := e.podWants(p, object)
-	ok := map[string]int{} // of how many wants a node has enough
+	ok := map[string]int{} // for how many wants a node has enough devices
 	for _, w := range all {
 		for node := range e.request(w, p) {
 			ok[node]++
@@ -80,7 +80,7 @@ func (e *examination) scheduler(p *corev1.Pod, object string) {
 	}
 }
 
-// podWants are the requests of a pod's claims that are not allocated, and of its extended resources that DRA serves. known is false where a
+// podWants are the requests of a pod's unallocated claims, and of its extended resources that DRA serves. known is false where a
 // claim or template is missing or unread.
 func (e *examination) podWants(p *corev1.Pod, object string) (all []want, known bool) {
 	known = true
@@ -103,7 +103,7 @@ func (e *examination) podWants(p *corev1.Pod, object string) (all []want, known 
 	return append(all, e.extended(p, object)...), known
 }
 
-// claimOf finds a claim of a pod, or the template that it will be made of.
+// claimOf finds a claim of a pod, or the template from which it will be created.
 func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *resourceapi.ResourceClaim,
 	spec *resourceapi.ResourceClaimSpec, why string) {
 	name := ""
@@ -133,7 +133,7 @@ func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *reso
 	return nil, nil, "claim " + name
 }
 
-// claimMissing notes a claim or template that is not there, and why the claim could not be made where that was said.
+// claimMissing records a missing claim or template, and the reason why the claim could not be created if that was reported.
 func (e *examination) claimMissing(p *corev1.Pod, r corev1.PodResourceClaim, why, object string) {
 	code := "ClaimMissing"
 	if strings.HasPrefix(why, "template ") {
@@ -153,7 +153,7 @@ func (e *examination) claimMissing(p *corev1.Pod, r corev1.PodResourceClaim, why
 	e.find(code, object, "the pod's spec.resourceClaims "+r.Name, "%s", text)
 }
 
-// allocatedElsewhere looks whether a pod may go where its claim's devices are.
+// allocatedElsewhere checks whether a pod may go to the node of its claim's devices.
 func (e *examination) allocatedElsewhere(p *corev1.Pod, c *resourceapi.ResourceClaim, object string) {
 	for _, r := range c.Status.Allocation.Devices.Results {
 		pool := e.devices().byDriver[r.Driver][r.Pool]
@@ -205,7 +205,7 @@ func (e *examination) extended(p *corev1.Pod, object string) []want {
 	return out
 }
 
-// request looks why a request is not met, and returns the nodes that have enough free devices.
+// request looks for the reason why a request is not met, and returns the nodes with enough free devices.
 func (e *examination) request(w want, p *corev1.Pod) (enough map[string]bool) {
 	enough = map[string]bool{}
 	if e.class[w.class] == nil {
@@ -272,7 +272,7 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 	}
 }
 
-// unpublished says why nothing that is published matches: the nodes' own trouble first, where there is some.
+// unpublished says why no published device matches: problems of the nodes come first.
 func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	for i := range e.Nodes {
 		n := &e.Nodes[i]
@@ -294,7 +294,7 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	}
 }
 
-// room looks whether a node is large enough for the pod's CPU and memory.
+// room checks whether a node has enough CPU and memory for the pod.
 func (e *examination) room(p *corev1.Pod, object string) {
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 		asked, most := int64(0), int64(0)
@@ -316,7 +316,7 @@ func (e *examination) room(p *corev1.Pod, object string) {
 	}
 }
 
-// schedulersWords is the last thing to say: what the scheduler itself wrote.
+// schedulersWords is the last resort: the scheduler's own message.
 func (e *examination) schedulersWords(p *corev1.Pod, object string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {

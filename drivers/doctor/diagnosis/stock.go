@@ -83,7 +83,7 @@ func (s *stock) add(slice *resourceapi.ResourceSlice) {
 	}
 }
 
-// hold notes what a claim has been allocated.
+// hold records a claim's allocation.
 func (s *stock) hold(c *resourceapi.ResourceClaim) {
 	if c.Status.Allocation == nil {
 		return
@@ -127,7 +127,7 @@ func (p *pool) consume(device string) {
 	}
 }
 
-// fits says whether the counters that a device consumes are left.
+// fits says whether the counters that a device consumes are still free.
 func (p *pool) fits(d *resourceapi.Device) bool {
 	for _, consumption := range d.ConsumesCounters {
 		for name, counter := range consumption.Counters {
@@ -147,7 +147,7 @@ func (s *stock) pools(driver, node string) []*pool {
 // all are those of a driver, by node and name.
 func (s *stock) all(driver string) []*pool { return s.sorted[driver] }
 
-// attribute is that of the first device that has it, as text.
+// attribute is the attribute of the first device that has it, as text.
 func attribute(devices []resourceapi.Device, name resourceapi.QualifiedName) string {
 	for i := range devices {
 		if text := attributeOf(&devices[i], name); text != "" {

@@ -1,6 +1,6 @@
 package findings
 
-// claims are the words of prepares that failed.
+// claims are the reasons of failed prepares.
 func claims() []Finding {
 	return []Finding{
 		{"InvalidConfig", Claim, "Correct the field that the message names in the claim template, and create the pod again."},

@@ -1,6 +1,6 @@
 package findings
 
-// fabric are the words of compute domains, RDMA pools and rails.
+// fabric are the reasons of compute domains, RDMA pools and rails.
 func fabric() []Finding {
 	return []Finding{
 		{"TemplateNameTaken", Claim, "Delete the ResourceClaimTemplate, or name another in the ComputeDomain."},
@@ -33,7 +33,7 @@ func fabric() []Finding {
 	}
 }
 
-// well are the words of what is as it should be.
+// well are the reasons that mean that all is well.
 func well() []Finding {
 	var out []Finding
 	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "NothingDegraded", "AllDaemonsCurrent", "AllDevicesHealthy",

@@ -1,22 +1,22 @@
-// Package findings is the table of what `gpufabric doctor` can find: a stable code each, the link of the chain that it breaks, and what to
-// do. Every code has an entry of the same name in docs/troubleshooting.md.
+// Package findings is the table of what `gpufabric doctor` can find: for each a stable code, its link of the chain, and what to do.
+// Every code has an entry of the same name in docs/troubleshooting.md.
 package findings
 
 import (
 	"strings"
 )
 
-// Stage is a link of the chain from the machine to a running workload. What breaks at one link keeps all later ones waiting, so that the
-// first cause is the finding of the lowest Stage.
+// Stage is a link of the chain from the machine to a running workload. A broken link delays all later ones, so the first cause is
+// the finding of the lowest Stage.
 type Stage int
 
 // The links, in order.
 const (
-	// Healthy is no broken link: a word that says all is well.
+	// Healthy is no broken link: a reason that means that all is well.
 	Healthy Stage = iota
 	// Cluster: the API server, the kubelets and their versions.
 	Cluster
-	// Install: what the chart brings, and what keeps its pods from running.
+	// Install: what the chart installs, and what keeps its pods from running.
 	Install
 	// Node: the machine as Kubernetes sees it.
 	Node
@@ -28,7 +28,7 @@ const (
 	Slice
 	// Scheduler: the choice of a node and of devices.
 	Scheduler
-	// Claim: what the claim says.
+	// Claim: the claim's own content.
 	Claim
 	// Prepare: the node makes the claim's devices ready.
 	Prepare
@@ -44,7 +44,7 @@ func (s Stage) String() string {
 		"peers"}[s]
 }
 
-// exitBase is what a Stage's number is added to for the program's exit status: 11 is cluster, 21 is peers.
+// exitBase is added to the number of a Stage to make the program's exit status: 11 is cluster, 21 is peers.
 const exitBase = 10
 
 // ExitStatus is the exit status of the program whose first cause is at this stage.
@@ -67,7 +67,7 @@ type Finding struct {
 // page is where the entries are.
 const page = "docs/troubleshooting.md"
 
-// Entry is where the finding is described at length, from the root of the repository.
+// Entry is where the finding is described in full, from the root of the repository.
 func (f Finding) Entry() string { return page + "#" + Anchor(f.Code) }
 
 // Anchor is the anchor of a heading in Markdown.

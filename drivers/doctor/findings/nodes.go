@@ -1,6 +1,6 @@
 package findings
 
-// nodes are words of the roles on nodes: conditions, Events and taints.
+// nodes are reasons of the roles on nodes: conditions, Events and taints.
 func nodes() []Finding {
 	return append([]Finding{
 		{"DriverNotFound", Driver, "Install the NVIDIA driver on the node, or set hardware.driverRoot to where it is."},

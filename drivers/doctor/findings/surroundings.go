@@ -1,6 +1,6 @@
 package findings
 
-// surroundings are causes in the cluster, the installation and the scheduling, most of which nobody else names.
+// surroundings are causes in the cluster, the installation and the scheduling, most of which no other component reports.
 func surroundings() []Finding {
 	return []Finding{
 		{"APIServerSilent", Cluster, "Look at the API server and at the network to it; the kubeconfig may name another one."},

@@ -12,14 +12,14 @@ import (
 	"gpufabric.io/drivers/doctor/preflight"
 )
 
-// maxConfiguration bounds what is read of a file, in bytes. containerd's own default configuration has 10 KiB.
+// maxConfiguration bounds how much of a file is read, in bytes. containerd's own default configuration has 10 KiB.
 const maxConfiguration = 1 << 20
 
-// containerd reads from containerd's configuration whether CDI and NRI are on: config.toml, and after it what lies in conf.d beside it,
-// which distributions import in that order. What a file does not say is left as it is. Nothing else of it is kept: a configuration may hold
-// the passwords of registries.
+// containerd reads from containerd's configuration whether CDI and NRI are on: from config.toml, then from the files in conf.d
+// beside it, which distributions import in that order. A file that does not set a switch leaves it unchanged. It keeps nothing
+// else: a configuration may contain the passwords of registries.
 //
-// Source: containerd's documentation of its configuration: enable_cdi stands in the CRI plugin's table (io.containerd.grpc.v1.cri in
+// Source: containerd's documentation of its configuration: enable_cdi is in the CRI plugin's table (io.containerd.grpc.v1.cri in
 // version 2, io.containerd.cri.v1.runtime in version 3), disable in that of io.containerd.nri.v1.nri.
 func containerd(directory string, f *preflight.Facts) error {
 	more, err := filepath.Glob(filepath.Join(directory, "conf.d", "*.toml"))

@@ -1,5 +1,5 @@
-// Package machine is `gpufabric doctor machine`: what a pod of the Jobs that `doctor preflight --print-jobs` prints says of its node. It
-// opens no device and changes nothing.
+// Package machine is `gpufabric doctor machine`: what a pod of the Jobs that `doctor preflight --print-jobs` prints reports about
+// its node. It opens no device and changes nothing.
 package machine
 
 import (
@@ -72,7 +72,7 @@ func Command(h host.Host) *cobra.Command {
 	return command
 }
 
-// Look reads what the machine has. What cannot be read is named in the answer.
+// Look reads the machine. The answer names what could not be read.
 func Look(ctx context.Context, p Place) preflight.Facts {
 	var f preflight.Facts
 	unread := func(err error) {

@@ -43,7 +43,7 @@ func placement(s *snapshot.Snapshot, v Values, nodes []*corev1.Node) Check {
 	switch {
 	case !s.Reads("nodes"):
 		return c.notSeen("nodes cannot be listed")
-	case len(s.Nodes) == 0: // an autoscaler may bring some for the first pod
+	case len(s.Nodes) == 0: // an autoscaler may add some for the first pod
 		return c.is(Warning, "PluginNotPlaced", count+": the cluster has no node")
 	case len(nodes) == 0:
 		return c.is(Fails, "PluginNotPlaced", count)
@@ -67,7 +67,7 @@ func placement(s *snapshot.Snapshot, v Values, nodes []*corev1.Node) Check {
 	return c.ok(count)
 }
 
-// each finds the nodes of which bad has something to say.
+// each returns the nodes for which bad returns a text.
 func each(s *snapshot.Snapshot, name, good string, nodes []*corev1.Node, result Result, code string, bad func(*corev1.Node) string) Check {
 	c := Check{Name: name}
 	if !s.Reads("nodes") {
@@ -95,14 +95,14 @@ func kubelets(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 	})
 }
 
-// runtimes judges by the version alone; the Job reads the configuration.
+// runtimes only checks the version; the Job reads the configuration.
 func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 	return each(s, "container runtimes", "CDI and NRI are on by default in these versions", nodes, Warning, "ContainerRuntimeReadsNoCDI",
 		func(n *corev1.Node) string {
 			name, text, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
 			v, err := version.ParseGeneric(text)
 			switch {
-			case name == "": // the kubelet has not said yet
+			case name == "": // the kubelet has not reported it yet
 				return ""
 			case err != nil:
 				return "unknown: " + n.Status.NodeInfo.ContainerRuntimeVersion
@@ -118,7 +118,7 @@ func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 func systems(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 	return each(s, "operating systems", "Linux on amd64 or arm64", nodes, Fails, "PluginNotPlaced", func(n *corev1.Node) string {
 		info := n.Status.NodeInfo
-		if info.OperatingSystem == "" && info.Architecture == "" { // the kubelet has not said yet
+		if info.OperatingSystem == "" && info.Architecture == "" { // the kubelet has not reported it yet
 			return ""
 		}
 		if info.OperatingSystem != "linux" || !slices.Contains([]string{"amd64", "arm64"}, info.Architecture) {

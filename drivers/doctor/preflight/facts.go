@@ -10,15 +10,15 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// Facts are what a pod of the Job saw of its node's machine. They travel as JSON in the pod's termination message, which has room for 4,096
-// bytes, so that the pod needs no right at all at the API server.
+// Facts are what a pod of the Job saw of its node's machine. The pod writes them as JSON to its termination message, which may have
+// 4,096 bytes, so that the pod needs no right at the API server.
 type Facts struct {
-	// GPUs counts NVIDIA's GPUs on the PCI bus, Nodes the device nodes /dev/nvidia0 and its like.
+	// GPUs counts NVIDIA's GPUs on the PCI bus, Nodes the device nodes such as /dev/nvidia0.
 	GPUs  int `json:"gpus"`
 	Nodes int `json:"nodes"`
 	// Driver is the version of NVIDIA's kernel modules; empty: none is loaded.
 	Driver string `json:"driver,omitempty"`
-	// Trouble is a finding's code of what is wrong with the driver, Says the words; empty: nothing.
+	// Trouble is the code of a finding about the driver, Says its message; empty: none.
 	Trouble string `json:"trouble,omitempty"`
 	Says    string `json:"says,omitempty"`
 	// Channels is how many IMEX channels the driver made.
@@ -26,15 +26,15 @@ type Facts struct {
 	// RDMA counts RDMA devices, Mellanox the Mellanox network functions on the PCI bus.
 	RDMA     int `json:"rdma"`
 	Mellanox int `json:"mellanox"`
-	// CDI and NRI are what containerd's configuration says of them: "on", "off", or empty, where it says nothing or was not read.
+	// CDI and NRI are the settings in containerd's configuration: "on", "off", or empty, where it has none or was not read.
 	CDI string `json:"cdi,omitempty"`
 	NRI string `json:"nri,omitempty"`
-	// Unread names what could not be read, a sentence each.
+	// Unread names what could not be read, one sentence each.
 	Unread []string `json:"unread,omitempty"`
 }
 
 const (
-	// maxMessage is the kubelet's bound on a termination message, in bytes.
+	// maxMessage is the kubelet's limit on a termination message, in bytes.
 	maxMessage = 4096
 	// maxWords bounds the texts in Facts, in bytes, so that the whole stays below maxMessage even where JSON escapes every one of them by six.
 	maxWords = 400
@@ -60,14 +60,14 @@ func (f Facts) Encode() []byte {
 	return text
 }
 
-// told is what became of the Job's pod on a node.
+// told is the result of the Job's pod on a node.
 type told struct {
 	facts *Facts
 	// why there are none.
 	why string
 }
 
-// tell reads what the Job's pods in a namespace said, by node. A newer pod on a node takes the place of an older one.
+// tell reads the messages of the Job's pods in a namespace, by node. The newest pod on a node counts.
 func tell(s *snapshot.Snapshot, namespace string) map[string]told {
 	out := map[string]told{}
 	at := map[string]*corev1.Pod{}

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// A pod reads some files and ends. What is left after the time is an image that cannot be pulled or a node that is not ready.
+	// A pod reads some files and ends. After this time the image cannot be pulled, or the node is not ready.
 	deadline = 10 * time.Minute
 	// keep is how long the answers stay.
 	keep = time.Hour
@@ -27,9 +27,9 @@ const (
 	insideContainerd    = "/host/etc/containerd"
 )
 
-// Jobs are one Job for each node that nodePlugins.nodeSelector selects. A Job's pod has no token and no capability, sees the directories of
-// the node that a node plugin would see, all of them read-only, and writes what it found into its own status, where Run reads it. Jobs get
-// their names from the API server, so that asking again makes new ones.
+// Jobs are one Job for each node that nodePlugins.nodeSelector selects. A Job's pod has no token and no capability. It sees the
+// directories of the node that a node plugin would see, all of them read-only. It writes its result into its own status, from which
+// Run reads it. The API server generates the Jobs' names, so a second request creates new Jobs.
 func Jobs(s *snapshot.Snapshot, v Values, namespace, image string) ([]batchv1.Job, error) {
 	if image = cmp.Or(image, v.image()); image == "" {
 		return nil, errors.New("which image the pods run is not known: name it with --image, or set image.tag in the values")
@@ -67,7 +67,7 @@ func job(v Values, namespace, image, node string, containerd bool) batchv1.Job {
 					AutomountServiceAccountToken: new(false),
 					EnableServiceLinks:           new(false),
 					ImagePullSecrets:             v.ImagePullSecrets,
-					// Whatever keeps others from the node: what is asked is what its machine has.
+					// It tolerates every taint: the question is what the node's machine has.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 					// As a DaemonSet's pods are bound: a node's label kubernetes.io/hostname may differ from its name.
 					Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -103,14 +103,14 @@ func (v Values) image() string {
 	return v.Image.Repository + ":" + v.Image.Tag
 }
 
-// place is a directory of the node, and where the pod sees it.
+// place is a directory of the node, and its path in the pod.
 type place struct {
 	node, inside string
-	// made: the kubelet makes it where it is missing, as it does for the node plugins. The pod does not wait for it.
+	// made: the kubelet creates it where it is missing, as it does for the node plugins, so that the pod does not wait for it.
 	made bool
 }
 
-// seen are the volumes, the mounts and the flags by which a pod sees the hardware, as the chart mounts it for node plugins.
+// seen are the volumes, the mounts and the flags for the hardware, as the chart has them for node plugins.
 func (h Hardware) seen(containerd bool) ([]corev1.Volume, []corev1.VolumeMount, []string) {
 	var places []place
 	same := func(directory string, made bool) {
@@ -176,7 +176,7 @@ func above(root string) string {
 	return root
 }
 
-// Namespace is the namespace as the Jobs and the chart need it, where the cluster has none of the name; else nil.
+// Namespace is the namespace that the Jobs and the chart need, where the cluster has none of that name; else nil.
 func Namespace(s *snapshot.Snapshot, name string) *corev1.Namespace {
 	if !s.Reads("namespaces") || slices.ContainsFunc(s.Namespaces, func(n corev1.Namespace) bool { return n.Name == name }) {
 		return nil

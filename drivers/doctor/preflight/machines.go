@@ -16,13 +16,13 @@ import (
 // oldestForDomains is the first driver that compute domains work with (see the compute domain plugin's minimumDriver).
 const oldestForDomains = "570.158.01"
 
-// machine is a node whose pod of the Job has spoken.
+// machine is a node whose pod of the Job has reported.
 type machine struct {
 	node string
 	Facts
 }
 
-// machines makes the checks that need what the Job's pods saw.
+// machines makes the checks that need the Job's results.
 func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.Node) []Check {
 	c := Check{Name: "machines"}
 	if !s.Reads("pods") {
@@ -60,7 +60,7 @@ func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.
 	return slices.Concat([]Check{c}, driverChecks(all, v), []Check{runtimeConfiguration(all, v)}, rdmaChecks(all, v), unread(all))
 }
 
-// unread names what pods could not read of their nodes: what would be seen there is not in the other checks.
+// unread names what pods could not read of their nodes: the other checks do not cover it.
 func unread(all []machine) []Check {
 	var found []string
 	for _, m := range all {
@@ -74,7 +74,7 @@ func unread(all []machine) []Check {
 	return []Check{Check{Name: "unread on nodes"}.notSeen(some(found))}
 }
 
-// of finds the machines of which bad has something to say.
+// of returns the machines for which bad returns a text.
 func of(all []machine, name, good string, result Result, code string, bad func(machine) string) Check {
 	var found []string
 	for _, m := range all {
@@ -89,7 +89,7 @@ func of(all []machine, name, good string, result Result, code string, bad func(m
 	return c.ok(good)
 }
 
-// driverChecks look at NVIDIA's driver where a component is on that needs it.
+// driverChecks check NVIDIA's driver where an enabled component needs it.
 func driverChecks(all []machine, v Values) []Check {
 	if !v.useGPUs() {
 		return nil
@@ -132,7 +132,7 @@ func troubles(all []machine) Check {
 		if m.Trouble == "" {
 			continue
 		}
-		// A code that is none of ours was not written by the Job.
+		// An unknown code was not written by the Job.
 		if _, known := findings.Find(m.Trouble); known && code == "" {
 			code = m.Trouble
 		}
@@ -198,7 +198,7 @@ func runtimeConfiguration(all []machine, v Values) Check {
 	return c
 }
 
-// rdmaChecks look at RDMA devices where RDMA is on.
+// rdmaChecks check RDMA devices where RDMA is on.
 func rdmaChecks(all []machine, v Values) []Check {
 	if !v.RDMA.Enabled {
 		return nil

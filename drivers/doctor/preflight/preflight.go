@@ -1,5 +1,5 @@
-// Package preflight says what of gpufabric would not work on a cluster, before it is installed. It needs neither NVIDIA's libraries nor
-// anything of a node, so that the Terraform provider can ask it too.
+// Package preflight finds what would not work on a cluster before gpufabric is installed. It needs neither NVIDIA's libraries nor
+// access to a node, so the Terraform provider can use it too.
 package preflight
 
 import (
@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// Result is what a check came to.
+// Result is the result of a check.
 type Result string
 
 // The results.
@@ -39,7 +39,7 @@ type Check struct {
 
 // is returns the check with a result that has a finding's code.
 func (c Check) is(result Result, code, detail string) Check {
-	f, _ := findings.Find(code) // a test has every code that is used here
+	f, _ := findings.Find(code) // a test checks that every code used here exists
 	c.Result, c.Detail, c.Code, c.Entry, c.Do = result, detail, code, f.Entry(), f.Do
 	return c
 }
@@ -66,7 +66,8 @@ func with(checks []Check, result Result) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.Result != result })
 }
 
-// Run makes all checks for an installation in a namespace. What a node itself is like comes from the pods of the Job (see Job).
+// Run makes all checks for an installation in a namespace. The state of a node's machine comes from the pods of the Jobs (see
+// Jobs).
 func Run(s *snapshot.Snapshot, v Values, namespace string) []Check {
 	nodes := selected(s, v)
 	return append([]Check{server(s), resources(s), placement(s, v, nodes), kubelets(s, nodes), runtimes(s, nodes), systems(s, nodes),

@@ -24,14 +24,14 @@ type Values struct {
 	Take    bool    `json:"takeOver"`
 }
 
-// Image is where the program comes from.
+// Image is the image with the program.
 type Image struct {
 	Repository string            `json:"repository"`
 	Tag        string            `json:"tag"`
 	PullPolicy corev1.PullPolicy `json:"pullPolicy"`
 }
 
-// Hardware is where a node keeps its hardware; all are paths on the node.
+// Hardware is where a node has its hardware; all are paths on the node.
 type Hardware struct {
 	DriverRoot          string   `json:"driverRoot"`
 	DriverDirectories   []string `json:"driverDirectories"`
@@ -60,15 +60,15 @@ func Defaults() Values {
 	return v
 }
 
-// Read reads values as YAML over the chart's own, as Helm merges them. Fields that no check needs are passed over: the chart's schema
-// judges those.
+// Read applies values in YAML to the chart's own, as Helm merges them. It ignores fields that no check needs: the chart's schema
+// validates those.
 func Read(text []byte) (Values, error) {
 	var v Values
 	var own, merged map[string]any
 	if err := yaml.Unmarshal(text, &own); err != nil {
 		return v, fmt.Errorf("read the values: %w", err)
 	}
-	// A struct with the defaults in it would not do: JSON is decoded into the elements of a list that are there already.
+	// A struct with the defaults in it would not do: JSON decoding reuses existing elements of a list.
 	defaults, err := json.Marshal(Defaults())
 	if err == nil {
 		err = json.Unmarshal(defaults, &merged)
@@ -86,7 +86,7 @@ func Read(text []byte) (Values, error) {
 	return v, nil
 }
 
-// merge puts values over others: maps key by key, all else whole. Null removes a key.
+// merge applies values to others: maps key by key, everything else as a whole. Null removes a key.
 func merge(into, over map[string]any) {
 	for key, value := range over {
 		inner, isMap := value.(map[string]any)
@@ -102,5 +102,5 @@ func merge(into, over map[string]any) {
 	}
 }
 
-// useGPUs says whether a component is on that needs NVIDIA's driver.
+// useGPUs says whether an enabled component needs NVIDIA's driver.
 func (v Values) useGPUs() bool { return v.GPUs.Enabled || v.VGPU.Enabled || v.Domains.Enabled }

@@ -1,5 +1,5 @@
-// Package rivals knows others' programs that hand out the devices that gpufabric hands out. It stands apart from the examination of a
-// cluster, so that a program without NVIDIA's libraries, such as the Terraform provider, can look for them.
+// Package rivals knows other programs that offer the same devices as gpufabric. It is separate from the examination of a cluster,
+// so that a program without NVIDIA's libraries, such as the Terraform provider, can look for them.
 package rivals
 
 import (
@@ -9,7 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// Kind is what a rival is.
+// Kind is the kind of a rival.
 type Kind int
 
 // The kinds.
@@ -18,7 +18,7 @@ const (
 	None Kind = iota
 	// Driver is another DRA driver of NVIDIA's devices.
 	Driver
-	// DevicePlugin hands devices out by the device plugin API.
+	// DevicePlugin offers devices through the device plugin API.
 	DevicePlugin
 )
 
@@ -29,7 +29,7 @@ func names() (drivers, devicePlugins []string) {
 			"volcano-vgpu-device-plugin", "hami-device-plugin"}
 }
 
-// Of says what a DaemonSet is by its name and its images. Those of gpufabric's own chart are no rivals.
+// Of classifies a DaemonSet by its name and its images. Those of gpufabric's own chart are no rivals.
 func Of(d *appsv1.DaemonSet) Kind {
 	if d.Labels["app.kubernetes.io/part-of"] == "gpufabric" || d.Labels["app.kubernetes.io/name"] == "gpufabric" {
 		return None

@@ -7,10 +7,10 @@ import (
 // node is a part of an expression.
 type node interface{ value(*subject) any }
 
-// maxDepth bounds how deep an expression nests: it is a tenant's.
+// maxDepth bounds the nesting of an expression, which tenants write.
 const maxDepth = 64
 
-// parser reads tokens by descent. bad is the first thing that it cannot read.
+// parser is a recursive descent parser. bad is the first thing that it cannot parse.
 type parser struct {
 	tokens []token
 	at     int
@@ -24,7 +24,7 @@ func (p *parser) fail(why string) node {
 	return literal{unknown(why)}
 }
 
-// take takes an operator if it comes next.
+// take consumes an operator if it comes next.
 func (p *parser) take(operators ...string) string {
 	if p.at < len(p.tokens) && p.tokens[p.at].kind == 'o' {
 		for _, o := range operators {

@@ -20,7 +20,7 @@ func isLetter(c byte) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-// scan cuts an expression into tokens; bad says what cannot be read.
+// scan splits an expression into tokens; bad says what cannot be read.
 func scan(text string) (tokens []token, bad string) {
 next:
 	for i := 0; i < len(text); {

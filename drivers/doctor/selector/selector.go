@@ -1,13 +1,13 @@
-// Package selector judges the CEL selectors of DeviceClasses and claims, as far as such selectors are written: comparisons of a device's
-// driver, attributes and capacities, joined by &&, || and !. What is beyond that is Unknown, never guessed. The scheduler's own library is
-// not linked for it: it would cost every role of the program 10 MiB of resident memory.
+// Package selector evaluates the CEL selectors of DeviceClasses and claims in their usual forms: comparisons of a device's driver,
+// attributes and capacities, joined by &&, || and !. Everything else is Unknown, never guessed. It does not use the scheduler's own
+// library, which would cost every role of the program 10 MiB of resident memory.
 package selector
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Verdict is what a selector says of a device.
+// Verdict is the result of a selector for a device.
 type Verdict int
 
 // The verdicts.
@@ -16,16 +16,16 @@ const (
 	No Verdict = iota
 	// Yes: it is.
 	Yes
-	// Failed: the scheduler's library would end with an error, and the claim is then allocated nowhere.
+	// Failed: the scheduler's library would return an error, and the claim is then allocated nowhere.
 	Failed
-	// Unknown: the selector has parts that this package does not judge.
+	// Unknown: the selector has parts that this package does not evaluate.
 	Unknown
 )
 
 // String is a word.
 func (v Verdict) String() string { return [...]string{"no", "yes", "failed", "unknown"}[v] }
 
-// Selector is a selector that was read.
+// Selector is a parsed selector.
 type Selector struct {
 	// Text is the expression.
 	Text string
@@ -33,7 +33,7 @@ type Selector struct {
 	bad  string
 }
 
-// Read reads an expression. One that cannot be read selects with Unknown.
+// Read parses an expression. One that cannot be parsed selects with Unknown.
 func Read(text string) Selector {
 	s := Selector{Text: text}
 	tokens, bad := scan(text)
@@ -50,7 +50,7 @@ func Read(text string) Selector {
 	return s
 }
 
-// Judge says whether the selector selects a driver's device. why says what failed or is not known.
+// Judge says whether the selector selects a driver's device. why says what failed or is unknown.
 func (s Selector) Judge(driver string, device *resourceapi.Device) (verdict Verdict, why string) {
 	if s.bad != "" {
 		return Unknown, s.bad
@@ -70,7 +70,7 @@ func (s Selector) Judge(driver string, device *resourceapi.Device) (verdict Verd
 	}
 }
 
-// subject is the device that is judged.
+// subject is the device being evaluated.
 type subject struct {
 	driver string
 	device *resourceapi.Device

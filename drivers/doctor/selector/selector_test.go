@@ -56,7 +56,7 @@ func expressions() []string {
 	}
 }
 
-// TestVerdictsAreThoseOfTheSchedulersLibrary compares each verdict that is not Unknown with the library that the scheduler evaluates by.
+// TestVerdictsAreThoseOfTheSchedulersLibrary compares each verdict other than Unknown with the scheduler's library.
 func TestVerdictsAreThoseOfTheSchedulersLibrary(t *testing.T) {
 	known := 0
 	for _, expression := range expressions() {

@@ -63,7 +63,7 @@ func broken(v any) bool {
 	return false
 }
 
-// value is CEL's: an error on one side counts for nothing where the other side decides.
+// value combines as in CEL: an error on one side is ignored where the other side decides.
 func (j junction) value(s *subject) any {
 	left := j.left.value(s)
 	if left == j.or {
@@ -247,7 +247,7 @@ func (s *subject) field(name string) any {
 	return unknown("device." + name)
 }
 
-// put files a value under its domain, which is the driver's where the name has none.
+// put stores a value under its domain, which is the driver's where the name has none.
 func (s *subject) put(out map[string]map[string]any, name resourceapi.QualifiedName, value any) {
 	domain, id, ok := strings.Cut(string(name), "/")
 	if !ok {

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// maxArchive bounds what an archive holds, before compression. 1,008 nodes of 4 GPUs in every form are some 60 MiB.
+	// maxArchive bounds the size of an archive before compression. 1,008 nodes of 4 GPUs in every form are about 60 MiB.
 	maxArchive = 256 << 20
-	// format is the first of the index; one that is not known is not read.
+	// format is the first field of the index; an unknown format is not read.
 	format = "gpufabric.io/bundle/v1"
 	// indexFile is the archive's first file.
 	indexFile = "bundle.json"
@@ -54,9 +54,8 @@ type File struct {
 	Content []byte
 }
 
-// Save writes an archive: a tar, compressed with gzip, of the index, a JSON file a kind, and further files. The API server's address is
-// left
-// out.
+// Save writes an archive: a tar file, compressed with gzip, with the index, a JSON file for each kind, and further files. It omits
+// the API server's address.
 func (s *Snapshot) Save(to io.Writer, files []File) error {
 	index := archiveIndex{Format: format, Server: s.Server, Unread: s.Unread}
 	index.Server.URL = ""
@@ -101,7 +100,7 @@ func (s *Snapshot) Save(to io.Writer, files []File) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// Load reads an archive. One that was cut gives what stands before the cut; the rest is in Unread.
+// Load reads an archive. A truncated archive gives what comes before its end; the rest is in Unread.
 func Load(from io.Reader) (*Snapshot, error) {
 	compressed, err := gzip.NewReader(from)
 	if err != nil {

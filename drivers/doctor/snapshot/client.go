@@ -25,8 +25,8 @@ import (
 const agent = "gpufabric-doctor"
 
 const (
-	// A Snapshot of 1,008 nodes is under 200 requests, which the client's own limit of 5 a second would make last 40 s. The API server has
-	// its own fairness.
+	// A Snapshot of 1,008 nodes needs almost 200 requests, which would take 40 s with the client's own limit of 5 a second. The API
+	// server has its own fairness.
 	queriesPerSecond = 50
 	burst            = 150
 )
@@ -38,11 +38,11 @@ type Reader struct {
 	meter     *meter
 	discovery *discovery.DiscoveryClient
 	client    client.WithWatch
-	watching  client.WithWatch // without a bound on the time of a request
+	watching  client.WithWatch // without a time limit for requests
 	config    *rest.Config
 }
 
-// NewReader makes a Reader. It asks the server for nothing.
+// NewReader makes a Reader. It sends no request.
 func NewReader(config *rest.Config, scope Scope) (*Reader, error) {
 	r := &Reader{url: config.Host, timeout: scope.Timeout, meter: &meter{}}
 	if r.timeout <= 0 {
@@ -83,12 +83,12 @@ func Scheme() (*runtime.Scheme, error) {
 	return kinds, nil
 }
 
-// crds is the kind of CustomResourceDefinitions, whose schemas are not read.
+// crds is the kind of CustomResourceDefinitions, without their schemas.
 func crds() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 }
 
-// mapper knows the kinds' resources without asking: an API server that lacks some of them answers for the others.
+// mapper knows the kinds' resources without a request: an API server that lacks some of them still serves the others.
 func mapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {

@@ -14,12 +14,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Gather is how long Follow gathers changes before it reports them: a domain forms in a burst.
+// Gather is how long Follow collects changes before it reports them: a domain forms in a burst.
 const Gather = 200 * time.Millisecond
 
-// Follow keeps a Snapshot up to date by watches until ctx ends, and calls changed with each new one; a Snapshot that was handed out never
-// changes. The first comes when every kind was read once, or was refused. It returns a *SilentError where the API server does not answer
-// at the start; later the watches begin again by themselves.
+// Follow keeps a Snapshot up to date by watches until ctx ends, and calls changed with each new one. A Snapshot that was handed
+// over never changes. The first one comes when every kind was read once, or was refused. It returns a *SilentError where the API
+// server does not answer at the start; later the watches restart by themselves.
 func (r *Reader) Follow(ctx context.Context, scope Scope, changed func(*Snapshot)) error {
 	f := &following{reader: r, dirty: make(chan struct{}, 1), failed: map[int]Unread{}}
 	if err := r.server(ctx, &f.start); err != nil {
@@ -75,7 +75,7 @@ func (f *following) follow(ctx context.Context, group *errgroup.Group, i int, k 
 	return followed{k, store, controller.HasSynced}
 }
 
-// source lists and watches a kind, and notes whether it may.
+// source lists and watches a kind, and records whether it may.
 func (f *following) source(i int, k kind) cache.ListerWatcher {
 	options := func(o metav1.ListOptions) []client.ListOption {
 		return append(slices.Clone(k.options), &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o})
@@ -93,7 +93,7 @@ func (f *following) source(i int, k kind) cache.ListerWatcher {
 	}
 }
 
-// note keeps why a kind cannot be listed, or that it can.
+// note records why a kind cannot be listed, or that it can.
 func (f *following) note(i int, k kind, err error) {
 	f.mu.Lock()
 	_, was := f.failed[i]
@@ -108,7 +108,7 @@ func (f *following) note(i int, k kind, err error) {
 	}
 }
 
-// mark says that something changed. A mark that is waiting stands for this one too.
+// mark records that something changed. A waiting mark covers this one too.
 func (f *following) mark() {
 	select {
 	case f.dirty <- struct{}{}:
@@ -116,7 +116,7 @@ func (f *following) mark() {
 	}
 }
 
-// tell hands out Snapshots.
+// tell calls changed with Snapshots.
 func (f *following) tell(ctx context.Context, changed func(*Snapshot)) {
 	gather := time.NewTimer(Gather)
 	defer gather.Stop()
@@ -140,7 +140,7 @@ func (f *following) tell(ctx context.Context, changed func(*Snapshot)) {
 	}
 }
 
-// snapshot builds a Snapshot of what the watches brought; whole is false as long as a kind has neither come nor been refused.
+// snapshot builds a Snapshot from the watches; whole is false until each kind has been read or refused.
 func (f *following) snapshot() (s *Snapshot, whole bool) {
 	s = &Snapshot{Server: f.start.Server, Unread: slices.Clone(f.start.Unread)}
 	f.mu.Lock()

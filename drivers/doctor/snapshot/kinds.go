@@ -20,7 +20,7 @@ type kind struct {
 	namespaced bool
 	options    []client.ListOption
 	list       func() client.ObjectList
-	// reduce drops from an object what is not kept.
+	// reduce removes from an object what is not kept.
 	reduce func(client.Object)
 	// keep puts an object into a Snapshot.
 	keep func(*Snapshot, client.Object)
@@ -50,7 +50,7 @@ func (k kind) everywhere() kind {
 	return k
 }
 
-// kinds lists what is read. The order is that in which the requests begin.
+// kinds lists what is read, in the order in which the requests start.
 func kinds(scope Scope) []kind {
 	if scope.Preflight {
 		return append(ground(), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))
@@ -81,7 +81,7 @@ func kinds(scope Scope) []kind {
 // labelName is the label by which pods of a program are selected.
 const labelName = "app.kubernetes.io/name"
 
-// ground are the kinds that an install depends on.
+// ground are the kinds that an installation depends on.
 func ground() []kind {
 	return []kind{
 		one("", "nodes", &corev1.NodeList{}, func(s *Snapshot) *[]corev1.Node { return &s.Nodes }, reduceNode),
@@ -123,7 +123,7 @@ func customResources() []kind {
 	}
 }
 
-// metadata makes a kind of which the metadata alone is read.
+// metadata makes a kind of which only the metadata is read.
 func metadata(of schema.GroupVersionKind, resource string, to func(*Snapshot) *[]metav1.PartialObjectMetadata) kind {
 	empty := &metav1.PartialObjectMetadataList{}
 	of.Kind += "List"

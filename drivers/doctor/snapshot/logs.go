@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// maxLogs bounds how many pods' logs are read, linesOfLog and bytesOfLog how much of each.
+	// maxLogs bounds the number of pods whose logs are read, linesOfLog and bytesOfLog the part of each.
 	maxLogs    = 24
 	linesOfLog = 1000
 	bytesOfLog = 256 << 10
 )
 
-// Logs reads the last lines of gpufabric's own pods, those that are not ready first. A log that cannot be read is a file that says why. Own
-// are pods with gpufabric's labels in the namespaces of ownNamespaces.
+// Logs reads the last lines of gpufabric's own pods, first of those that are not ready. For a log that cannot be read it writes a
+// file with the reason. Own pods are pods with gpufabric's labels in the namespaces of ownNamespaces.
 func (r *Reader) Logs(ctx context.Context, s *Snapshot, system string) ([]File, error) {
 	client, err := kubernetes.NewForConfig(r.config)
 	if err != nil {
@@ -57,9 +57,9 @@ func ready(p *corev1.Pod) int {
 	return 0
 }
 
-// ownNamespaces are the namespaces where gpufabric's own pods are: system, and those where a node plugin's DaemonSet is, because the
-// release may be elsewhere and the RDMA and vGPU plugins may be in a namespace of their own. A label on a pod alone is anybody's, and what
-// a tenant's program writes is the tenant's.
+// ownNamespaces are the namespaces of gpufabric's own pods: system, and those with a node plugin's DaemonSet, because the release
+// may be elsewhere and the RDMA and vGPU plugins may have their own namespace. A label alone is not enough, since anybody may set
+// it, and the output of a tenant's program belongs to the tenant.
 func ownNamespaces(s *Snapshot, system string) map[string]bool {
 	out := map[string]bool{system: true}
 	for i := range s.DaemonSets {
@@ -71,7 +71,7 @@ func ownNamespaces(s *Snapshot, system string) map[string]bool {
 	return out
 }
 
-// silence drops what containers wrote from pods that have gpufabric's labels and are not gpufabric's.
+// silence removes what containers wrote from pods that only have gpufabric's labels.
 func (s *Snapshot) silence(system string) {
 	own := ownNamespaces(s, system)
 	for i := range s.Pods {

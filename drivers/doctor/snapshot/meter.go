@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// meter counts requests, and hears the API server's clock.
+// meter counts requests, and reads the API server's clock.
 type meter struct {
 	mu        sync.Mutex
 	requests  int
@@ -37,7 +37,7 @@ func (m metered) RoundTrip(request *http.Request) (*http.Response, error) {
 		m.throttled++
 	}
 	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil && !m.heard {
-		// The answer was written somewhere between sending and now, and its second was cut off.
+		// The answer was written between the request and now, and its time is cut to whole seconds.
 		middle := sent.Add(time.Since(sent) / 2)
 		m.skew, m.heard = middle.Sub(date.Add(time.Second/2)).Truncate(time.Second), true
 	}

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// SilentError is an API server that does not answer at all: nothing else can be said then.
+// SilentError is the error of an API server that does not answer at all.
 type SilentError struct {
 	URL   string
 	Cause error
@@ -44,7 +44,7 @@ func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {
 	for _, k := range kinds(scope) {
 		group.Go(func() error { k.read(ctx, w); return nil })
 	}
-	_ = group.Wait() // what fails is noted as unread
+	_ = group.Wait() // failures are recorded as unread
 	s.tidy()
 	s.silence(scope.System)
 	requests, throttled, skew := r.meter.read()
@@ -82,7 +82,7 @@ func (r *Reader) server(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// work is one Read under way.
+// work is one running Read.
 type work struct {
 	reader *Reader
 	scope  Scope
@@ -116,7 +116,7 @@ func (k kind) read(ctx context.Context, w *work) {
 	}
 }
 
-// pages reads page by page. An expired continuation begins again once, because the list has become another.
+// pages reads page by page. After an expired continuation it starts again once, because the list has changed.
 func (k kind) pages(ctx context.Context, w *work) error {
 	var kept []client.ObjectList
 	next, expired := "", false

@@ -15,8 +15,8 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// What follows keeps of each object what a finding is made of. It builds the kept part of what tenants write, rather than removing what
-// is known to be secret, so that a field of a later Kubernetes is left out until somebody names it here.
+// The functions below keep of each object what findings need. They build the kept part of what tenants write, instead of removing
+// what is known to be secret, so that a field of a later Kubernetes is omitted until somebody adds it here.
 
 // keptAnnotations are the prefixes of annotations that are kept: those that gpufabric, Volcano's shares and Helm write.
 func keptAnnotations() []string {
@@ -24,7 +24,7 @@ func keptAnnotations() []string {
 		"nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "meta.helm.sh/", "resource.kubernetes.io/"}
 }
 
-// reduceMeta drops what the API server keeps for itself, and all annotations but ours.
+// reduceMeta removes the API server's own fields, and all annotations but ours.
 func reduceMeta(o client.Object) {
 	o.SetManagedFields(nil)
 	kept := map[string]string{}
@@ -39,7 +39,7 @@ func reduceMeta(o client.Object) {
 	o.SetAnnotations(kept)
 }
 
-// plain is reduceMeta for objects in which no tenant writes anything secret.
+// plain is reduceMeta for objects without tenants' secrets.
 func plain[T any, P pointer[T]](o P) { reduceMeta(o) }
 
 func reduceNode(n *corev1.Node) {
@@ -77,7 +77,7 @@ func reduceTemplate(t *resourceapi.ResourceClaimTemplate) {
 	}
 }
 
-// reduceConfig keeps the kind of a driver's configuration, and of a compute domain's the domain's identity.
+// reduceConfig keeps the kind of a driver's configuration, and for a compute domain the domain's identity.
 func reduceConfig(opaque *resourceapi.OpaqueDeviceConfiguration) {
 	if opaque == nil {
 		return
@@ -99,8 +99,8 @@ func reduceConfig(opaque *resourceapi.OpaqueDeviceConfiguration) {
 	opaque.Parameters.Raw = raw
 }
 
-// reducePod keeps what places a pod and what became of it. gpufabric's own pods are reduced in the same way: their arguments stand in
-// their DaemonSets.
+// reducePod keeps a pod's placement and state. gpufabric's own pods are reduced in the same way: their arguments are in their
+// DaemonSets.
 func reducePod(p *corev1.Pod) {
 	reduceMeta(p)
 	spec := corev1.PodSpec{
@@ -132,7 +132,7 @@ func reduceContainers(all []corev1.Container) []corev1.Container {
 	return out
 }
 
-// reduceStatus drops what a container wrote as it ended, and keeps what the kubelet says of devices and images.
+// reduceStatus removes what a container wrote when it ended, and keeps the kubelet's messages on devices and images.
 func reduceStatus(s *corev1.ContainerStatus, own bool) {
 	s.User, s.VolumeMounts = nil, nil
 	if own {
@@ -158,7 +158,8 @@ func reduceDeployment(d *appsv1.Deployment) {
 	reduceWorkload(d.Labels, &d.Spec.Template)
 }
 
-// reduceWorkload keeps images and placement, and of gpufabric's own the arguments, in which no secret can stand: the chart has none.
+// reduceWorkload keeps images and placement. For gpufabric's own workloads it keeps the arguments, which cannot contain secrets:
+// the chart has none.
 func reduceWorkload(labels map[string]string, template *corev1.PodTemplateSpec) {
 	own := labels["app.kubernetes.io/part-of"] == "gpufabric"
 	kept := corev1.PodSpec{
@@ -176,7 +177,8 @@ func reduceWorkload(labels map[string]string, template *corev1.PodTemplateSpec) 
 	template.Spec = kept
 }
 
-// reduceEvent drops the message of what a container said (a failed probe, a hook), and keeps what is about devices and placement.
+// reduceEvent removes the output of containers from a message (a failed probe, a hook), and keeps messages on devices and
+// placement.
 func reduceEvent(e *corev1.Event) {
 	reduceMeta(e)
 	if !placed(e.Reason) && !strings.HasPrefix(cmp.Or(e.ReportingController, e.Source.Component), "gpufabric") &&
@@ -191,13 +193,13 @@ func placed(reason string) bool {
 		"NotTriggerScaleUp", "ErrImagePull", "ImagePullBackOff", "FailedCreatePodSandBox", "FailedMount", "UnexpectedAdmissionError"}, reason)
 }
 
-// ownComponent says whether an Event's component is a role of ours: they are named by their roles.
+// ownComponent says whether an Event's component is one of our roles: components have the roles' names.
 func ownComponent(component string) bool {
 	return slices.Contains([]string{"gpu-plugin", "rdma-plugin", "vgpu-plugin", "compute-domain-plugin", "controller", "imex-daemon",
 		"mps-keeper", "gpufabric-controller", "gpufabric-scheduler"}, component)
 }
 
-// about returns what a message says of CDI devices, from there on: what stands before may be a command of the tenant's.
+// about returns the part of a message that starts with CDI devices: what comes before may be a tenant's command.
 func about(message string) string {
 	for _, words := range []string{"CDI device", "unresolvable CDI", "inject CDI", "Failed to pull image", "gpufabric"} {
 		if i := strings.Index(message, words); i >= 0 {

@@ -1,5 +1,6 @@
-// Package snapshot is what gpufabric's own commands know of a cluster: the objects of a moment, read once a kind with the rights of whoever
-// asks, and without what is not theirs to show: environment variables, arguments and annotations of tenants never come into a Snapshot.
+// Package snapshot is what gpufabric's own commands know of a cluster: the objects at one moment, each kind read once with the
+// user's rights. It omits what the tools must not show: environment variables, arguments and annotations of tenants are never part
+// of a Snapshot.
 package snapshot
 
 import (
@@ -20,7 +21,7 @@ import (
 type Snapshot struct {
 	// Server is the API server.
 	Server Server
-	// Nodes are all nodes, with the annotations of ours alone.
+	// Nodes are all nodes, with only our annotations.
 	Nodes []corev1.Node
 	// Slices are the ResourceSlices of all drivers.
 	Slices []resourceapi.ResourceSlice
@@ -29,11 +30,11 @@ type Snapshot struct {
 	// Claims and Templates are ResourceClaims and ResourceClaimTemplates. The configuration of others' drivers is left out.
 	Claims    []resourceapi.ResourceClaim
 	Templates []resourceapi.ResourceClaimTemplate
-	// Pods are gpufabric's own, those that wait, and those that Scope names.
+	// Pods are gpufabric's own pods, waiting pods, and those that Scope names.
 	Pods []corev1.Pod
-	// Events are those of type Warning, and all of the namespace that Scope names. The message is kept where it is about devices.
+	// Events are those of type Warning, and all in the namespace that Scope names. The message is kept where it is about devices.
 	Events []corev1.Event
-	// DaemonSets and Deployments are everybody's: others' drivers are found among them.
+	// DaemonSets and Deployments are those of all owners: other drivers are found among them.
 	DaemonSets  []appsv1.DaemonSet
 	Deployments []appsv1.Deployment
 	// CRDs and Webhooks are the metadata of CustomResourceDefinitions and ValidatingWebhookConfigurations.
@@ -48,7 +49,7 @@ type Snapshot struct {
 	Quotas []corev1.ResourceQuota
 	// Namespaces are all namespaces, with their labels.
 	Namespaces []corev1.Namespace
-	// Leases are the kubelets' heartbeats, one a node, and those of gpufabric's own roles.
+	// Leases are the kubelets' heartbeats, one per node, and those of gpufabric's own roles.
 	Leases []coordinationv1.Lease
 	// Unread is what could not be read, and why.
 	Unread []Unread
@@ -62,11 +63,12 @@ type Server struct {
 	Version string `json:"version"`
 	// Groups are the API groups and versions that it serves: resource.k8s.io/v1.
 	Groups []string `json:"groups"`
-	// Taken is the time of the Snapshot by the API server's clock, and by the reader's where the server told none.
+	// Taken is the time of the Snapshot by the API server's clock, or by the reader's where the server sent none.
 	Taken time.Time `json:"taken"`
-	// Skew is how far the reader's clock is ahead of the API server's; whole seconds, because the server's Date header has no more.
+	// Skew is how far the reader's clock is ahead of the API server's, in whole seconds, because the server's Date header is no more
+	// precise.
 	Skew time.Duration `json:"skew"`
-	// Requests counts the requests that the Snapshot took, Throttled those that the API server refused with 429.
+	// Requests counts the Snapshot's requests, Throttled those that the API server refused with 429.
 	Requests  int `json:"requests"`
 	Throttled int `json:"throttled"`
 }
@@ -94,13 +96,13 @@ const (
 	Silent Why = "Silent"
 	// Broken: any other error.
 	Broken Why = "Broken"
-	// Bounded: there is more than is read.
+	// Bounded: there is more than was read.
 	Bounded Why = "Bounded"
-	// Cut: the archive that the Snapshot is read from ends before.
+	// Cut: the archive of the Snapshot is truncated.
 	Cut Why = "Cut"
 )
 
-// Unread is a kind that was not read, or not whole.
+// Unread is a kind that was not read, or not completely.
 type Unread struct {
 	// Kind is the resource's name in lower case and plural, with its group: resourceslices.resource.k8s.io.
 	Kind string `json:"kind"`

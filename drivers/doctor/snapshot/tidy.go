@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// tidy puts objects that several requests brought in once, and everything in order.
+// tidy removes duplicates of objects that several requests returned, and sorts everything.
 func (s *Snapshot) tidy() {
 	s.Pods = unique(s.Pods, func(p *corev1.Pod) client.Object { return p })
 	s.Events = unique(s.Events, func(e *corev1.Event) client.Object { return e })

@@ -1,12 +1,13 @@
 // Package footprint keeps the memory that a process of this program holds close to what it uses.
 //
-// The program has every role in it, some 40 MB, of which a role at work needs a few. While it starts it touches most of it once, and
-// the kernel maps 64 KiB around each touch. That is clean memory which the kernel may take back at any time, but until it has to, a
-// node's accounting shows it as the plugin's: 40 MB resident in place of 23. How the program is linked matters as much (Makefile).
+// The program contains every role, about 40 MB, of which a running role needs little. While it starts it touches most of it once,
+// and the kernel maps 64 KiB around each touch. That is clean memory which the kernel may take back at any time. Until it has to, a
+// node's accounting shows it as the plugin's: 40 MB resident instead of 23. The way the program is linked matters as much
+// (Makefile).
 //
-// It is kept for operators who judge a node's agents by their resident memory (ps, process_resident_memory_bytes), as docs/measurements.md
-// compares them with the public plugins. Limits and evictions need nothing of it but the collector's pace: pages of a file count as the
-// page cache's there, and go when memory is short.
+// The package serves operators who judge a node's agents by their resident memory (ps, process_resident_memory_bytes), as
+// docs/measurements.md compares them with the public plugins. For limits and evictions only the collector's pace matters: there,
+// pages of a file count as page cache, and go when memory is short.
 package footprint
 
 import (
@@ -25,42 +26,43 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How often a process may look at its resident memory, which is one read of /proc/self/statm; what an event touched goes back that long
-// after. An event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the next event has to
-// map again.
+// How often a process may check its resident memory, which is one read of /proc/self/statm. What an event touched is released that
+// long after. An event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the next
+// event has to map again.
 const (
 	// Promptly is for a role that should never look larger than it is.
 	Promptly = 250 * time.Millisecond
-	// Unhurriedly is for a role for whose answer pods wait: to map all that again makes the preparation of a claim 1.4 ms longer, of 4.8, and
-	// claims that are prepared for one job, or one after another, should not each pay for that.
+	// Unhurriedly is for a role whose answers pods wait for. Mapping all that again adds 1.4 ms to the preparation of a claim, of 4.8,
+	// and claims that are prepared for one job, or one after another, should not each pay for that.
 	Unhurriedly = 30 * time.Second
 )
 
 const (
 	// settled is when a role has started: it has registered, listed and published what it has.
 	settled = 10 * time.Second
-	// Memory is given back when it has grown by leastGrown bytes and by a quarter since it last was: less is what a role at rest soon
-	// has again. That costs the RDMA plugin 7 ms of processor time. A process of which more than smallProcess is in use is left to period:
-	// its heap doubles between collections as a matter of course, and to collect it each time would cost it more than it is worth.
+	// Memory is released when it has grown by leastGrown bytes and by a quarter since the last release: a role at rest soon needs
+	// smaller amounts again. A release costs the RDMA plugin 7 ms of processor time. A process that uses more than smallProcess is
+	// only trimmed every period: its heap normally doubles between collections, and collecting it each time would cost more than it
+	// gains.
 	leastGrown   = 3 << 20
 	smallProcess = 64 << 20
-	// period is when it is given back however little it has grown: kernels 6.2 to 6.16 count a process's pages for each CPU and read the
-	// sum without what the CPUs still hold, which on large machines is megabytes.
+	// period is when memory is released however little it has grown. Kernels 6.2 to 6.16 count a process's pages for each CPU and read
+	// the sum without what the CPUs still hold, which on large machines is megabytes.
 	period = 10 * time.Minute
-	// A heap below smallHeap is collected when it has grown by smallGrowth percent rather than by its own size: to collect a few
-	// megabytes more often costs a node's plugin nothing that could be measured. The environment's GOGC wins.
+	// A heap below smallHeap is collected when it has grown by smallGrowth percent instead of by its own size: collecting a few
+	// megabytes more often had no measurable cost for a node's plugin. The environment's GOGC takes precedence.
 	smallHeap   = 16 << 20
 	smallGrowth = 20
 	usualGrowth = 100
 )
 
-// Nobody asks this program for a profile of its allocations, and the samples would take memory.
+// Nobody asks this program for a profile of its allocations, and the samples would use memory.
 func init() { runtime.MemProfileRate = 0 }
 
-// growth keeps the collector's pace by the size of the heap, from the program's first moment: what a start leaves scattered over a heap
-// that was allowed to double stays resident, since Go moves nothing.
+// growth sets the collector's pace from the size of the heap, from the program's first moment on. What a start leaves scattered
+// over a heap that was allowed to double stays resident, since Go moves nothing.
 type growth struct {
-	// live is the heap that the last collection left, percent the pace that was set.
+	// live is the heap after the last collection, percent the present pace.
 	live    []metrics.Sample
 	percent int
 }
@@ -83,8 +85,8 @@ func (g *growth) adapt() {
 // collected is an object that is never kept.
 type collected struct{ growth *growth }
 
-// Keep trims the process once it has started and, looked at so often, whenever its resident memory has grown since, until ctx ends. It is
-// for a process that is one role: what it does is the whole process's.
+// Keep trims the process once it has started, and at each check if its resident memory has grown since, until ctx ends. It is for a
+// process with a single role, since it affects the whole process.
 func Keep(ctx context.Context, look time.Duration) {
 	if os.Getenv("GOGC") == "" {
 		(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
@@ -106,19 +108,19 @@ func Keep(ctx context.Context, look time.Duration) {
 	}
 }
 
-// trim is when memory was last given back.
+// trim is when memory was last released.
 type trim struct {
 	at   time.Time // zero: never
 	left int       // bytes resident right after
 }
 
-// due says whether to give memory back again now, with so many bytes resident.
+// due says whether to release memory now, with so many bytes resident.
 func (t trim) due(now time.Time, resident int) bool {
 	grown := t.left <= smallProcess && resident >= t.left+max(leastGrown, t.left/4)
 	return grown || now.Sub(t.at) >= period
 }
 
-// renew gives memory back if that is due.
+// renew releases memory if that is due.
 func (t *trim) renew() error {
 	size, err := resident()
 	if err != nil {
@@ -153,8 +155,8 @@ func resident() (int, error) {
 	return pages * os.Getpagesize(), nil
 }
 
-// Trim gives free heap, and the clean pages of the program's own file, back to the kernel. What is still in use comes back by minor faults,
-// from the page cache.
+// Trim releases free heap, and the clean pages of the program's own file, to the kernel. What is still in use comes back by minor
+// faults, from the page cache.
 func Trim() error {
 	debug.FreeOSMemory()
 	program, err := os.Readlink("/proc/self/exe")
@@ -175,11 +177,10 @@ func Trim() error {
 		if m.path != program || !m.clean() {
 			continue
 		}
-		// Without this the next touch may map two megabytes. A kernel without huge pages for files refuses it, and needs it not.
+		// Without this the next touch may map two megabytes. A kernel without huge pages for files refuses it, and does not need it.
 		_ = madvise(m, unix.MADV_NOHUGEPAGE)
-		// Safe for what clean() lets through: such a page is the file's own, whoever needs it gets it from the file again, and the
-		// kernel lets nobody write to a program that runs (ETXTBSY). It would not be for a page that this process has changed,
-		// whose change would be lost.
+		// Safe for what clean() accepts. Such a page is the file's own: whoever needs it gets it from the file again, and the kernel lets
+		// nobody write to a running program (ETXTBSY). It would lose the change of a page that this process has changed.
 		if err := madvise(m, unix.MADV_DONTNEED); err != nil {
 			errs = append(errs, fmt.Errorf("give %x-%x of %s back: %w", m.start, m.end, program, err))
 		}

@@ -19,7 +19,7 @@ type mapping struct {
 	changed int
 }
 
-// clean says whether nothing of a mapping was changed by this process, nor can be.
+// clean says whether this process has not changed a mapping, and cannot.
 func (m mapping) clean() bool {
 	return m.changed == 0 && !strings.Contains(m.permissions, "w") && strings.HasSuffix(m.permissions, "p")
 }

@@ -26,7 +26,7 @@ import (
 
 // Options are the controller's flags for the webhook's certificate.
 type Options struct {
-	// Namespace and Secret hold the certificate; an empty Secret keeps none.
+	// Namespace and Secret hold the certificate; with an empty Secret none is kept.
 	Namespace, Secret string
 	// Configuration is the ValidatingWebhookConfiguration whose caBundle is kept.
 	Configuration string
@@ -34,10 +34,11 @@ type Options struct {
 	Hosts []string
 	// Life is how long a certificate is valid. It is replaced with a third of that left.
 	Life time.Duration
-	// Overlap is how long the API server knows a certificate before it is served. Every API server of the cluster learns of it by its watch
-	// meanwhile, within seconds.
+	// Overlap is how long the API server knows a certificate before it is served. Every API server of the cluster learns of it through
+	// its watch meanwhile, within seconds.
 	Overlap time.Duration
-	// Keep is how long a certificate is known after it was replaced. The kubelet brings a changed Secret to a pod within two minutes.
+	// Keep is how long a certificate is trusted after it was replaced. The kubelet brings a changed Secret to a pod within two
+	// minutes.
 	Keep time.Duration
 }
 
@@ -56,7 +57,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.DurationVar(&o.Keep, "webhook-certificate-keep", 24*time.Hour, "how long a certificate is known after it was replaced")
 }
 
-// Validate names what cannot work.
+// Validate returns an error for unusable options.
 func (o *Options) Validate() error {
 	if o.Secret == "" {
 		return nil
@@ -96,7 +97,7 @@ type keeper struct {
 	now    func() time.Time
 }
 
-// Between failed tries.
+// The pauses between failed tries.
 const firstRetry, lastRetry = time.Second, time.Minute
 
 // run keeps the certificate until ctx ends: when it is due, and when somebody changes the Secret or the configuration.
@@ -175,7 +176,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 	}
 }
 
-// step does what is due, and says when something is again.
+// step does what is due, and returns when to call it again.
 func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	secret, err := k.client.CoreV1().Secrets(k.Namespace).Get(ctx, k.Secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -195,7 +196,8 @@ func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	// The Secret comes first where a certificate is new: without it the key would be lost. A served one is in the configuration already.
+	// The Secret comes first where a certificate is new: otherwise the key could be lost. A served one is in the configuration
+	// already.
 	if advanced {
 		if secret, err = k.save(ctx, secret, held); err != nil {
 			return time.Time{}, err
@@ -230,7 +232,7 @@ func (k *keeper) save(ctx context.Context, secret *corev1.Secret, s *state) (*co
 	return saved, nil
 }
 
-// bundleOf is what the API server knows the webhook by.
+// bundleOf is the API server's present bundle for the webhook.
 func bundleOf(configuration *admissionv1.ValidatingWebhookConfiguration) []byte {
 	var all []byte
 	for _, webhook := range configuration.Webhooks {
@@ -239,7 +241,7 @@ func bundleOf(configuration *admissionv1.ValidatingWebhookConfiguration) []byte 
 	return all
 }
 
-// tell gives every webhook of the configuration the bundle.
+// tell sets the bundle in every webhook of the configuration.
 func (k *keeper) tell(ctx context.Context, configuration *admissionv1.ValidatingWebhookConfiguration, bundle []byte) error {
 	configuration = configuration.DeepCopy()
 	changed := false

@@ -1,5 +1,6 @@
-// Package certificates keeps the webhook's certificate: it makes one where there is none, replaces it long before it ends, and tells the
-// API server by which certificates to know the webhook. Each certificate is its own authority, so no key but the webhook's own exists.
+// Package certificates keeps the webhook's certificate. It makes one where there is none, replaces it long before it expires, and
+// tells the API server which certificates to trust for the webhook. Each certificate is its own authority, so the webhook's own key
+// is the only one.
 package certificates
 
 import (
@@ -24,7 +25,7 @@ type pair struct {
 	cert, key []byte // PEM
 }
 
-// skew is how far the clocks of the API server's machine and of the controller's may be apart.
+// skew is how far the clocks of the API server's and the controller's machines may differ.
 const skew = 5 * time.Minute
 
 // newPair makes a certificate for hosts (names and IP addresses) that is valid for life from now.
@@ -62,7 +63,7 @@ func newPair(hosts []string, now time.Time, life time.Duration) (*pair, error) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
 }
 
-// parsePair reads a pair whose halves belong together.
+// parsePair reads a pair whose halves must belong together.
 func parsePair(cert, key []byte) (*pair, error) {
 	both, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -87,12 +88,12 @@ func (p *pair) serves(hosts []string, now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// renewal is when a pair is to be replaced: with a third of its life left, however long the controller was away.
+// renewal is when a pair must be replaced: with a third of its life left, however long the controller was away.
 func (p *pair) renewal() time.Time {
 	return p.leaf.NotAfter.Add(-p.leaf.NotAfter.Sub(p.leaf.NotBefore.Add(skew)) / 3)
 }
 
-// parseBundle reads the certificates of a bundle, and passes over what is none.
+// parseBundle reads the certificates of a bundle, and ignores everything else.
 func parseBundle(bundle []byte) []*x509.Certificate {
 	var out []*x509.Certificate
 	for {

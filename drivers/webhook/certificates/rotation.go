@@ -13,22 +13,22 @@ const (
 	keyBundle               = "ca.crt"
 )
 
-// Annotations of the Secret: when the API server got the next certificate, and since when the served one is served.
+// Annotations of the Secret: when the API server got the next certificate, and since when the present one is served.
 const (
 	annotationTold     = "gpufabric.io/next-told"
 	annotationPromoted = "gpufabric.io/served-since"
 )
 
-// state is what the Secret holds. A certificate comes in three steps, so that the API server always knows the one that it meets: it is made
-// and told of (next), it is served (served), and the one before it is forgotten (earlier).
+// state is the content of the Secret. A certificate comes in three steps, so that the API server always trusts the one that it
+// meets: it is made and sent to the API server (next), it is served (served), and the previous one is dropped (earlier).
 type state struct {
 	served, next *pair
 	earlier      []*x509.Certificate
-	// told is when the API server got next; promoted when served came to be served.
+	// told is when the API server got next; promoted is when served began to be served.
 	told, promoted time.Time
 }
 
-// readState reads the data of a Secret. What cannot be read is missing, and is made again.
+// readState reads the data of a Secret. What cannot be read counts as missing, and is made again.
 func readState(data map[string][]byte, annotations map[string]string) *state {
 	s := &state{}
 	s.served, _ = parsePair(data[keyServed], data[keyServedKey])
@@ -45,7 +45,7 @@ func readState(data map[string][]byte, annotations map[string]string) *state {
 
 func (s *state) is(p *pair, cert *x509.Certificate) bool { return p != nil && p.leaf.Equal(cert) }
 
-// write gives the Secret's data and annotations.
+// write returns the Secret's data and annotations.
 func (s *state) write() (data map[string][]byte, annotations map[string]string) {
 	data = map[string][]byte{keyServed: s.served.cert, keyServedKey: s.served.key, keyBundle: s.bundle()}
 	annotations = map[string]string{annotationPromoted: s.promoted.UTC().Format(time.RFC3339Nano)}
@@ -58,7 +58,7 @@ func (s *state) write() (data map[string][]byte, annotations map[string]string) 
 	return data, annotations
 }
 
-// bundle is what the API server is to know the webhook by.
+// bundle is what the API server must trust for the webhook.
 func (s *state) bundle() []byte {
 	certs := []*x509.Certificate{s.served.leaf}
 	if s.next != nil {
@@ -67,8 +67,8 @@ func (s *state) bundle() []byte {
 	return formatBundle(append(certs, s.earlier...))
 }
 
-// advance takes the next step that is due. known is what the API server knows the webhook by now, which is kept where everything else is
-// lost: pods serve it until the kubelet brings them the new files.
+// advance takes the next step that is due. known is what the API server trusts for the webhook now. It is kept where everything
+// else is lost: pods serve it until the kubelet brings them the new files.
 func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (changed bool, err error) {
 	if s.served == nil || s.served.serves(o.Hosts, now) != nil {
 		if s.served != nil {

@@ -17,7 +17,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// cluster has the Secret and the configuration as the chart makes them, and a keeper whose clock the test moves.
+// cluster has the Secret and the configuration as the chart creates them, and a keeper whose clock the test moves.
 type cluster struct {
 	t      *testing.T
 	client *fake.Clientset
@@ -39,7 +39,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// step takes one, and returns when the next is due.
+// step takes one step, and returns when the next is due.
 func (c *cluster) step() time.Time {
 	c.t.Helper()
 	due, err := c.keeper.step(c.t.Context())
@@ -82,8 +82,8 @@ func (c *cluster) trusts(cert []byte) error {
 	return err
 }
 
-// TestTheAPIServerAlwaysKnowsWhatPodsServe goes through a year. The kubelet brings a Secret to a pod late, so whatever was served in the
-// last two hours has to be known.
+// TestTheAPIServerAlwaysKnowsWhatPodsServe simulates a year. The kubelet brings a Secret to a pod late, so every certificate served
+// in the last two hours must be trusted.
 func TestTheAPIServerAlwaysKnowsWhatPodsServe(t *testing.T) {
 	c := newCluster(t)
 	type serving struct {
@@ -142,7 +142,7 @@ func TestACertificateIsKnownForAWhileBeforeItIsServed(t *testing.T) {
 	}
 }
 
-// TestNothingIsServedThatWasNotTold has the configuration not to be written while a certificate is on its way.
+// TestNothingIsServedThatWasNotTold makes writes of the configuration fail while a certificate is being replaced.
 func TestNothingIsServedThatWasNotTold(t *testing.T) {
 	c := newCluster(t)
 	c.step()

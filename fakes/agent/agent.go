@@ -29,12 +29,12 @@ type Options struct {
 	NodeName string
 	// Root is where the node's hardware is rendered.
 	Root string
-	// Listen is the address of /healthz, which the kubelet asks.
+	// Listen is the address of /healthz, for the kubelet.
 	Listen string
-	// Control is the address of the control endpoint (see control.go), which asks nobody who they are: an address of loopback, or empty for
-	// none.
+	// Control is the address of the control endpoint (see control.go), which does not authenticate its callers: a loopback address, or
+	// empty for none.
 	Control string
-	// Sysfs is where the machine's own sysfs is mounted. Where it shows a GPU of NVIDIA's, Run refuses to begin, unless BesideGPUs is set.
+	// Sysfs is where the machine's own sysfs is mounted. Where it shows an NVIDIA GPU, Run refuses to start, unless BesideGPUs is set.
 	Sysfs      string
 	BesideGPUs bool
 	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
@@ -44,7 +44,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// agent is the running state: what was rendered last, and what went wrong.
+// agent is the running state: what was rendered last, and the last error.
 type agent struct {
 	Options
 	mu      sync.Mutex
@@ -104,7 +104,7 @@ func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, h
 	}, nil
 }
 
-// follow renders for every state of the labels; when the API server cannot be reached it tries again, at most every 10 s.
+// follow renders for every state of the labels. While the API server cannot be reached it retries, at intervals of up to 10 s.
 func (a *agent) follow(ctx context.Context) {
 	wait := time.Second
 	for {
@@ -158,7 +158,7 @@ func (a *agent) render(ctx context.Context, labels map[string]string) error {
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
-	// A restarted agent leaves the hardware as it is: what clients and faults have changed in it since is worth keeping.
+	// A restarted agent leaves the hardware as it is: changes by clients and faults since the rendering must be kept.
 	if r, err := tree.ReadRendered(a.Root); err == nil && r.Profile == o.Profile.Name && r.Node == o.Node && r.Nodes == o.Nodes {
 		a.Log.Info("already rendered", "profile", name, "node", o.Node)
 		return nil

@@ -52,14 +52,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fakeNode is an agent that runs: its root, and where it answers.
+// fakeNode is a running agent: its root, and its address.
 type fakeNode struct {
 	root, health, control string
 	// change gives the Kubernetes node other labels.
 	change func(map[string]string)
 }
 
-// free gives an address of loopback that no one listens on.
+// free returns a loopback address on which nothing listens.
 func free(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -142,7 +142,7 @@ func TestARestartedAgentLeavesTheHardwareAsItIs(t *testing.T) {
 	if err := os.WriteFile(marker, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// An unrelated label is no reason to render again either.
+	// Unrelated labels do not cause another rendering.
 	n.change(map[string]string{agent.LabelProfile: "t4-edge", "other": "label"})
 	n.change(map[string]string{agent.LabelProfile: "t4-edge", agent.LabelIndex: "0"})
 	eventually(t, "taken up", func() bool { _, text := get(n.health + "/healthz"); return strings.Contains(text, "t4-edge 0") })
@@ -221,7 +221,7 @@ func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 			}
 		}
 	}
-	// An NVIDIA audio function and another vendor's display are no reason.
+	// An NVIDIA audio function and another vendor's display do not count.
 	add("0000:01:00.1", "0x10de", "0x040300")
 	add("0000:02:00.0", "0x1a03", "0x030000")
 	ended, cancel := context.WithCancel(t.Context())

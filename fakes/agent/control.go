@@ -18,8 +18,8 @@ import (
 //
 //	GET  /node            what is rendered, as JSON
 //	GET  /events          the events there are, as JSON
-//	POST /events/{event}  makes one happen; the body is a JSON object of its arguments, all strings. 204, or 400 for a wrong argument,
-//	                      409 for an event that cannot happen in the node's state, each with a sentence.
+//	POST /events/{event}  triggers one; the body is a JSON object of its arguments, all strings. 204, or 400 for a wrong argument,
+//	                      409 for an event that is impossible in the node's state, each with a sentence.
 
 func (a *agent) describe(w http.ResponseWriter, _ *http.Request) {
 	r, err := tree.ReadRendered(a.Root)
@@ -66,8 +66,8 @@ func (a *agent) inject(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// syncMIG brings the capability files of MIG instances up to date for clients that see only the library and the state. The state has no
-// event for a change of layout, so its sequence number is looked at, which costs one read of memory.
+// syncMIG updates the capability files of MIG instances for clients that see only the library and the state. The state has no event
+// for a change of layout, so syncMIG polls its sequence number, which costs one read of memory.
 func (a *agent) syncMIG(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -101,5 +101,5 @@ func (a *agent) writeMIG(f *state.File) error {
 	if err != nil {
 		return err
 	}
-	return tree.SyncMIG(a.Root, b) // the kernel's part alone: nodes in /dev are made by clients that can write there
+	return tree.SyncMIG(a.Root, b) // only the kernel's part: nodes in /dev are made by clients that can write there
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// check refuses what would open the node to others, or put fake hardware beside real hardware without anybody having said so.
+// check refuses options that would open the node to others, or put fake hardware beside real hardware unintentionally.
 func (o Options) check() error {
 	if o.Control != "" {
 		host, _, err := net.SplitHostPort(o.Control)

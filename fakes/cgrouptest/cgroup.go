@@ -1,4 +1,4 @@
-// Package cgrouptest gives tests cgroups of the kernel's own: NVIDIA's driver, and so the fake, limits nothing else.
+// Package cgrouptest gives tests real cgroups of the kernel: NVIDIA's driver, and so the fake, limits nothing else.
 package cgrouptest
 
 import (
@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// Make makes a cgroup v2 for a test, and removes it with all below it at the test's end, by when no process may be in them. mount is where
-// cgroup v2 is mounted. The test is skipped, with the reason, where none can be made.
+// Make makes a cgroup v2 for a test, and removes it with all below it at the test's end, when no process may be in them. mount is
+// where cgroup v2 is mounted. It skips the test, with the reason, where it cannot make one.
 func Make(t testing.TB) (mount, path string) {
 	t.Helper()
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {

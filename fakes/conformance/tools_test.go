@@ -117,7 +117,7 @@ func TestIbstatusShowsRatesAndLinkLayers(t *testing.T) {
 func TestIbvDevicesListsEveryDevice(t *testing.T) {
 	need(t, "ibv_devices", "ibverbs-utils ibverbs-providers")
 	root, n := render(t, "h100-hgx")
-	// The library wants the device nodes where the kernel has them, and the node may lie below /dev itself.
+	// The library expects the device nodes in the kernel's places, and the node may be below /dev itself.
 	script := fmt.Sprintf("d=$(mktemp -d -p /tmp) && cp -r %[1]s/dev/infiniband $d && mount --rbind %[1]s/sys /sys && mount -t tmpfs none "+
 		"/dev && "+
 		"cp -r $d/infiniband /dev && rm -r $d && exec ibv_devices", root)

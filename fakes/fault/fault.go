@@ -16,14 +16,14 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// Arguments are an event's, by name.
+// Arguments are the arguments of an event, by name.
 type Arguments map[string]string
 
 // Kind is one kind of event.
 type Kind struct {
 	Name    string `json:"name"`
 	Summary string `json:"summary"`
-	// Parameters are what it takes; those with a default may be left out.
+	// Parameters are its parameters; those with a default may be omitted.
 	Parameters []Parameter `json:"parameters"`
 	apply      func(*change) error
 }
@@ -32,12 +32,12 @@ type Kind struct {
 type Parameter struct {
 	Name    string `json:"name"`
 	Summary string `json:"summary"`
-	// Default is taken when the argument is left out; Required says that it must not be.
+	// Default is used when the argument is omitted; Required says that it must be given.
 	Default  string `json:"default,omitempty"`
 	Required bool   `json:"required,omitempty"`
 }
 
-// ErrRefused marks an event that cannot happen in the node's state; the state is unchanged.
+// ErrRefused marks an event that is impossible in the node's state; the state is unchanged.
 var ErrRefused = errors.New("refused")
 
 func refuse(format string, args ...any) error {
@@ -56,7 +56,7 @@ func Find(name string) (Kind, error) {
 	return Kind{}, fmt.Errorf("no event %q; there are %s", name, strings.Join(names, ", "))
 }
 
-// Apply makes one event happen on the node under root. Events of one node happen one after the other, whoever asks for them.
+// Apply triggers one event on the node under root. Events of one node happen one after the other, whoever triggers them.
 func Apply(root, name string, args Arguments) error {
 	k, err := Find(name)
 	if err != nil {
@@ -82,7 +82,7 @@ func Apply(root, name string, args Arguments) error {
 	return nil
 }
 
-// Check reports every wrong or missing argument; values are looked at when the event happens.
+// Check reports every wrong or missing argument; values are checked when the event happens.
 func (k Kind) Check(args Arguments) error {
 	_, err := k.complete(args)
 	return err
@@ -177,7 +177,7 @@ func (c *change) onGPU(fn func(*state.Model, *state.GPU) error) error {
 	return c.file.Update(func(b *state.Body) error { return fn(&b.Node.Model, b.GPUs[i]) })
 }
 
-// replace rewrites one file of the tree at once; readers see the old text or the new.
+// replace replaces one file of the tree atomically; readers see the old text or the new.
 func (c *change) replace(path, text string) error {
 	tmp := filepath.Join(filepath.Dir(state.Path(c.root)), ".inject")
 	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {

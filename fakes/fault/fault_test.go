@@ -95,7 +95,8 @@ func TestEventsChangeWhatTheySay(t *testing.T) {
 	}
 }
 
-// The module is loaded on demand, and gets its major then (nvidia_uvm_modprobe and nvidia_uvm_mknod in NVIDIA/nvidia-modprobe).
+// The module is loaded on demand, and gets its major number then (nvidia_uvm_modprobe and nvidia_uvm_mknod in
+// NVIDIA/nvidia-modprobe).
 func TestUnifiedMemoryDevicesAreThereOnlyWhileTheirModuleIs(t *testing.T) {
 	root := render(t, "t4-edge")
 	look := func() (nodes, majors int) {

@@ -24,7 +24,7 @@ const (
 	degradedMask, degraded, notDegraded = 0x3, 1, 2
 )
 
-// living gives the GPU, unless it is lost already.
+// living returns the GPU, unless it is already lost.
 func (c *change) living(fn func(*state.Model, *state.GPU) error) error {
 	return c.onGPU(func(m *state.Model, g *state.GPU) error {
 		if g.Core.Lost != 0 {
@@ -307,7 +307,7 @@ func uvm(loaded bool) func(*change) error {
 }
 
 func delay(c *change) error {
-	// The names are the C library's to know; this catches what can be none of them.
+	// Only the C library knows the names; this rejects impossible ones.
 	if f := c.args["function"]; f != "*" && !strings.HasPrefix(f, "nvml") {
 		return fmt.Errorf("function is %q; the name of an NVML function such as nvmlDeviceGetMemoryInfo is wanted, or * for all", f)
 	}

@@ -1,5 +1,5 @@
-// Package imex is an internode memory exchange daemon that shares no memory: it reads the real daemon's configuration, really connects
-// to its peers over TCP, and answers the real control command's queries.
+// Package imex is an internode memory exchange daemon that shares no memory. It reads the real daemon's configuration, really
+// connects to its peers over TCP, and answers the real control command's queries.
 package imex
 
 import (
@@ -39,7 +39,7 @@ type Config struct {
 	BindAddress netip.Addr
 	// ServerPort is the port of every daemon of the domain.
 	ServerPort uint16
-	// NodesFile lists the domain's nodes, one address or name a line.
+	// NodesFile lists the domain's nodes, one address or name per line.
 	NodesFile string
 	Quorum    Quorum
 	// CommandEnabled opens the control channel: on CommandSocket if that is set, else on CommandAddress:CommandPort.
@@ -51,7 +51,7 @@ type Config struct {
 	Grace time.Duration
 	// LogFile is empty for standard error.
 	LogFile string
-	// Ignored are keys that the real daemon knows and this one has no use for.
+	// Ignored are keys that the real daemon knows and this one does not use.
 	Ignored []string
 }
 
@@ -136,7 +136,7 @@ func (c *Config) set(key, value string) (err error) {
 	case "LOG_FILE_NAME":
 		c.LogFile = value
 	default:
-		// The real daemon grows keys with each version; one that is not known here is no reason to stop.
+		// Each version of the real daemon adds keys; an unknown key is no reason to stop.
 		c.Ignored = append(c.Ignored, key)
 		if !slices.Contains(ignored, key) {
 			c.Ignored[len(c.Ignored)-1] += " (unknown)"
@@ -153,7 +153,7 @@ func port(value string) (uint16, error) {
 	return uint16(p), nil
 }
 
-// ReadNodes reads the list of nodes: one address or name a line, # starts a comment, names may stand once.
+// ReadNodes reads the list of nodes: one address or name per line, # starts a comment, each name at most once.
 func ReadNodes(path string) ([]string, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

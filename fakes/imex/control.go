@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// answer is what the control channel sends to whoever asks on it, before it closes the connection.
+// answer is what the control channel sends to a client before it closes the connection.
 type answer struct {
 	Local  State  `json:"local"`
 	Self   string `json:"self"`
@@ -65,7 +65,7 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 	return nil
 }
 
-// removeSocket takes away a socket that a killed daemon left, which would keep the next one from listening. Whatever else is at the path
+// removeSocket removes a socket that a killed daemon left, which would keep the next one from listening. Anything else at the path
 // stays.
 func removeSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
@@ -86,7 +86,7 @@ func removeSocket(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-// Question is what a daemon is asked.
+// Question is a query to a daemon.
 type Question string
 
 // The questions.
@@ -102,7 +102,7 @@ func (d *Daemon) silent(q Question) bool {
 }
 
 func (d *Daemon) answerCommand(ctx context.Context, conn net.Conn) {
-	defer func() { _ = conn.Close() }() // the asker has its answer or is gone
+	defer func() { _ = conn.Close() }() // the client has its answer or is gone
 	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer release()
 	requests := bufio.NewReader(conn)
@@ -123,7 +123,7 @@ func (d *Daemon) answerCommand(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// Query asks the daemon that was started with this configuration. Nothing but ctx bounds how long that takes.
+// Query queries the daemon that was started with this configuration. Only ctx bounds how long that takes.
 func Query(ctx context.Context, c Config, q Question) (Status, error) {
 	network, address := c.commandEndpoint()
 	var dialer net.Dialer

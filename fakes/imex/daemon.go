@@ -16,28 +16,30 @@ import (
 	"time"
 )
 
-// Options are what a daemon takes from its surroundings.
+// Options are what a daemon needs from its environment.
 type Options struct {
-	// Version is told to peers; daemons of different versions do not talk.
+	// Version is sent to peers; daemons of different versions do not talk to each other.
 	Version string
-	// HostName is told to peers; empty takes the machine's.
+	// HostName is sent to peers; empty: the machine's name.
 	HostName string
-	// Resolve gives the addresses of a name; nil asks the system (so /etc/hosts, then DNS).
+	// Resolve returns the addresses of a name; nil uses the system (so /etc/hosts, then DNS).
 	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
-	// DNS is asked for a name that Resolve does not know, as the C library's resolver does (nsswitch.conf: hosts: files dns); nil knows none.
+	// DNS resolves a name that Resolve does not know, as the C library's resolver does (nsswitch.conf: hosts: files dns); nil knows
+	// none.
 	DNS func(ctx context.Context, name string) ([]netip.Addr, error)
 	// Log takes one line per change; nil discards.
 	Log *slog.Logger
-	// StateDir is the node's: it holds the session; empty: the daemon has the driver to itself.
+	// StateDir is the node's state directory, with the session; empty: the daemon has the driver to itself.
 	StateDir string
 	// PersistDir keeps persist.dat, for QuorumRecovery; empty keeps none.
 	PersistDir string
-	// Surroundings are what the daemon's container has, Needs the device nodes it must have; nil: everything.
+	// Surroundings are what the daemon's container has. Needs are the device nodes that it must have; nil: everything.
 	Surroundings Surroundings
 	Needs        []string
-	// Faults gives the peers that messages must not reach, and whether to die; nil means no faults.
+	// Faults returns the peers that messages must not reach, and whether to die; nil means no faults.
 	Faults func() Faults
-	// Heartbeat is how often peers tell each other that they live; zero means 500 ms. A peer silent for four of them is lost.
+	// Heartbeat is how often peers report to each other that they live; zero means 500 ms. A peer that is silent for four of them is
+	// lost.
 	Heartbeat time.Duration
 }
 
@@ -45,11 +47,11 @@ type Options struct {
 type Faults struct {
 	// Partitioned are peers' addresses or names that cannot be reached; "*" is all of them.
 	Partitioned []string `json:"partitioned,omitempty"`
-	// Kills counts how often the daemon was told to die; a higher number than at its start ends it at once.
+	// Kills counts how often the daemon was killed by a fault; a higher number than at its start ends it at once.
 	Kills int `json:"kills,omitempty"`
-	// Failures counts how often the daemon lost its GPUs; a higher number than at its start leaves it UNAVAILABLE, which it stays.
+	// Failures counts how often the daemon lost its GPUs; a higher number than at its start makes it UNAVAILABLE for good.
 	Failures int `json:"failures,omitempty"`
-	// Silent has the daemon take questions and answer none: "-N" those for the whole domain alone (#1417 of NVIDIA's DRA driver:
+	// Silent makes the daemon accept queries without answering: "-N" only those for the whole domain (#1417 of NVIDIA's DRA driver:
 	// nvidia-imex-ctl -N hangs where -q answers), "*" all, "" none.
 	Silent string `json:"silent,omitempty"`
 }
@@ -58,7 +60,7 @@ func (f Faults) cuts(host string, addr netip.Addr) bool {
 	return slices.ContainsFunc(f.Partitioned, func(p string) bool { return p == "*" || p == host || p == addr.String() })
 }
 
-// ErrKilled ends Run when a fault told the daemon to die.
+// ErrKilled ends Run when a fault killed the daemon.
 var ErrKilled = errors.New("killed by an injected fault")
 
 // Daemon is one IMEX daemon. Make it with New, and call Run once.
@@ -72,13 +74,13 @@ type Daemon struct {
 	kills   int
 	// failures are Faults.Failures when the daemon started.
 	failures int
-	// session is the node's, once the daemon has it.
+	// session is the node's session, once the daemon has it.
 	session *Session
 	// remembered is what the recovery mark holds now, lost what an earlier daemon's held; only loop uses them.
 	remembered, lost []string
 
 	mu sync.Mutex
-	// reloaded is when a Reload was heeded last.
+	// reloaded is when the last Reload took effect.
 	reloaded time.Time
 	state    State
 	self     int // place in nodes, -1 when none of them is this machine
@@ -95,7 +97,7 @@ func New(c Config, o Options) (*Daemon, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.HostName == "" {
-		o.HostName, _ = os.Hostname() // an empty name is told then
+		o.HostName, _ = os.Hostname() // an empty name is sent then
 	}
 	if o.Resolve == nil {
 		o.Resolve = func(ctx context.Context, name string) ([]netip.Addr, error) {
@@ -117,11 +119,11 @@ func New(c Config, o Options) (*Daemon, error) {
 	return d, nil
 }
 
-// reloadPause is for how long after one SIGUSR1 the next are ignored. NVIDIA's IMEX guide, on changing peers: a signal that comes within
-// five seconds of another is not heeded, and not made up for.
+// reloadPause is how long after one SIGUSR1 further ones are ignored. NVIDIA's IMEX guide, on changing peers: a signal that comes
+// within five seconds of another is ignored, and not made up for.
 const reloadPause = 5 * time.Second
 
-// Reload looks the peers' names up again, as SIGUSR1 does to the real daemon, unless it was told to lately.
+// Reload looks up the peers' names again, as SIGUSR1 makes the real daemon do, unless another reload was recent.
 func (d *Daemon) Reload() {
 	d.mu.Lock()
 	tooSoon := !d.reloaded.IsZero() && time.Since(d.reloaded) < reloadPause
@@ -244,7 +246,7 @@ func (d *Daemon) becomeReady() {
 	d.setState(StateReady)
 }
 
-// endSession gives the node's session up. However a daemon ends, this happens.
+// endSession releases the node's session, however the daemon ends.
 func (d *Daemon) endSession() {
 	if d.session != nil {
 		d.session.Close()
@@ -296,7 +298,7 @@ func (d *Daemon) listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// resolve looks every node's name up, finds out which of them is this machine, and tells peers whose address changed.
+// resolve looks up every node's name, finds out which of them is this machine, and notifies peers whose address changed.
 func (d *Daemon) resolve(ctx context.Context) {
 	own := d.ownAddresses()
 	self := -1
@@ -334,7 +336,7 @@ func (d *Daemon) lookup(ctx context.Context, host string) ([]netip.Addr, error) 
 	return addrs, err
 }
 
-// ownAddresses are the bound one or, without one, all of this machine's.
+// ownAddresses returns the bound address or, without one, all of this machine's.
 func (d *Daemon) ownAddresses() []netip.Addr {
 	if d.config.BindAddress.IsValid() {
 		return []netip.Addr{d.config.BindAddress}

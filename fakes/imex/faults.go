@@ -12,8 +12,8 @@ import (
 // FaultsName is the file in a node's state directory that holds its daemon's faults.
 const FaultsName = "imex-faults.json"
 
-// FaultsFile reads faults from a file that may not exist, and again whenever it is another file or its time of change is another: two files
-// that are written at once, one in the other's place, can have the same time.
+// FaultsFile reads faults from a file that may not exist. It reads the file again whenever it is another file or its modification
+// time differs: two files that are written at once, one replacing the other, can have the same time.
 func FaultsFile(path string) func() Faults {
 	var mu sync.Mutex
 	var read os.FileInfo

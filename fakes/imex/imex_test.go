@@ -27,7 +27,7 @@ type domain struct {
 	daemons map[int]*node
 }
 
-// node is one daemon that runs.
+// node is one running daemon.
 type node struct {
 	*imex.Daemon
 	config imex.Config
@@ -349,7 +349,7 @@ func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
 		if err := imex.WriteFaults(path, f); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chtimes(path, at, at); err != nil { // a kernel's clock for files may stand still for milliseconds
+		if err := os.Chtimes(path, at, at); err != nil { // the kernel's clock for files may not advance for milliseconds
 			t.Fatal(err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// message is what daemons tell each other, one JSON object a line: the caller says it at once and then with every heartbeat, and the
-// called daemon answers each with its own.
+// message is what daemons send each other, one JSON object per line. The caller sends it at once and then with every heartbeat, and
+// the called daemon answers each with its own.
 type message struct {
 	Version  string `json:"version"`
 	NodesMap string `json:"nodesMap"`
@@ -28,7 +28,7 @@ type peer struct {
 	index  int
 	host   string
 
-	// What follows is guarded by the daemon's mutex.
+	// The daemon's mutex guards the fields below.
 	addr    netip.Addr
 	status  Connection
 	lostAt  time.Time
@@ -37,7 +37,7 @@ type peer struct {
 	stop    context.CancelFunc
 }
 
-// setAddress takes the first address that was found. A changed one ends the connection to the old.
+// setAddress sets the first address that was found. A change ends the connection to the old one.
 func (p *peer) setAddress(addrs []netip.Addr) {
 	p.daemon.mu.Lock()
 	defer p.daemon.mu.Unlock()
@@ -145,7 +145,7 @@ func (p *peer) talk(ctx context.Context, addr netip.Addr) {
 	}
 }
 
-// exchange sends one message and takes the answer; false when the connection is no good any more.
+// exchange sends one message and reads the answer; false when the connection can no longer be used.
 func (p *peer) exchange(conn net.Conn, replies *bufio.Reader) bool {
 	d := p.daemon
 	if err := conn.SetDeadline(time.Now().Add(4 * d.options.Heartbeat)); err != nil {
@@ -176,7 +176,7 @@ func (d *Daemon) compare(m message) Connection {
 	return Connected
 }
 
-// say is this daemon's own message.
+// say returns this daemon's own message.
 func (d *Daemon) say() message {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// RecoveryName is the file in which a daemon keeps what it must know after an end that was not in order.
+// RecoveryName is the file in which a daemon records what it must know after an unclean end.
 const RecoveryName = "persist.dat"
 
-// PersistDir is where the real daemon has it; a container must keep that directory over its own end.
+// PersistDir is the real daemon's directory; a container must keep it across restarts.
 const PersistDir = "/var/run/nvidia-imex"
 
-// The recovery mark lists the addresses that a READY daemon was connected with. A clean end takes it away, so a daemon that finds one
+// The recovery mark lists the addresses with which a READY daemon was connected. A clean end removes it. So a daemon that finds one
 // follows one that died, and with QuorumRecovery waits for those peers.
 
 func (d *Daemon) mark() string { return filepath.Join(d.options.PersistDir, RecoveryName) }
 
-// remember brings the mark up to date.
+// remember updates the mark.
 func (d *Daemon) remember() {
 	now := d.connected()
 	if d.options.PersistDir == "" || slices.Equal(now, d.remembered) {
@@ -36,11 +36,11 @@ func (d *Daemon) remember() {
 
 func (d *Daemon) forget() {
 	if d.options.PersistDir != "" {
-		_ = os.Remove(d.mark()) // where there is none, there is none
+		_ = os.Remove(d.mark()) // a missing file is fine
 	}
 }
 
-// recoverable lists the marked addresses that are still peers: those of another domain, long gone, are not waited for.
+// recoverable lists the marked addresses that are still peers. It does not wait for those of another, earlier domain.
 func (d *Daemon) recoverable() []string {
 	if d.options.PersistDir == "" {
 		return nil

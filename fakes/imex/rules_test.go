@@ -17,9 +17,9 @@ import (
 	"gpufabric.io/fakes/imex"
 )
 
-// Each test here is a rule of the driver or of NVIDIA's daemon, with where it is written.
+// Each test here checks a rule of the driver or of NVIDIA's daemon, and says where it is documented.
 
-// on has a daemon run on the node whose state directory this is.
+// on runs a daemon on the node with this state directory.
 func on(dir string) func(*imex.Config, *imex.Options) {
 	return func(_ *imex.Config, o *imex.Options) { o.StateDir = dir }
 }
@@ -48,7 +48,8 @@ func TestANodeHasOneIMEXSession(t *testing.T) {
 	eventually(t, "READY once the session is free", func() bool { return again.State() == imex.StateReady })
 }
 
-// imex_session_api.c: the end of a session disables every client that has imported memory; a later session does not bring it back.
+// imex_session_api.c: the end of a session disables every client that has imported memory; a later session does not enable it
+// again.
 func TestImportersDieWithTheSessionForGood(t *testing.T) {
 	for name, end := range map[string]func(*node, *atomic.Int32){
 		"in order": func(n *node, _ *atomic.Int32) { _ = n.stop() },
@@ -141,8 +142,8 @@ func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
 	eventually(t, "UP after a signal that came late enough", a.is(imex.DomainUp))
 }
 
-// The C library's resolver: a name that /etc/hosts does not have is asked of DNS (nsswitch.conf: "hosts: files dns"). #1466 of NVIDIA's DRA
-// driver counted these questions in clusters.
+// The C library's resolver: a name that is not in /etc/hosts is looked up in DNS (nsswitch.conf: "hosts: files dns"). #1466 of
+// NVIDIA's DRA driver counted these lookups in clusters.
 func TestANameThatHostsDoesNotHaveIsAskedOfDNS(t *testing.T) {
 	d := newDomain(t, "*.1", "nobody-0001", "nobody-0002")
 	var asked atomic.Int32
@@ -197,8 +198,8 @@ func TestADaemonThatBecameUnavailableStaysSo(t *testing.T) {
 	}
 }
 
-// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died waits for nobody, so
-// memory that others still have mapped is handed out again.
+// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died waits for
+// nobody, so memory that others still have mapped is allocated again.
 func TestWithoutAQuorumADaemonThatFollowsADeadOneWaitsForNobody(t *testing.T) {
 	d, persist := newDomain(t, "*.1", "*.2"), t.TempDir()
 	if err := os.WriteFile(filepath.Join(persist, imex.RecoveryName), []byte(d.address(2).String()), 0o644); err != nil {

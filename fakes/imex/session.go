@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SessionName is the file in a node's state directory that stands for the driver's IMEX session.
+// SessionName is the file in a node's state directory that represents the driver's IMEX session.
 const SessionName = "imex-session"
 
-// ErrInUse is what the driver answers a second daemon: NV_ERR_IN_USE.
+// ErrInUse is the driver's answer to a second daemon: NV_ERR_IN_USE.
 var ErrInUse = errors.New("the driver has an IMEX session already (NV_ERR_IN_USE); a node has one at a time")
 
 // Session is the node's IMEX session, which makes importing memory of other nodes possible.
 //
-// The rules are those of the driver (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c): one session a node, held by
-// whoever opened it until it is closed or the process is gone; and with its end every client on the node that has imported memory is
-// disabled, for good: a later session does not bring it back. The file is locked by its holder, so that the kernel ends a session as the
-// driver does, and holds the number of the session.
+// The rules are those of the driver (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c). A node has one
+// session. Whoever opened it holds it until it is closed or the process is gone. When it ends, every client on the node that has
+// imported memory is disabled for good: a later session does not enable it again. The holder locks the file, so that the kernel
+// ends a session as the driver does. The file holds the number of the session.
 type Session struct {
 	file *os.File
 }
@@ -55,7 +55,7 @@ func OpenSession(dir string) (*Session, error) {
 }
 
 // Close ends the session.
-func (s *Session) Close() { _ = s.file.Close() } // what it held is in the lock
+func (s *Session) Close() { _ = s.file.Close() } // its state is in the lock
 
 // Import is memory of another node that a client of this node has imported.
 type Import struct {
@@ -81,7 +81,7 @@ func (i *Import) Alive() bool {
 	return err == nil && open && number == i.number
 }
 
-// session is the number of a node's session, and whether it is open.
+// session returns the number of a node's session, and whether it is open.
 func session(dir string) (number int, open bool, err error) {
 	file, err := os.Open(filepath.Join(dir, SessionName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -99,7 +99,8 @@ func session(dir string) (number int, open bool, err error) {
 	return number, held.Type != unix.F_UNLCK, err
 }
 
-// wholeFile is a lock of the kind on a whole file, of an open file rather than of a process: daemons of a simulation share one.
+// wholeFile is a lock of the kind on a whole file. It belongs to an open file, not to a process: daemons of a simulation share one
+// process.
 func wholeFile(kind int16) unix.Flock_t { return unix.Flock_t{Type: kind, Whence: io.SeekStart} }
 
 func sessionNumber(file *os.File) (int, error) {

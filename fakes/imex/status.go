@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// State is what a daemon says of itself.
+// State is a daemon's own state.
 type State string
 
 // The states, in the order a daemon goes through them.

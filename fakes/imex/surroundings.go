@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Library is what a daemon cannot start without; it opens it by this name.
+// Library is what a daemon cannot start without; it is loaded by this name.
 const Library = "libnvidia-imex.so.1"
 
 // Surroundings are what a daemon's container has of its node.
@@ -62,7 +62,7 @@ func value(path, key string) (string, error) {
 	return "", fmt.Errorf("what an IMEX daemon needs: %s has no line %s", path, key)
 }
 
-// Machine is the surroundings of a daemon that runs where it seems to.
+// Machine is the surroundings of a daemon that runs directly on this machine.
 type Machine struct {
 	// Dev stands for /dev.
 	Dev string
@@ -84,10 +84,11 @@ func (m Machine) Library(name string) bool {
 	})
 }
 
-// Container is the surroundings of a daemon in a container that a simulation only writes down: what the container was given.
+// Container is the surroundings of a daemon in a container of a simulation that does not run containers: what the container was
+// given.
 type Container struct {
 	Devices []string
-	// Mounts are what is mounted, by the container's path.
+	// Mounts are the mounts, by the container's path.
 	Mounts map[string]string
 }
 
@@ -137,7 +138,7 @@ func (d *Daemon) checkStart() error {
 	return nil
 }
 
-// initGPU takes the node's session. Its error leaves a daemon UNAVAILABLE, which it stays.
+// initGPU opens the node's session. Its error makes a daemon UNAVAILABLE for good.
 func (d *Daemon) initGPU() error {
 	if in := d.options.Surroundings; in != nil {
 		var missing []string

@@ -85,7 +85,7 @@ func starts(p *state.MIGProfile) []uint32 {
 	return p.Starts[:min(p.PlacementCount, state.MaxPlacements)]
 }
 
-// profileOf is the profile of an instance; a damaged index gives an empty one.
+// profileOf is the profile of an instance; a damaged index returns an empty one.
 func profileOf(m *state.Model, gi *state.GPUInstance) *state.MIGProfile {
 	if gi.Profile >= state.MaxMIGProfiles {
 		return &state.MIGProfile{}
@@ -93,7 +93,7 @@ func profileOf(m *state.Model, gi *state.GPUInstance) *state.MIGProfile {
 	return &m.MIGProfiles[gi.Profile]
 }
 
-// taken are the memory slices in use, one bit each.
+// taken are the used memory slices, one bit each.
 func taken(m *state.Model, g *state.GPU) uint32 {
 	var bits uint32
 	for i := range g.Instances {
@@ -215,7 +215,7 @@ func hasProcess(g *state.GPU, gi, ci uint32) bool {
 	return false
 }
 
-// DestroyGPUInstance takes an instance away that has no compute instances.
+// DestroyGPUInstance removes an instance that has no compute instances.
 func DestroyGPUInstance(g *state.GPU, id uint32) error {
 	gi := FindGPUInstance(g, id)
 	if gi == nil {
@@ -233,7 +233,7 @@ func DestroyGPUInstance(g *state.GPU, id uint32) error {
 	return nil
 }
 
-// computeTaken are the compute slices of a GPU instance in use, one bit each.
+// computeTaken are the used compute slices of a GPU instance, one bit each.
 func computeTaken(p *state.MIGProfile, gi *state.GPUInstance) uint32 {
 	var bits uint32
 	for i := range gi.Computes {
@@ -303,7 +303,7 @@ func CreateComputeInstance(m *state.Model, g *state.GPU, gi uint32, profile int,
 	return 0, ErrInsufficientResources
 }
 
-// deviceUUID depends on the GPU and the place, so that the same layout has the same UUIDs again.
+// deviceUUID depends on the GPU and the place, so that the same layout gets the same UUIDs again.
 func deviceUUID(g *state.GPU, gi, ci uint32) [16]byte {
 	const prime = 0x100000001b3
 	x := uint64(0xcbf29ce484222325)
@@ -322,7 +322,7 @@ func deviceUUID(g *state.GPU, gi, ci uint32) [16]byte {
 	return u
 }
 
-// DestroyComputeInstance takes a compute instance away that no process uses.
+// DestroyComputeInstance removes a compute instance that no process uses.
 func DestroyComputeInstance(g *state.GPU, gi, id uint32) error {
 	c := FindComputeInstance(FindGPUInstance(g, gi), id)
 	if c == nil {
@@ -347,8 +347,9 @@ const architectureAmpere = 7
 // one of those.
 func ModeNeedsReset(m *state.Model) bool { return m.Architecture == architectureAmpere }
 
-// SetMode asks for MIG on or off. The second result is why the mode could not be made current at once. others says that other NVML clients
-// have the GPUs open: "All daemons holding handles on driver modules need to be stopped before MIG enablement" (the same page).
+// SetMode requests MIG on or off. The second result is why the mode could not take effect at once. others says that other NVML
+// clients have the GPUs open: "All daemons holding handles on driver modules need to be stopped before MIG enablement" (the same
+// page).
 func SetMode(m *state.Model, g *state.GPU, on, others bool) (err, activation error) {
 	if m.MIGProfileCount == 0 {
 		return ErrNotSupported, nil
@@ -377,9 +378,9 @@ func SetMode(m *state.Model, g *state.GPU, on, others bool) (err, activation err
 	return nil, nil
 }
 
-// Reset resets a GPU, as nvidia-smi --gpu-reset does (its manual page): no application may use the GPU, and no other program such as a
-// monitor may have it open. A pending mode becomes current; instances do not outlive a reset (MIG user guide, Getting Started: they have to
-// be made again).
+// Reset resets a GPU, as nvidia-smi --gpu-reset does (its manual page): no application may use the GPU, and no other program such
+// as a monitor may have it open. A pending mode takes effect. Instances do not survive a reset (MIG user guide, Getting Started:
+// they have to be made again).
 func Reset(g *state.GPU, others bool) error {
 	if others || g.Core.MIGBusy != 0 || hasProcess(g, state.None, state.None) {
 		return ErrInUse
@@ -388,7 +389,7 @@ func Reset(g *state.GPU, others bool) error {
 	return nil
 }
 
-// Restart leaves a GPU as it is when it comes up.
+// Restart leaves a GPU as it is after a boot.
 func Restart(g *state.GPU) {
 	g.Core.MIGCurrent = g.Core.MIGPending
 	g.Core.ComputeMode, g.Core.TimeSlice = 0, 0

@@ -1,6 +1,6 @@
-// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as version
-// 550.163.01 does (Debian's package nvidia-cuda-mps, which runs without a GPU): what it does not take it passes over in silence, and its
-// client succeeds. It shares nothing; it keeps what it is told, and its server is a process that waits.
+// Package mps is a stand-in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as
+// version 550.163.01 does (Debian's package nvidia-cuda-mps, which runs without a GPU). It silently ignores what the real one
+// ignores, and its client succeeds. It shares nothing: it stores its settings, and its server is a process that waits.
 package mps
 
 import (
@@ -34,7 +34,7 @@ type Daemon struct {
 	// Server is the command that is started as nvidia-cuda-mps-server.
 	Server string
 	Log    *slog.Logger
-	// Listening is called once commands are taken; nil: nobody wants to know.
+	// Listening is called once commands are accepted; nil: no call.
 	Listening func()
 
 	mu         sync.Mutex
@@ -154,8 +154,8 @@ func (d *Daemon) do(words []string) string {
 	return fmt.Sprintf("Unknown command %q\n", words[0])
 }
 
-// setLimit takes a limit in mebibytes or, with a G, gibibytes. Whole gibibytes are kept as such, rounded down; one that is no limit leaves
-// none. A device that is named by its UUID takes the first device's limit away.
+// setLimit sets a limit in mebibytes or, with a G, gibibytes. Whole gibibytes are kept as such, rounded down. A value that is no
+// limit removes the limit. A device that is named by its UUID removes the first device's limit.
 func (d *Daemon) setLimit(device, limit string) {
 	n, err := strconv.Atoi(device)
 	if err != nil {
@@ -181,7 +181,7 @@ func (d *Daemon) setLimit(device, limit string) {
 
 func (d *Daemon) setPercentage(text string) string {
 	v, err := strconv.ParseFloat(text, 64)
-	if err == nil && v > 0 && v <= 100 { // else it answers with what it had
+	if err == nil && v > 0 && v <= 100 { // otherwise it answers with the present value
 		d.percentage = strconv.FormatFloat(v, 'f', 1, 64)
 	}
 	return d.percentage + "\n"
@@ -195,7 +195,7 @@ func (d *Daemon) list() string {
 	return b.String()
 }
 
-// start runs the server, which lives until it is shut down.
+// start runs the server, which runs until it is shut down.
 func (d *Daemon) start() string {
 	cmd := exec.Command(d.Server) //nolint:noctx // stopServers ends it
 	if err := cmd.Start(); err != nil {
@@ -226,11 +226,11 @@ func (d *Daemon) stopServers() {
 
 func end(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // it may have ended by itself
-	_ = cmd.Wait()         // killed is what it is to be
+	_ = cmd.Wait()         // it was killed on purpose
 }
 
-// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers. When ctx ends it returns, though commands may
-// be read still.
+// Send sends commands to the daemon of a pipe directory, one per line, and copies its answers. When ctx ends it returns, even if it
+// is still reading commands.
 func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Writer) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", Socket(pipe))
@@ -243,7 +243,7 @@ func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Write
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done(): // whoever types may never say more
+	case <-ctx.Done(): // a person at a terminal may never type more
 		return ctx.Err()
 	}
 }

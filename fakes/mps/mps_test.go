@@ -50,7 +50,7 @@ func send(t *testing.T, pipe, commands string) string {
 	return out.String()
 }
 
-// exchanges are what the real daemon is told, and what it answers.
+// exchanges are commands for the real daemon, and its answers.
 func exchanges() []struct{ say, want string } {
 	return []struct{ say, want string }{
 		{"get_default_active_thread_percentage\n", "100.0\n"},
@@ -71,7 +71,7 @@ func exchanges() []struct{ say, want string } {
 	}
 }
 
-// The real one is run where tests/nvidia-programs has fetched it; it needs no GPU.
+// The real daemon runs where tests/nvidia-programs has fetched it; it needs no GPU.
 //
 //shows:fakes-cuda
 func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
@@ -95,7 +95,7 @@ func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		_ = daemon.Process.Kill() // it may have quit
-		_ = daemon.Wait()         // killed is what it is to be
+		_ = daemon.Wait()         // it was killed on purpose
 	})
 	say := func(commands string) (string, error) {
 		cmd := control()

@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// TestADamagedStateNeverCrashesAClient writes random bytes into the mapped file, and cuts it, and then calls everything: whatever comes
-// back, the process must live. The file is made whole again each time, under the same mappings.
+// TestADamagedStateNeverCrashesAClient writes random bytes into the mapped file, truncates it, and then calls everything. Whatever
+// the calls return, the process must not crash. The file is repaired each time, under the same mappings.
 //
 //shows:fakes-refusals
 func TestADamagedStateNeverCrashesAClient(t *testing.T) {
@@ -92,7 +92,7 @@ func callEverything(l nvml.Interface) {
 			d.GetGpuInstancePossiblePlacements(&info)
 			d.GetGpuInstanceRemainingCapacity(&info)
 			d.CreateGpuInstance(&info)
-			// The count of instances is taken from the profile, which may be nonsense now; go-nvml allocates that many.
+			// The count of instances comes from the profile, which may be nonsense now; go-nvml allocates that many.
 			if info.InstanceCount > 64 {
 				continue
 			}
@@ -122,7 +122,7 @@ func callGetters(v reflect.Value, in reflect.Type) {
 	}
 }
 
-// TestADamagedProfileEndsNoCount has profiles of 32 slices, whose mask in a word of 32 bits is that of none.
+// TestADamagedProfileEndsNoCount uses profiles of 32 slices: their mask in a word of 32 bits equals that of no slice.
 //
 //shows:fakes-refusals
 func TestADamagedProfileEndsNoCount(t *testing.T) {

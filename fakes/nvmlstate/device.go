@@ -48,7 +48,7 @@ func (d *device) in(b *state.Body) (part, nvml.Return) {
 	return p, alive(g)
 }
 
-// get reads one value. kinds says for which handles the function is: whole GPUs, or any.
+// get reads one value. kinds says for which handles the function works: whole GPUs, or any.
 func get[T any](d *device, function string, kind kind, fn func(part) (T, nvml.Return)) (T, nvml.Return) {
 	var v T
 	r := d.lib.read(function, func(b *state.Body) nvml.Return {
@@ -72,7 +72,7 @@ func get[T any](d *device, function string, kind kind, fn func(part) (T, nvml.Re
 	return v, r
 }
 
-// kind is the kind of handles that a function takes.
+// kind is the kind of handles that a function accepts.
 type kind int
 
 const (
@@ -253,7 +253,7 @@ func (d *device) GetMemoryAffinity(nodes int, _ nvml.AffinityScope) ([]uint, nvm
 	return get(d, "DeviceGetMemoryAffinity", whole, core(func(c *state.Core) []uint { return bits(c.MemoryNodes[:], nodes) }))
 }
 
-// bits copies a set. go-nvml asks for a number of CPUs or nodes, and takes one word for every eight of them.
+// bits copies a set. go-nvml passes a number of CPUs or nodes, and expects one word for every eight of them.
 func bits(from []uint64, count int) []uint {
 	out := make([]uint, max(count-1, 0)/8+1)
 	for i := range min(len(out), len(from)) {

@@ -1,10 +1,10 @@
-// Package nvmlstate is go-nvml's interface in Go over a fake node's state file: for simulations with many nodes in one process, where
-// go-nvml's own library, which can be loaded once, will not do. It implements what the C library implements, with one exception that
-// go-nvml's types force: functions that return a versioned handler (names in V, such as GetGpuFabricInfoV) would call C when the handler
-// is used, so they must not be called on it; their plain forms must.
+// Package nvmlstate is go-nvml's interface in Go over a fake node's state file. It is for simulations with many nodes in one
+// process, where go-nvml's own library cannot be used, since it can be loaded only once. It implements what the C library
+// implements, with one exception because of go-nvml's types: functions that return a versioned handler (names in V, such as
+// GetGpuFabricInfoV) would call C when the handler is used, so they must not be called on it; their plain forms must.
 //
-// It is kept beside the C library for those who try drivers at the size of a cluster: the simulated one runs the plugins of hundreds of
-// nodes in one process. What it need not answer is left to the mock, which answers NOT_SUPPORTED; the tests hold the rest against the C
+// It exists beside the C library for tests of drivers at the size of a cluster: the simulated one runs the plugins of hundreds of
+// nodes in one process. Everything else is left to the mock, which answers NOT_SUPPORTED; the tests compare the rest with the C
 // library.
 package nvmlstate
 
@@ -25,7 +25,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// New gives the node under root. Nothing is opened before Init; a root without a node makes Init answer DRIVER_NOT_LOADED.
+// New returns the node under root. It opens nothing before Init; with a root without a node Init answers DRIVER_NOT_LOADED.
 func New(root string, options ...Option) nvml.Interface {
 	l := &library{
 		Interface: unsupported(&mock.Interface{}),
@@ -45,7 +45,7 @@ func New(root string, options ...Option) nvml.Interface {
 // Option changes how a client of the library runs.
 type Option func(*library)
 
-// ReadOnlyDev is a client that cannot write to its /dev, as a container cannot that has the host's mounted read-only: no node of a MIG
+// ReadOnlyDev is a client that cannot write to its /dev, like a container with the host's /dev mounted read-only: no node of a MIG
 // capability appears there (see tree.MakeMIGNodes).
 func ReadOnlyDev(l *library) { l.readOnlyDev = true }
 
@@ -61,7 +61,7 @@ type library struct {
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced
 	inits int
-	// readOnlyDev is a client's whose /dev cannot be written to.
+	// readOnlyDev says that a client cannot write to its /dev.
 	readOnlyDev bool
 	// tickets are the handles that go-nvml's handlers took to C.
 	tickets map[target]*ticket
@@ -87,8 +87,8 @@ func (l *library) InitWithFlags(uint32) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// ofThisDriver says whether the node's libnvidia-ml.so.1 is of the version of the kernel's modules, by its file's name; l.mu is held. A
-// node without libraries has none of another version.
+// ofThisDriver says whether the node's libnvidia-ml.so.1 has the version of the kernel's modules, by its file's name; l.mu must be
+// held. A node without libraries has none of another version.
 func (l *library) ofThisDriver() bool {
 	file, err := filepath.EvalSymlinks(filepath.Join(l.root, "driver/usr/lib64/libnvidia-ml.so.1"))
 	_, version, found := strings.Cut(filepath.Base(file), ".so.")
@@ -100,7 +100,7 @@ func (l *library) ofThisDriver() bool {
 	return same
 }
 
-// refresh opens the state file unless the one that is open is the newest; l.mu is held.
+// refresh opens the state file unless the open one is the newest; l.mu must be held.
 func (l *library) refresh() error {
 	if l.file != nil && !l.file.Replaced() {
 		return nil
@@ -132,7 +132,7 @@ func (l *library) Shutdown() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// open gives the newest state file.
+// open returns the newest state file.
 func (l *library) open() (*state.File, nvml.Return) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +161,7 @@ func (l *library) call(function string) (*state.File, nvml.Return) {
 	if delay == 0 {
 		return f, r
 	}
-	time.Sleep(delay) // what is slow on purpose cannot be interrupted, as NVML cannot
+	time.Sleep(delay) // the delay is intended and cannot be interrupted, like NVML
 	return l.open()
 }
 
@@ -193,7 +193,7 @@ func (l *library) write(function string, fn func(*state.Body) nvml.Return) nvml.
 	return r
 }
 
-// syncMIG does after a change of the MIG layout what the kernel does in /proc, and what NVML does in its own /dev.
+// syncMIG does, after a change of the MIG layout, what the kernel does in /proc, and what NVML does in its own /dev.
 func (l *library) syncMIG() {
 	f, r := l.open()
 	if r != nvml.SUCCESS {

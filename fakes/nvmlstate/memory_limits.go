@@ -10,7 +10,7 @@ import (
 
 const setMemoryLimits, getMemoryLimits = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
 
-// limitable gives the GPU's part of the state where the GPU takes limits.
+// limitable returns the GPU's part of the state where the GPU supports limits.
 func (d *device) limitable(b *state.Body) (part, nvml.Return) {
 	p, r := d.in(b)
 	switch {
@@ -24,7 +24,8 @@ func (d *device) limitable(b *state.Body) (part, nvml.Return) {
 	return p, nvml.SUCCESS
 }
 
-// SetMemoryLimits_v1 of a driver before r615 answers FUNCTION_NOT_FOUND, where go-nvml's own ends the process: look the name up first.
+// In drivers before r615 SetMemoryLimits_v1 answers FUNCTION_NOT_FOUND, where go-nvml's own ends the process: look up the name
+// first.
 func (d *device) SetMemoryLimits_v1(cgroup string, soft, hard uint64) nvml.Return {
 	if d.lib.LookupSymbol(setMemoryLimits) != nil {
 		return nvml.ERROR_FUNCTION_NOT_FOUND
@@ -46,7 +47,7 @@ func (d *device) SetMemoryLimits_v1(cgroup string, soft, hard uint64) nvml.Retur
 	})
 }
 
-// limit puts a limit into the GPU's table, in the place of the cgroup's last one.
+// limit puts a limit into the GPU's table, in place of the cgroup's last one.
 func limit(g *state.GPU, to state.MemoryLimit) nvml.Return {
 	place := find(g, func(l state.MemoryLimit) bool { return l.Cgroup == to.Cgroup })
 	if place == nil {

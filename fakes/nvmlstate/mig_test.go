@@ -181,7 +181,7 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want it on", name, client, r, activation, current, next)
 			}
 		}
-		// Each is told to reset the GPU once it is the only client; the one is away that was started last.
+		// Each is asked to reset the GPU once it is the only client; the client that was started last has ended.
 		if g.Shutdown() != nvml.SUCCESS {
 			t.Fatal("shutdown")
 		}

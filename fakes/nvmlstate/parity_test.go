@@ -15,8 +15,8 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// both renders a node and opens it through the C library and through Go. A process can load one libnvidia-ml.so.1 only, so every test
-// of this package renders into the one root that the library was loaded from.
+// both renders a node and opens it through the C library and through Go. A process can load only one libnvidia-ml.so.1, so every
+// test of this package renders into the root from which the library was loaded.
 func both(t *testing.T, name string) (c, g nvml.Interface) {
 	t.Helper()
 	p, err := profile.Load(name)
@@ -106,7 +106,7 @@ func compareGetters(t *testing.T, what string, c, g reflect.Value, in reflect.Ty
 	}
 }
 
-// values takes results apart; where the code is no success, only the code counts.
+// values converts results; where the code is no success, only the code counts.
 func values(results []reflect.Value) []any {
 	code := results[len(results)-1].Interface()
 	if code != nvml.SUCCESS {
@@ -133,8 +133,8 @@ func compareVersions(t *testing.T, c, g any, name string, args ...any) {
 	for i := range fromC.NumMethod() {
 		version := fromC.Type().Method(i).Name
 		if fromC.Type() == reflect.TypeFor[nvml.NvLinkInfoHandler]() && version == "V1" {
-			// go-nvml v0.13.4-0 takes its struct for the larger one of V2. Where that reaches over the end of the allocation, which is so in some
-			// runs, the pointer check that comes with -race ends the process. V2 calls the same function.
+			// go-nvml v0.13.4-0 treats its struct as the larger one of V2. Where that extends beyond the end of the allocation, which
+			// happens in some runs, the pointer check of -race ends the process. V2 calls the same function.
 			continue
 		}
 		want, got := values(fromC.Method(i).Call(nil)), values(fromGo.Method(i).Call(nil))

@@ -7,11 +7,11 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// ticket stands where a handle of C would. Only its address counts; it is as large as it is so that it has one of its own.
+// ticket represents a handle of C. Only its address counts; its size gives it an address of its own.
 type ticket [16]byte
 
-// target is what a ticket stands for: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's mocks,
-// so that two handles of one thing share a ticket.
+// target is what a ticket represents: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's
+// mocks, so that two handles of one thing share a ticket.
 type target struct {
 	gpu      int
 	isMIG    bool
@@ -52,7 +52,7 @@ func (l *library) dropTickets() {
 	clear(l.tickets)
 }
 
-// held gives the *device or *gpuInstance that a handle stands for, nil when the handle is none of ours.
+// held returns the *device or *gpuInstance of a handle, nil when the handle is not ours.
 func held(handle unsafe.Pointer) any {
 	found, ok := tickets.Load(uintptr(handle))
 	if !ok {
@@ -75,7 +75,7 @@ func (g *gpuInstance) ticket() *ticket {
 	return g.device.lib.ticket(target{gpu: g.device.gpu, instance: true, gi: g.id})
 }
 
-// go-nvml's handlers have no exported fields. These are what they are made of, one after another.
+// go-nvml's handlers have no exported fields. These types have the same layout.
 type (
 	handler        struct{ handle *ticket }
 	profileHandler struct {

@@ -2,7 +2,7 @@ package profile
 
 import "slices"
 
-// Filled is the profile with what it leaves out of its GPUs' and NICs' places as a rendered node shows it.
+// Filled is the profile with the defaults of its GPUs' and NICs' places, as a rendered node shows them.
 func (p *Profile) Filled() *Profile {
 	filled := *p
 	if p.GPUs != nil {

@@ -54,7 +54,7 @@ func hex16(s string) uint16 {
 // Node is one machine of a profile's model.
 type Node struct {
 	Profile *Profile
-	// Index counts the machines of one cluster from 0; Rack is the clique it stands in.
+	// Index counts the machines of one cluster from 0; Rack is the clique to which it belongs.
 	Index, Rack int
 	Hostname    string
 	MachineID   string

@@ -10,7 +10,7 @@ type Profile struct {
 	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9-]*$"`
 	// Summary is one line for `fakefabric profiles`.
 	Summary string `yaml:"summary" required:"true"`
-	// Source says where the values were read off.
+	// Source says where the values come from.
 	Source   string   `yaml:"source"`
 	Driver   Driver   `yaml:"driver"`
 	Host     Host     `yaml:"host" required:"true"`
@@ -24,7 +24,7 @@ type Profile struct {
 	IMEX *IMEX `yaml:"imex"`
 }
 
-// Driver is the NVIDIA driver that the machine seems to run.
+// Driver is the NVIDIA driver of the fake machine.
 type Driver struct {
 	// Version is the driver's, e.g. 580.95.05.
 	Version string `yaml:"version" pattern:"^[0-9]+\\.[0-9]+(\\.[0-9]+)?$"`
@@ -49,7 +49,7 @@ type Host struct {
 	Architecture string `yaml:"architecture" required:"true" enum:"amd64,arm64"`
 	// Hostname has the node's index in place of %d (or %02d).
 	Hostname string `yaml:"hostname" pattern:"^[a-z0-9.-]*(%0?[0-9]?d)?[a-z0-9.-]*$"`
-	// Vendor and Product are what the firmware tells (sys/class/dmi/id).
+	// Vendor and Product are what the firmware reports (sys/class/dmi/id).
 	Vendor  string `yaml:"vendor"`
 	Product string `yaml:"product"`
 	// NUMA lists the nodes that have CPUs or memory.
@@ -78,7 +78,7 @@ func (h Host) Nodes() []NUMANode {
 	return all
 }
 
-// Topology says how far apart devices count that share no PCI bridge.
+// Topology is the distance of devices that share no PCI bridge.
 type Topology struct {
 	// AcrossHostBridges is the distance of two devices under different host bridges of one NUMA node: NODE (default) or SYS.
 	AcrossHostBridges string `yaml:"acrossHostBridges" enum:"NODE,SYS"`

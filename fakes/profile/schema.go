@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Schema is the JSON Schema of a profile file, made from the types that it is read into: an editor that knows it offers the keys and
-// marks mistakes. What needs the whole file (two devices in one place) only `fakefabric validate` finds.
+// Schema is the JSON Schema of a profile file, made from the types into which it is read. With it an editor offers the keys and
+// marks mistakes. Only `fakefabric validate` finds mistakes that need the whole file (two devices in one place).
 func Schema() ([]byte, error) {
 	s := schemaOf(reflect.TypeFor[Profile]())
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"

@@ -20,7 +20,7 @@ const (
 	HighestNUMANode = 255
 )
 
-// migKey is what tells MIG profiles apart. IDs alone do not: 14 has two slices of an A100 and one of an A30.
+// migKey identifies a MIG profile. IDs alone do not: 14 has two slices of an A100 and one of an A30.
 type migKey struct{ slices, id int }
 
 // migEnums are NVML's NVML_GPU_INSTANCE_PROFILE_* numbers (nvml.h), first of GPUs with seven compute slices, then of the A30, which has
@@ -36,7 +36,7 @@ func (m MIGProfile) Enum() uint32 { return migEnums[migKey{m.Slices, m.ID}] }
 // checks are the checks that need the whole profile.
 type checks struct{ *strict.Checker }
 
-// semantics checks what no single value can tell.
+// semantics checks what involves several values.
 func (c *checks) semantics(p *Profile) {
 	numa := map[int]bool{}
 	for i, n := range p.Host.NUMA {

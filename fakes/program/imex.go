@@ -81,7 +81,7 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return err
 }
 
-// Environment by which a simulation without containers says what the daemon's container would have.
+// The environment by which a simulation without containers describes the daemon's container.
 const (
 	// envContainer is the container's bundle, as an OCI runtime gets it.
 	envContainer = "FAKEFABRIC_CONTAINER"

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Main runs the program under the name it was started by and gives the exit status.
+// Main runs the program under the name by which it was started and returns the exit status.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -53,7 +53,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	return 0
 }
 
-// output remembers that something could not be written, so that no command ends well whose answer is lost: a full disk, a closed pipe.
+// output remembers a failed write, so that no command succeeds whose answer is lost: a full disk, a closed pipe.
 type output struct {
 	to     io.Writer
 	failed error
@@ -68,9 +68,9 @@ func (o *output) Write(text []byte) (int, error) {
 	return n, err
 }
 
-// parse reads the flags of one of the driver root's tools. With -h it lists them on stdout, and the tool is done.
+// parse reads the flags of one of the driver root's tools. With -h it prints them on stdout, and the tool is done.
 func parse(flags *flag.FlagSet, args []string, stdout io.Writer) (done bool, err error) {
-	flags.SetOutput(io.Discard) // it would tell a mistake, which the caller does
+	flags.SetOutput(io.Discard) // it would report a mistake, which the caller does
 	err = flags.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -110,7 +110,7 @@ func wants(more bool, what string) cobra.PositionalArgs {
 	}
 }
 
-// flagsOnly refuses what is no flag, which cobra would call an unknown command.
+// flagsOnly refuses arguments that are no flags, which cobra would call an unknown command.
 func flagsOnly(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("%s takes flags alone, not %q; see %s --help", c.Name(), args[0], c.CommandPath())

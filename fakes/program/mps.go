@@ -36,13 +36,14 @@ func runMPSControl(ctx context.Context, args []string, stdout io.Writer) error {
 	return mps.Send(ctx, pipe, os.Stdin, stdout)
 }
 
-// startedVariable tells a daemon in the background the descriptor on which to say how its start went: listening, or why not.
+// startedVariable tells a background daemon the descriptor on which to report the result of its start: listening, or an error.
 const (
 	startedVariable = "FAKEFABRIC_MPS_STARTED"
 	listening       = "listening"
 )
 
-// startInBackground returns once the daemon listens, since scripts talk to it in their next line, or with the reason why it does not.
+// startInBackground returns once the daemon listens, since scripts talk to it in their next line, or with the reason why it does
+// not.
 func startInBackground() error {
 	exe, err := state.Executable()
 	if err != nil {
@@ -83,7 +84,7 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 	waiting := starter()
 	defer func() {
 		if waiting != nil && err != nil {
-			_, _ = fmt.Fprint(waiting, err) // closed where it listened before
+			_, _ = fmt.Fprint(waiting, err) // it is closed if it listened before
 		}
 	}()
 	exe, err := state.Executable()
@@ -103,7 +104,7 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 		Log: slog.New(slog.NewTextHandler(log, nil))}
 	if waiting != nil {
 		d.Listening = func() {
-			_, _ = io.WriteString(waiting, listening) // a starter that is gone has no use for it
+			_, _ = io.WriteString(waiting, listening) // the starter may be gone
 			_ = waiting.Close()
 		}
 	}

@@ -156,7 +156,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 	}
 }
 
-// full is where nothing can be written any more.
+// full is a writer to which nothing can be written any more.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/fakes/record"
 )
 
-// machineFlags say where the real machine is read.
+// machineFlags say where to read the real machine.
 type machineFlags struct {
 	name, smi, xml, sysfs, imex string
 }

@@ -7,7 +7,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Difference is one value that a real machine and its fake do not share.
+// Difference is one value in which a real machine and its fake differ.
 type Difference struct {
 	// Path is the key in the profile, e.g. gpus.devices[2].numa.
 	Path       string
@@ -19,8 +19,8 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: real %s, fake %s", d.Path, d.Real, d.Fake)
 }
 
-// Compare lists where a recorded machine and a profile differ. What identifies a machine, or describes a profile, is not compared: names,
-// texts, the cluster's UUID, host names. What the profile leaves to its models is compared as a rendered node shows it.
+// Compare lists where a recorded machine and a profile differ. It ignores what identifies a machine, or describes a profile: names,
+// texts, the cluster's UUID, host names. For defaults of the profile it compares the rendered node.
 func Compare(machine, fake *profile.Profile) []Difference {
 	var all []Difference
 	compare("", reflect.ValueOf(*machine), reflect.ValueOf(*fake.Filled()), &all)

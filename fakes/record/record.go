@@ -1,5 +1,6 @@
-// Package record turns a real machine into a profile: from nvidia-smi's XML and from sysfs. Nothing that identifies the machine gets into
-// it: a profile holds no serials, UUIDs, GUIDs, MACs or addresses, and the fabric's cluster UUID and the host's name are replaced.
+// Package record turns a real machine into a profile, from nvidia-smi's XML and from sysfs. A profile contains nothing that
+// identifies the machine: it has no serials, UUIDs, GUIDs, MACs or addresses, and the fabric's cluster UUID and the host's name are
+// replaced.
 package record
 
 import (
@@ -17,7 +18,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Machine is where to read.
+// Machine says where to read.
 type Machine struct {
 	// Name is the profile's.
 	Name string
@@ -27,7 +28,7 @@ type Machine struct {
 	ComputeCapability string
 	// Sysfs is the root of sysfs, usually /sys.
 	Sysfs string
-	// IMEXVersion is the version that nvidia-imex tells; empty where there is none.
+	// IMEXVersion is the version that nvidia-imex reports; empty where there is none.
 	IMEXVersion string
 }
 
@@ -99,7 +100,7 @@ type clocks struct {
 	Video    string `xml:"video_clock"`
 }
 
-// Profile reads the machine. What it could not find out stays zero, and may be wanted in a profile file.
+// Profile reads the machine. What it could not find out stays zero, and may have to be added to the profile file.
 func Profile(m Machine) (*profile.Profile, error) {
 	p := &profile.Profile{Name: m.Name, Summary: "recorded", Source: "fakefabric record on a real machine",
 		Host: profile.Host{Architecture: runtime.GOARCH, Hostname: m.Name + "-%d"}}
@@ -154,7 +155,7 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 
 const noCluster = "00000000-0000-0000-0000-000000000000"
 
-// sanitised keeps the UUID that stands for no cluster, and replaces every other by one that is the same in every recording.
+// sanitised keeps the UUID that means no cluster, and replaces every other by one that is the same in every recording.
 func sanitised(uuid string) string {
 	if uuid == "" || uuid == noCluster {
 		return noCluster
@@ -187,7 +188,7 @@ func (g gpu) model() profile.GPUModel {
 
 func (g gpu) draw() int { return number(cmp.Or(g.Power.Draw, g.Power.Instant)) }
 
-// hasECC is whether the model can correct errors, be it switched on or not.
+// hasECC is whether the model can correct errors, whether that is switched on or not.
 func (g gpu) hasECC() bool {
 	if g.ECCMode != "" {
 		return g.ECCMode != "N/A"
@@ -196,7 +197,7 @@ func (g gpu) hasECC() bool {
 	return counter != "N/A" && counter != ""
 }
 
-// borrow takes what nvidia-smi does not tell from the shipped profile of the same model, if there is one.
+// borrow takes what nvidia-smi does not report from the shipped profile of the same model, if there is one.
 func borrow(p *profile.Profile) {
 	for _, name := range profile.Names() {
 		q, err := profile.Load(name)

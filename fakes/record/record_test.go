@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
 
-// machine renders a node and reads it as if it were real: no machine with a GPU was at hand, so these are the fixtures.
+// machine renders a node and reads it as if it were real. No machine with a GPU was available, so these are the fixtures.
 func machine(t *testing.T, name string) (record.Machine, *profile.Profile) {
 	t.Helper()
 	p, err := profile.Load(name)
@@ -50,7 +50,8 @@ func smiOutput(t *testing.T, root string, args ...string) []byte {
 	return out.Bytes()
 }
 
-// expected are differences that a recording cannot avoid: defaults that a profile leaves out, and what neither nvidia-smi nor sysfs tells.
+// expected are differences that a recording cannot avoid: defaults that a profile omits, and what neither nvidia-smi nor sysfs
+// reports.
 func expected(d record.Difference) bool {
 	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture",
 		"topology.acrossHostBridges", ".addressingMode", ".idleWatts", ".idleCelsius", ".present"} {
@@ -74,7 +75,7 @@ func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
 					t.Error(d)
 				}
 			}
-			// Which cluster is not told, but whether there is one: nodes of none are in no compute domain.
+			// The recording does not say which cluster, but whether there is one: nodes without one are in no compute domain.
 			const none = "00000000-0000-0000-0000-000000000000"
 			if want.Fabric != nil && (got.Fabric.ClusterUUID == none) != (want.Fabric.ClusterUUID == none) {
 				t.Errorf("the cluster is %s, where the profile has %s", got.Fabric.ClusterUUID, want.Fabric.ClusterUUID)

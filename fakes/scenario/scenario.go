@@ -1,5 +1,5 @@
-// Package scenario plays a file of events against a fake node, on a clock of its own: the same file with the same seed gives the same
-// log every time, however fast it is played.
+// Package scenario plays a file of events on a fake node, on its own clock: the same file with the same seed gives the same log
+// every time, at any speed.
 package scenario
 
 import (
@@ -22,33 +22,33 @@ import (
 
 // File is a scenario as written.
 type File struct {
-	// Seed drives everything that is left to chance: jitter, and arguments that say any.
+	// Seed drives everything random: jitter, and arguments that say any.
 	Seed   uint64  `yaml:"seed"`
 	Events []Entry `yaml:"events" required:"true"`
 }
 
 // Entry is one event, or a series of them.
 type Entry struct {
-	// At is when the first happens, from the start, e.g. 1m30s.
+	// At is when the first one happens, counted from the start, e.g. 1m30s.
 	At string `yaml:"at" required:"true"`
-	// Times is how often it happens (0 and 1: once), Every how long after each other.
+	// Times is how often it happens (0 and 1: once), Every the time between two.
 	Times int    `yaml:"times" minimum:"0" maximum:"100000"`
 	Every string `yaml:"every"`
-	// Jitter moves each by a random time, from 0 up to this, later.
+	// Jitter delays each by a random time, from 0 up to this.
 	Jitter string `yaml:"jitter"`
 	// Inject is the event's name, With its arguments. An argument may list values to choose from at random: "any: 0,1,2".
 	Inject string            `yaml:"inject" required:"true"`
 	With   map[string]string `yaml:"with"`
 }
 
-// Step is one event at its time.
+// Step is one event with its time.
 type Step struct {
 	At    time.Duration
 	Event string
 	With  fault.Arguments
 }
 
-// Load reads a scenario file and lays its events out in time. Every mistake is reported with its line.
+// Load reads a scenario file and computes the times of its events. It reports every mistake with its line.
 func Load(path string) ([]Step, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -138,8 +138,8 @@ func RealTime(speed float64) Clock {
 	}
 }
 
-// Play applies the steps to the node under root and writes one line each: the scenario's time, the event, its arguments and what came of
-// it. An event that is refused is logged, and the play goes on; any other failure ends it.
+// Play applies the steps to the node under root and writes one line for each: the scenario's time, the event, its arguments and the
+// result. A refused event is logged, and the play goes on; any other failure ends it.
 func Play(ctx context.Context, root string, steps []Step, clock Clock, log io.Writer) error {
 	for _, s := range steps {
 		if err := clock(ctx, s.At); err != nil {

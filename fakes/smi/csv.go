@@ -28,7 +28,7 @@ func memoryOf(fn func(gpu) uint64) func(*Command, gpu) string {
 	return func(_ *Command, g gpu) string { return fmt.Sprint(fn(g) >> 20) }
 }
 
-// eccOf and migOf are empty on a model without.
+// eccOf and migOf are empty on a model without them.
 func eccOf(fn func(*state.ECC) uint64) func(*Command, gpu) string {
 	return func(_ *Command, g gpu) string {
 		if g.model.ECC == 0 {
@@ -47,7 +47,7 @@ func migOf(fn func(*state.Core) uint32) func(*Command, gpu) string {
 	}
 }
 
-// fields are the columns known; other names are refused with this list.
+// fields are the known columns; other names are refused with this list.
 func fields() map[string]field {
 	name, uuid, busID := of(gpu.name), of(gpu.uuid), of(gpu.busID)
 	return map[string]field{

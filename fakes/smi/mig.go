@@ -105,7 +105,7 @@ func (c *Command) migOn(g gpu, o migOptions) error {
 	case "-lci":
 		return c.listCompute(g, o)
 	}
-	// What was done before a step failed is there, and shows in the tree too.
+	// What was done before a step failed remains, and the tree must show it.
 	return errors.Join(c.changeOn(g, o), c.syncMIG())
 }
 
@@ -121,7 +121,7 @@ func (c *Command) changeOn(g gpu, o migOptions) error {
 	return c.destroyCompute(g, o)
 }
 
-// fresh looks at the GPU in the newest view of the state.
+// fresh reads the GPU from the newest view of the state.
 func (c *Command) fresh(g gpu) gpu {
 	return gpu{GPU: c.body.GPUs[g.place], model: &c.body.Node.Model, index: g.index, place: g.place}
 }
@@ -161,8 +161,8 @@ func (c *Command) listPlacements(g gpu) error {
 	return nil
 }
 
-// instances lists the GPU instances, or those with the IDs wanted, in the order of their IDs; one of a damaged state, whose profile cannot
-// be, is left out.
+// instances lists the GPU instances, or those with the given IDs, in the order of their IDs. It leaves out one of a damaged state,
+// with an impossible profile.
 func instances(g gpu, wanted []string) []*state.GPUInstance {
 	var all []*state.GPUInstance
 	for id := range uint32(mig.GPUInstanceIDs) {
@@ -242,7 +242,7 @@ func (c *Command) listCompute(g gpu, o migOptions) error {
 	return c.print("%s", b.String())
 }
 
-// createInstances makes one GPU instance for each profile named, by ID or name, with a start after a colon if wished.
+// createInstances makes one GPU instance for each named profile, by ID or name, optionally with a start after a colon.
 func (c *Command) createInstances(g gpu, o migOptions) error {
 	for _, want := range split(o.value) {
 		name, at, placed := strings.Cut(want, ":")

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// share narrows GPUs to a container's shares of them, as they show where a limiter is preloaded: the GPUs of NVIDIA_VISIBLE_DEVICES in its
-// order, each with the memory of CUDA_DEVICE_MEMORY_LIMIT_<i> ("10240m"). It stands in for the limiter, which does this to the real
-// nvidia-smi by answering NVML's questions; nothing is held to a limit by it. Without a limit in the environment all is as it is.
+// share reduces GPUs to a container's shares of them, as they show where a limiter is preloaded: the GPUs of NVIDIA_VISIBLE_DEVICES
+// in its order, each with the memory of CUDA_DEVICE_MEMORY_LIMIT_<i> ("10240m"). It plays the limiter, which does this to the real
+// nvidia-smi by answering NVML's calls; it enforces no limit. Without a limit in the environment nothing changes.
 func (c *Command) share(gpus []gpu) ([]gpu, error) {
 	if c.Getenv == nil {
 		return gpus, nil
@@ -38,7 +38,7 @@ func (c *Command) share(gpus []gpu) ([]gpu, error) {
 	return out, nil
 }
 
-// total is the memory that shows, in bytes.
+// total is the shown memory, in bytes.
 func (g gpu) total() uint64 {
 	if g.limit > 0 {
 		return g.limit
@@ -46,7 +46,7 @@ func (g gpu) total() uint64 {
 	return g.model.MemoryTotal
 }
 
-// free is what shows as free of it, in bytes.
+// free is how much of it is shown as free, in bytes.
 func (g gpu) free() uint64 {
 	if g.limit > 0 {
 		return g.limit - min(g.limit, g.used())

@@ -1,5 +1,5 @@
-// Package smi is nvidia-smi, small: it answers the questions that scripts and people ask most. It reads the node's state itself, since
-// go-nvml needs cgo and the tool is to run in any container.
+// Package smi is a small nvidia-smi: it supports the queries that scripts and people use most. It reads the node's state itself,
+// since go-nvml needs cgo and the tool must run in any container.
 package smi
 
 import (
@@ -25,7 +25,7 @@ type Command struct {
 	Stdout io.Writer
 	// Now is the time that tables and logs are stamped with.
 	Now time.Time
-	// Getenv, where it is set, makes nvidia-smi stand in for one under a limiter: see share.
+	// Getenv, where it is set, makes nvidia-smi behave as under a limiter: see share.
 	Getenv func(string) string
 	// Opens tells whether this process can open a GPU, by the minor of its device node; nil: it can open all.
 	Opens func(minor uint32) bool
@@ -216,7 +216,7 @@ func (g gpu) busID() string {
 	return fmt.Sprintf("%08X:%02X:%02X.0", g.Core.Domain, g.Core.Bus, g.Core.Device)
 }
 
-// used is the memory in use, in bytes, by processes and by nobody in particular.
+// used is the used memory in bytes, of processes and without a known owner.
 func (g gpu) used() uint64 {
 	total := g.Core.MemoryUsed
 	if g.limit > 0 {
@@ -464,7 +464,7 @@ func (c *Command) syncMIG() error {
 	if err := tree.SyncMIG(c.Root, c.body); err != nil {
 		return err
 	}
-	// Where this /dev cannot be written to, nodes do not appear, and nobody says so: the real command's too.
+	// Where this /dev cannot be written to, nodes do not appear, and there is no error: the real command behaves the same.
 	_ = tree.MakeMIGNodes(c.Root, c.body)
 	return nil
 }

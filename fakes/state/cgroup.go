@@ -14,7 +14,7 @@ import (
 // ErrNoCgroup marks a path that is no directory of cgroup v2.
 var ErrNoCgroup = errors.New("no directory of cgroup v2")
 
-// CgroupOf is the inode of a cgroup's directory, which the kernel gives no other cgroup.
+// CgroupOf is the inode of a cgroup's directory, which is unique among cgroups.
 func CgroupOf(path string) (uint64, error) {
 	var in unix.Statfs_t
 	var directory unix.Stat_t

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// AnyFunction as a function's name stands for all of them.
+// AnyFunction as a function's name means all of them.
 const AnyFunction = "*"
 
 // FunctionHash is how a Delay names a function: 32-bit FNV-1a, 0 for AnyFunction.
@@ -19,7 +19,7 @@ func FunctionHash(name string) uint32 {
 	return h.Sum32()
 }
 
-// SetDelay makes a function take at least d longer; 0 takes the delay away.
+// SetDelay makes a function take at least d longer; 0 removes the delay.
 func (n *Node) SetDelay(function string, d time.Duration) error {
 	hash := FunctionHash(function)
 	kept := n.Delays[:0]

@@ -39,8 +39,8 @@ func (f *File) EventHead() (uint64, error) {
 // ErrReplaced is returned by Next when the node was rendered again; open the file again.
 var ErrReplaced = errors.New("the node's state file was replaced")
 
-// Next waits for the event after the given number and returns it. Where the ring has gone round since, the oldest event still there
-// is returned; its Number tells how many were missed.
+// Next waits for the event after the given number and returns it. If the ring has wrapped since, it returns the oldest event still
+// there, whose Number shows how many were missed.
 func (f *File) Next(ctx context.Context, after uint64) (Event, error) {
 	defer runtime.KeepAlive(f)
 	for {
@@ -58,7 +58,7 @@ func (f *File) Next(ctx context.Context, after uint64) (Event, error) {
 		if err := ctx.Err(); err != nil {
 			return Event{}, err
 		}
-		// Cancellation has no futex to wake; a waiter looks at its context every 50 ms. Events wake it at once.
+		// Cancellation cannot wake a futex, so a waiter checks its context every 50 ms. Events wake it at once.
 		wait(&h.Wake, word, 50*time.Millisecond)
 	}
 }

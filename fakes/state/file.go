@@ -23,7 +23,7 @@ var ErrNoGPU = errors.New("no such GPU")
 type Body struct {
 	Node *Node
 	GPUs []*GPU
-	file *File // that it is of, nil while that is made
+	file *File // the file of this body, nil while that is made
 }
 
 // GPU returns the GPU with that index.
@@ -39,7 +39,7 @@ type File struct {
 	path string
 	file *os.File
 	data []byte
-	// shape is what the header said when it was found valid; the file may be damaged later.
+	// shape is the header's content when it was found valid; the file may be damaged later.
 	shape shape
 	// namespace is this process's PID namespace.
 	namespace uint32
@@ -50,7 +50,7 @@ type File struct {
 	write sync.Mutex
 }
 
-// shape is where things are in a file.
+// shape is the layout of a file.
 type shape struct{ bodyOffset, bodySize, gpus int }
 
 func shapeOf(gpus int) shape { return shape{bodyOffset(), bodySize(gpus), gpus} }
@@ -66,8 +66,8 @@ func bodyOffset() int {
 	return (int(unsafe.Sizeof(Header{})) + align - 1) / align * align
 }
 
-// Create writes a new state file for that many GPUs and puts it in the place of an old one at once (rename). fill sets the first
-// contents. Clients that have the old file open are told to open the new one.
+// Create writes a new state file for that many GPUs and replaces an old one atomically (rename). fill sets the first contents.
+// Clients with the old file open are told to open the new one.
 func Create(root string, gpus int, fill func(*Body) error) error {
 	if gpus > MaxGPUs {
 		return fmt.Errorf("a node has at most %d GPUs, not %d", MaxGPUs, gpus)
@@ -174,7 +174,7 @@ func validate(data []byte) error {
 	return nil
 }
 
-// Close gives the mapping up.
+// Close unmaps the file.
 func (f *File) Close() error {
 	f.cleanup.Stop()
 	err := unix.Munmap(f.data)
@@ -186,7 +186,7 @@ func header(data []byte) *Header {
 	return (*Header)(unsafe.Pointer(unsafe.SliceData(data)))
 }
 
-// bytes gives the bytes of the body with that number (0 or 1) in a file.
+// bytes returns the bytes of the body with that number (0 or 1) in a file.
 func (s shape) bytes(data []byte, which uint64) []byte {
 	start := s.bodyOffset + int(which)*s.bodySize
 	return data[start : start+s.bodySize]
@@ -205,13 +205,13 @@ func bodyOf(data []byte, gpus int) *Body {
 	return b
 }
 
-// of makes a body this file's.
+// of assigns a body to this file.
 func (f *File) of(b *Body) *Body {
 	b.file = f
 	return b
 }
 
-// alive reports whether the file still has all its bytes: touching a mapping of a file cut short would kill the process.
+// alive reports whether the file still has all its bytes: touching the mapping of a truncated file would kill the process.
 func (f *File) alive() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.file.Fd()), &st); err != nil {
@@ -223,7 +223,7 @@ func (f *File) alive() error {
 	return nil
 }
 
-// Replaced reports whether a newer file has taken this one's place.
+// Replaced reports whether a newer file has replaced this one.
 func (f *File) Replaced() bool {
 	return f.alive() != nil || atomic.LoadUint32(&header(f.data).Replaced) != 0
 }
@@ -254,7 +254,7 @@ func (f *File) View(fn func(*Body)) error {
 	return nil
 }
 
-// Peek is View without asking first whether the file still has all its bytes: for a caller that has just called Replaced.
+// Peek is View without first checking whether the file still has all its bytes: for a caller that has just called Replaced.
 func (f *File) Peek(fn func(*Body)) {
 	defer runtime.KeepAlive(f)
 	h := header(f.data)
@@ -267,7 +267,7 @@ func (f *File) Peek(fn func(*Body)) {
 	}
 }
 
-// Update changes the body: all of what fn does or, when fn returns an error, nothing. Writers wait for each other, also those in other
+// Update changes the body: everything that fn does or, when fn returns an error, nothing. Writers wait for each other, also across
 // processes.
 func (f *File) Update(fn func(*Body) error) error {
 	return f.locked(func(h *Header) error {
@@ -310,7 +310,7 @@ func (f *File) writable() bool {
 	return err == nil && flags&unix.O_ACCMODE == unix.O_RDWR
 }
 
-// Administered says whether this process may change what is an administrator's to change: root may, and so may the file's owner.
+// Administered says whether this process may make an administrator's changes: root may, and so may the file's owner.
 func (f *File) Administered() bool {
 	var file unix.Stat_t
 	self := os.Geteuid()

@@ -47,7 +47,7 @@ type Header struct {
 	GPUCount   uint32
 	// Wake is the word waited on (futex); it changes with every event, and when the file is replaced.
 	Wake uint32
-	// Replaced is 1 once another file has taken this one's place.
+	// Replaced is 1 once another file has replaced this one.
 	Replaced uint32
 	Reserved uint32
 	// Sequence counts updates of the body, EventHead the events written so far.
@@ -269,10 +269,11 @@ type Process struct {
 	Cgroups [MaxCgroups]uint64
 }
 
-// MemoryLimit bounds the memory of one GPU that the processes of a cgroup, and of those below it, have together. Cgroup 0 is a free place.
+// MemoryLimit bounds the memory of one GPU that the processes of a cgroup, and of those below it, may use together. Cgroup 0 is a
+// free place.
 type MemoryLimit struct {
 	Cgroup uint64 // the inode of its directory, which the kernel gives no other cgroup
-	Soft   uint64 // bytes that are reserved for it; shown alone
+	Soft   uint64 // bytes that are reserved for it; only reported
 	Hard   uint64 // bytes, NoMemoryLimit for none
 }
 

@@ -8,16 +8,16 @@ import (
 )
 
 const (
-	// FallbackRoot is where the node lies when nothing says otherwise.
+	// FallbackRoot is the node's place when nothing else is set.
 	FallbackRoot = "/var/lib/fakefabric"
-	// KernelRoot is where a node shows itself as a part of its kernel: whoever has a driver's files and device nodes reaches it from any root
-	// that has a /proc.
+	// KernelRoot is where a node appears as a part of its kernel: a process with a driver's files and device nodes reaches it from any
+	// root that has a /proc.
 	KernelRoot = "/proc/driver/fakefabric"
 )
 
-// Opens tells whether this process can open a GPU of the node at root, by the minor of its device node. Only where the driver is the
-// machine's own (FallbackRoot, with nothing that points there, or KernelRoot) are the nodes those in /dev; elsewhere, and as nil, every GPU
-// can be opened. See ff_state_opens.
+// Opens returns a function that says whether this process can open a GPU of the node at root, by the minor number of its device
+// node. The nodes are those in /dev only where the driver is the machine's own (FallbackRoot, when nothing points there, or
+// KernelRoot). Elsewhere it returns nil: every GPU can be opened. See ff_state_opens.
 func Opens(root string) func(minor uint32) bool {
 	if root != FallbackRoot && root != KernelRoot || os.Getenv("FAKEFABRIC_ROOT") != "" {
 		return nil
@@ -31,8 +31,8 @@ func Opens(root string) func(minor uint32) bool {
 	}
 }
 
-// Executable is the file of this program. One that was started from memory, as the kind cluster's launcher of programs that are linked with
-// a C library does it, is the file that its first argument names.
+// Executable is the file of this program. For a program that was started from memory it is the file in its first argument: the kind
+// cluster's launcher starts programs with a C library in that way.
 func Executable() (string, error) {
 	exe, err := os.Executable()
 	if err == nil && strings.HasPrefix(exe, "/memfd:") && filepath.IsAbs(os.Args[0]) {
@@ -41,8 +41,8 @@ func Executable() (string, error) {
 	return exe, err
 }
 
-// FindRoot gives the node that this program belongs to: FAKEFABRIC_ROOT's, else the one whose driver/usr/bin the program was started
-// from, else the one at FallbackRoot, else the one at KernelRoot. The libraries look in the same order.
+// FindRoot returns the node to which this program belongs: FAKEFABRIC_ROOT's, else the one from whose driver/usr/bin the program
+// was started, else the one at FallbackRoot, else the one at KernelRoot. The libraries look in the same order.
 func FindRoot() (string, error) {
 	if root := os.Getenv("FAKEFABRIC_ROOT"); root != "" {
 		if _, err := os.Stat(Path(root)); err != nil {

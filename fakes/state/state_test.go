@@ -56,7 +56,8 @@ func TestARefusedUpdateLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// TestReadersNeverSeeHalfAnUpdate has writers keep two numbers equal, through two mappings of the file, while readers compare them.
+// TestReadersNeverSeeHalfAnUpdate lets writers keep two numbers equal, through two mappings of the file, while readers compare
+// them.
 func TestReadersNeverSeeHalfAnUpdate(t *testing.T) {
 	root, f := create(t, "h100-hgx")
 	g, err := state.Open(root)

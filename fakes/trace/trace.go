@@ -24,7 +24,7 @@ type Call struct {
 	Implemented bool
 }
 
-// Read reads a trace. Lines that are none are counted, not fatal: a process may have died while it wrote.
+// Read reads a trace. It counts invalid lines instead of failing: a process may have died while it wrote.
 func Read(r io.Reader) (calls []Call, damaged int, err error) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {

@@ -32,9 +32,9 @@ func writeGPUDevices(w *writer, n *profile.Node) {
 	w.device("dev/nvidia-modeset", m.NVIDIA, 254)
 	w.device("dev/nvidia-uvm", m.UVM, 0)
 	w.device("dev/nvidia-uvm-tools", m.UVM, 1)
-	// Neither capability nodes nor channels: who uses those makes them, as nvidia-modprobe does (open-gpu-kernel-modules, nv-reg.h,
-	// ImexChannelCount: "the NVIDIA driver will not attempt to create the /dev nodes"). The exception is channel 0 where the module was loaded
-	// with NVreg_CreateImexChannel0=1.
+	// Neither capability nodes nor channels: their users make them, as nvidia-modprobe does (open-gpu-kernel-modules, nv-reg.h,
+	// ImexChannelCount: "the NVIDIA driver will not attempt to create the /dev nodes"). The exception is channel 0 where the module
+	// was loaded with NVreg_CreateImexChannel0=1.
 	if x := n.Profile.IMEX; x != nil && x.CreateChannel0 {
 		w.device("dev/nvidia-caps-imex-channels/channel0", m.IMEXChannels, 0)
 	}

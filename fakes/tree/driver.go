@@ -48,9 +48,9 @@ func writeDriver(w *writer, n *profile.Node, o Options) {
 	}
 }
 
-// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. NVML loses the functions
-// that a driver of that version has not. It is a copy and no hard link, so that a process can load the libraries of two nodes: the loader
-// tells files apart by inode.
+// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. It removes the
+// functions from NVML that a driver of that version lacks. It makes a copy, not a hard link, so that a process can load the
+// libraries of two nodes: the loader distinguishes files by inode.
 func writeLibrary(w *writer, source, soname, version string) {
 	if w.err != nil {
 		return
@@ -76,14 +76,14 @@ func writeLibrary(w *writer, source, soname, version string) {
 	w.link(filepath.Join("driver/usr/lib64", soname[:len(soname)-2]), filepath.Join("driver/usr/lib64", soname))
 }
 
-// writeIMEXLibrary makes IMEX's own library, of which the fake daemon wants to see that it is there.
+// writeIMEXLibrary makes IMEX's own library; the fake daemon only checks that it exists.
 func writeIMEXLibrary(w *writer, version string) {
 	full := "driver/usr/lib64/libnvidia-imex.so." + version
 	w.file(full, "")
 	w.link("driver/usr/lib64/"+imex.Library, full)
 }
 
-// linkOrCopy makes target a hard link to source, or a copy where the two lie on different file systems.
+// linkOrCopy makes target a hard link to source, or a copy where the two are on different file systems.
 func linkOrCopy(source, target string) error {
 	err := os.Link(source, target)
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// SyncMIG makes proc/driver/nvidia/capabilities/gpuN/mig what the state says, as the kernel module does with every change. Device nodes are
-// no part of it: see MakeMIGNodes.
+// SyncMIG updates proc/driver/nvidia/capabilities/gpuN/mig from the state, as the kernel module does with every change. It does not
+// make device nodes: see MakeMIGNodes.
 func SyncMIG(root string, b *state.Body) error {
 	wanted := capabilities(b)
 	caps := filepath.Join(root, "proc/driver/nvidia/capabilities")
@@ -59,7 +59,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// capabilities are the access files below proc/driver/nvidia/capabilities of the instances that stand, with their minors.
+// capabilities are the access files below proc/driver/nvidia/capabilities of the existing instances, with their minor numbers.
 func capabilities(b *state.Body) map[string]int {
 	wanted := map[string]int{}
 	for _, g := range b.GPUs {
@@ -88,9 +88,9 @@ func addCapability(file string, minor int) error {
 	return os.WriteFile(file, []byte(capability(minor)), 0o644)
 }
 
-// MakeMIGNodes makes the nodes of the instances that stand in a client's dev/nvidia-caps. The kernel module makes none: a client does, in
-// the /dev that it sees itself, with the numbers that /proc tells, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe,
-// modprobe-utils/nvidia-modprobe-utils.c, which NVML calls). Nothing there removes a node again, so those of instances that are gone stay.
+// MakeMIGNodes makes the nodes of the existing instances in a client's dev/nvidia-caps. The kernel module makes none. A client
+// makes them in its own /dev, with the numbers in /proc, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe,
+// modprobe-utils/nvidia-modprobe-utils.c, which NVML calls). Nothing removes a node again, so those of removed instances stay.
 func MakeMIGNodes(root string, b *state.Body) error {
 	wanted := capabilities(b)
 	if len(wanted) == 0 {
@@ -100,7 +100,7 @@ func MakeMIGNodes(root string, b *state.Body) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// Where the node's other devices are plain files, since nobody could make devices, so are these.
+	// Where the node's other devices are plain files, since making device nodes was not possible, these are too.
 	major, char, err := charMajor(filepath.Join(root, "dev/nvidiactl"))
 	if err == nil && char {
 		major, err = procMajor(root, "nvidia-caps")

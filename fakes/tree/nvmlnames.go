@@ -39,14 +39,14 @@ func newerThan(version string) ([]string, error) {
 	return newer, nil
 }
 
-// Lacks says whether a driver of a version such as 550.163.01 lacks a function of NVML. Of a version that cannot be read nothing is known.
+// Lacks says whether a driver of a version such as 550.163.01 lacks a function of NVML. An unreadable version lacks none.
 func Lacks(version, function string) bool {
 	newer, err := newerThan(version)
 	return err == nil && slices.Contains(newer, function)
 }
 
-// hideNames returns a shared library of 64 bits without some of its exported names: their entries in the table of dynamic symbols become
-// empty, and nothing else changes. Who looks a name up by its hash finds the entry, compares the texts, and goes on.
+// hideNames removes some exported names from a shared library of 64 bits: their entries in the table of dynamic symbols become
+// empty, and nothing else changes. A lookup by hash finds the entry, compares the names, and goes on.
 func hideNames(library []byte, names []string) ([]byte, error) {
 	file, err := elf.NewFile(bytes.NewReader(library))
 	if err != nil {

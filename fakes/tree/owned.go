@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 )
 
-// mark is an empty file in a node's directory. It says that sys, proc, dev and driver there may be replaced and removed, whoever wrote into
-// them: a driver makes device nodes under dev. It stays when the hardware goes, and a rendering that was killed half-way leaves it.
+// mark is an empty file in a node's directory. It says that sys, proc, dev and driver there may be replaced and removed, whoever
+// wrote to them: a driver makes device nodes under dev. It stays when the hardware is removed, and a rendering that was killed
+// half-way leaves it.
 const mark = ".fakefabric"
 
 // owned says whether a rendering was made, or begun, at root.
@@ -25,8 +26,8 @@ func owned(root string) (bool, error) {
 	return false, nil
 }
 
-// vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a directory
-// driver: a rendering replaces them as a whole.
+// vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a
+// directory driver: a rendering replaces these directories as a whole.
 func vacant(root string) error {
 	if ours, err := owned(root); err != nil || ours {
 		return err

@@ -125,7 +125,7 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 		"subsystem_device": fmt.Sprintf("0x%04x", f.subsystem.Device),
 	})
 	if f.class != classBridge {
-		// Nobody asks a bridge for these, and a machine has more bridges than devices.
+		// Nobody reads these from a bridge, and a machine has more bridges than devices.
 		w.files(dir, map[string]string{"enable": "1", "modalias": modalias, "local_cpulist": p.cpus(f.numa),
 			"local_cpus": cpuMask(p.cpus(f.numa))})
 	}

@@ -1,4 +1,5 @@
-// Package tree writes a fake node as a directory: sys, proc and dev as the kernel would show them, driver as a driver root, and state.
+// Package tree writes a fake node as a directory: sys, proc and dev as the kernel would show them, driver as a driver root, and
+// state.
 package tree
 
 import (
@@ -19,8 +20,8 @@ type Options struct {
 	Profile *profile.Profile
 	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
 	Node, Nodes int
-	// Root is the node's directory; it is made. What an earlier rendering left there is replaced; where sys, proc, dev or driver has files
-	// that no rendering made, it is refused.
+	// Root is the node's directory; it is made. An earlier rendering is replaced. It is refused where sys, proc, dev or driver has
+	// files that no rendering made.
 	Root string
 	// LibraryDir holds the C libraries; empty leaves DIR/driver/usr/lib64 without them, for simulations that load no library.
 	LibraryDir string
@@ -31,7 +32,7 @@ type Options struct {
 	PlainDevices bool
 }
 
-// Rendered is what a rendering left in DIR/state/rendered.json, so that a later one can tell whether anything changed.
+// Rendered describes a rendering in DIR/state/rendered.json, so that a later one can tell whether anything changed.
 type Rendered struct {
 	Profile string `json:"profile"`
 	Node    int    `json:"node"`
@@ -101,15 +102,15 @@ func Render(ctx context.Context, o Options) error {
 	if err := state.CreateNode(root, n); err != nil {
 		return err
 	}
-	// What faults left behind belongs to the machine that was here before.
+	// Faults of the previous machine must not remain.
 	if err := ignoreMissing(os.Remove(filepath.Join(root, "state", imex.FaultsName))); err != nil {
 		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
 	return writeRendered(root, n, o)
 }
 
-// exchange puts what is in fresh in the place of what is in current, entry by entry; what was there goes to old. The directory current
-// itself stays, since it may be mounted somewhere.
+// exchange replaces the content of current by that of fresh, entry by entry, and moves the old content to old. The directory
+// current itself stays, since it may be mounted somewhere.
 func exchange(fresh, current, old string) error {
 	for _, d := range []string{current, old} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -135,8 +136,8 @@ func moveAll(from, to string) error {
 	return nil
 }
 
-// Remove takes the node's hardware away: everything a rendering made, the directory itself and the mark in it excepted. Where no rendering
-// was made there is nothing to take away.
+// Remove removes the node's hardware: everything that a rendering made, except the directory itself and its mark. Without a
+// rendering there is nothing to remove.
 func Remove(root string) error {
 	if ours, err := owned(root); err != nil || !ours {
 		return err

@@ -272,7 +272,8 @@ func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
 	}
 }
 
-// TestSomebodyElsesDirectoriesStay holds the renderer back from what a mistyped --root leads to: /, a home directory with dev, a checkout.
+// TestSomebodyElsesDirectoriesStay checks that the renderer refuses directories that a mistyped --root may name: /, a home
+// directory with dev, a checkout.
 //
 //shows:fakes-refusals
 func TestSomebodyElsesDirectoriesStay(t *testing.T) {
@@ -316,7 +317,7 @@ func TestWhatADriverWroteInANodeDoesNotKeepItFromBeingRendered(t *testing.T) {
 	}
 }
 
-// TestANodeIsSmall counts what a node adds on disk: its tools are hard links to one program, so they are counted by no node.
+// TestANodeIsSmall measures a node's size on disk: its tools are hard links to one program, so they do not count.
 func TestANodeIsSmall(t *testing.T) {
 	build := built.Dir(t)
 	for _, name := range profile.Names() {

@@ -8,13 +8,15 @@ import (
 	"strings"
 )
 
-// uvmMajor is what the module gets when it is loaded again: majors are dynamic, and what was loaded meanwhile may have taken the old one.
+// uvmMajor is the major number of the module when it is loaded again: majors are dynamic, and another module may have taken the old
+// one.
 const uvmMajor = 508
 const uvmName = "nvidia-uvm"
 
-// SetUVM makes a rendered node's tree what it is with the module nvidia-uvm loaded or not. The kernel gives the module its major when it is
-// loaded, which nothing does at boot: the first CUDA program does by nvidia-modprobe, which also makes the nodes (nvidia_uvm_modprobe and
-// nvidia_uvm_mknod in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c), or the host's start-up scripts.
+// SetUVM makes a rendered node's tree what it is with the module nvidia-uvm loaded or unloaded. The kernel gives the module its
+// major number when it is loaded. No program loads it at boot: the first CUDA program does through nvidia-modprobe, which also
+// makes the nodes (nvidia_uvm_modprobe and nvidia_uvm_mknod in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c), or
+// the host's start-up scripts do.
 func SetUVM(root string, loaded bool) error {
 	table := filepath.Join(root, "proc/devices")
 	data, err := os.ReadFile(table)

@@ -1,5 +1,5 @@
-// Command fakefabric makes fabric nodes that are not there. Under the names nvidia-smi, nvidia-imex and nvidia-imex-ctl it is that command
-// of the node it lies in.
+// Command fakefabric makes fake fabric nodes. Under the names nvidia-smi, nvidia-imex and nvidia-imex-ctl it is that command of the
+// node to which it belongs.
 package main
 
 import (

@@ -135,7 +135,7 @@ func TestMemoryShowsInNVMLOfTheSameNode(t *testing.T) {
 	}
 	c.say("info", fmt.Sprintf("0 %d %d", uint64(49140-1024)<<20, uint64(49140)<<20))
 	c.say("alloc 60000000000", "2") // out of memory
-	c.say("free", "1")              // the block that was not given
+	c.say("free", "1")              // a block that was never allocated
 	c.say("free", "0")
 	if used, _ := usedMiB(t, lib, 2); used != 0 {
 		t.Errorf("%d MiB used after free", used)
@@ -161,7 +161,7 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container's processes have PIDs of their own, and nobody in the container is left to look when it is killed.
+// A container's processes have PIDs of their own, and nobody in the container remains to check when it is killed.
 func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
@@ -175,7 +175,7 @@ func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	if used, processes := usedMiB(t, lib, 0); used != 1 || len(processes) != 1 || processes[0].Pid != 1 {
 		t.Errorf("%d MiB used by %+v, want 1 by the namespace's first process", used, processes)
 	}
-	other := start(t, root) // a process of this namespace, which has the stand-in look
+	other := start(t, root) // a process of this namespace, which makes the stand-in check
 	other.say("init", "0 8 NVIDIA L40S")
 	other.say("context 0", "0")
 	if used, _ := usedMiB(t, lib, 0); used != 1 {
@@ -255,7 +255,7 @@ func TestAThreadHasAStackOfContexts(t *testing.T) {
 	c.say("init", "0 8 NVIDIA L40S")
 	c.say("pop", invalid+" 0")
 	c.say("context 1", "0")
-	c.say("primary 2", "0") // what follows is with this one
+	c.say("primary 2", "0") // what follows uses this one
 	c.say("push", "0")
 	c.say("device", "0 2")
 	c.say("pop", "0 1")

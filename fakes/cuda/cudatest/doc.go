@@ -1,3 +1,3 @@
-// Package cudatest tests libcuda.so.1, whose C source is one directory up: a stand-in for CUDA's driver interface that counts memory and
-// time on the node's GPUs and computes nothing. What a process does with it shows in NVML and nvidia-smi of the same node.
+// Package cudatest tests libcuda.so.1, whose C source is one directory up. It is a stand-in for CUDA's driver interface that counts
+// memory and time on the node's GPUs and computes nothing. NVML and nvidia-smi of the same node show what a process does with it.
 package cudatest

@@ -56,7 +56,7 @@ func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
 	if used, _ := usedMiB(t, lib, 0); used < 6144 || used > 8000 {
 		t.Errorf("%d MiB of the GPU are in use, want those of the first", used)
 	}
-	// Killed, it gives back what it had.
+	// When it is killed, its memory is free again.
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
 	second.say("alloc 1", "2")
 }
 
-// What a program without CUDA pays: it starts as fast as without the library, within a millisecond on a busy machine.
+// The cost for a program without CUDA: it starts as fast as without the library, to within a millisecond on a busy machine.
 func TestAProgramWithoutCUDAPaysNothing(t *testing.T) {
 	_, lib := node(t, "l40s-8")
 	preload := limited(t, lib, 10240)

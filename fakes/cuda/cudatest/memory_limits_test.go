@@ -77,7 +77,7 @@ func TestACgroupIsHeldToItsMemoryByTheDriver(t *testing.T) {
 	if r != nvml.SUCCESS || got.HardLimit != 10240*mib || got.SoftLimit != 10240*mib || got.CurrentUsed != 10240*mib {
 		t.Errorf("the limits are %+v (%v)", got, r)
 	}
-	// A limit of a cgroup above holds too, and cuMemGetInfo does not show it.
+	// A limit of a parent cgroup applies too, but cuMemGetInfo does not show it.
 	if r := d.SetMemoryLimits_v1(leaf, 0, nvml.DEVICE_MEMORY_LIMIT_MAX); r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
@@ -91,7 +91,8 @@ func TestACgroupIsHeldToItsMemoryByTheDriver(t *testing.T) {
 	}
 }
 
-// nvml.h calls the soft limit guaranteed. It is so too for a cgroup that went before it was given up (NVIDIA Dynamo's documentation).
+// nvml.h calls the soft limit guaranteed. The guarantee remains for a cgroup that was removed before the limit was released (NVIDIA
+// Dynamo's documentation).
 //
 //shows:vgpu-driver-limits
 func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
@@ -133,7 +134,7 @@ func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
 	}
 }
 
-// The rules of nvml.h beside the call, and of NVIDIA's documentation of MPS.
+// These rules are documented in nvml.h beside the call, and in NVIDIA's documentation of MPS.
 //
 //shows:vgpu-driver-limits
 func TestLimitsThatTheDriverDoesNotTakeAreRefused(t *testing.T) {

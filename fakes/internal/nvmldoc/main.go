@@ -2,8 +2,8 @@
 //
 //	nvmldoc <libnvidia-ml with symbols> <functions.txt> [NVML.md]
 //
-// With a file, it writes the implemented ones there; without, it prints all of them with their kind. It looks at the library itself, so
-// the list cannot drift from the code.
+// With a file, it writes the implemented ones there; without, it prints all of them with their kind. It reads the library itself,
+// so the list always matches the code.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Package strict reads YAML into Go structs and reports every mistake with its line and key: unknown keys, wrong types, missing values,
-// and values outside what the struct tags required, pattern, enum, minimum and maximum allow.
+// Package strict reads YAML into Go structs and reports every mistake with its line and key: unknown keys, wrong types, missing
+// values, and values that the struct tags required, pattern, enum, minimum and maximum do not allow.
 package strict
 
 import (
@@ -15,16 +15,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Checker compares a YAML tree with the Go types it is to be decoded into, and collects every mistake with its line.
+// Checker compares a YAML tree with the Go types into which it will be decoded, and collects every mistake with its line.
 type Checker struct {
 	file     string
 	problems []Problem
-	// lines remembers where each path stands, for checks that need the whole file.
+	// lines remembers the line of each path, for checks that need the whole file.
 	lines map[string]int
 }
 
-// Decode reads YAML into v, a pointer to a struct. The checker it returns can report further mistakes, found in v; until its Err is nil,
-// v is not to be used.
+// Decode reads YAML into v, a pointer to a struct. The checker that it returns can report further mistakes, found in v. Do not use
+// v until the checker's Err is nil.
 func Decode(file string, data []byte, v any) *Checker {
 	c := &Checker{file: file, lines: map[string]int{}}
 	var doc yaml.Node
@@ -61,7 +61,7 @@ func (p Problem) Error() string {
 	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Path, p.Message)
 }
 
-// Problems takes the error of Err apart.
+// Problems splits the error of Err.
 func Problems(err error) []Problem {
 	var one Problem
 	var many interface{ Unwrap() []error }
@@ -96,7 +96,7 @@ func (c *Checker) add(line int, path, format string, args ...any) {
 	c.problems = append(c.problems, Problem{File: c.file, Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
 }
 
-// At reports a mistake at a path seen before; where the key itself is absent, the nearest parent's line is taken.
+// At reports a mistake at a path seen before; where the key itself is absent, the nearest parent's line is used.
 func (c *Checker) At(path, format string, args ...any) {
 	line := 1
 	for p := path; p != ""; p = parent(p) {
@@ -206,7 +206,7 @@ func (c *Checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
 	}
 }
 
-// checkTags holds a scalar against the field's pattern, enum, minimum and maximum.
+// checkTags checks a scalar against the field's pattern, enum, minimum and maximum.
 func (c *Checker) checkTags(n *yaml.Node, f reflect.StructField, path string) {
 	if p := f.Tag.Get("pattern"); p != "" && !regexp.MustCompile(p).MatchString(n.Value) {
 		c.add(n.Line, path, "is %q; it must match %s", n.Value, p)

@@ -1,3 +1,3 @@
-// Package nvmltest drives libnvidia-ml.so.1, whose C source is one directory up, with a client in C: what go-nvml, which asks for the
-// newest versions of functions in a process of its own making, cannot show.
+// Package nvmltest drives libnvidia-ml.so.1, whose C source is one directory up, with a client in C. It shows what go-nvml cannot,
+// which always uses the newest versions of functions.
 package nvmltest

@@ -51,8 +51,8 @@ func numbers(t *testing.T, cmd *exec.Cmd) int {
 	return number
 }
 
-// TestOldVersionsStayInTheirStructures: the name without a version has 32 bytes and the second version 52; the third, of 68, would write
-// over what lies behind.
+// TestOldVersionsStayInTheirStructures: the name without a version has 32 bytes and the second version 52; the third, of 68, would
+// overwrite what follows.
 func TestOldVersionsStayInTheirStructures(t *testing.T) {
 	for function, size := range map[string]int{"nvmlDeviceGetPciInfo": 32, "nvmlDeviceGetPciInfo_v2": 52, "nvmlDeviceGetPciInfo_v3": 68} {
 		t.Run(function, func(t *testing.T) {
@@ -64,7 +64,8 @@ func TestOldVersionsStayInTheirStructures(t *testing.T) {
 	}
 }
 
-// A driver may come after the library was loaded and started in vain: where the library has looked is not where the node is for good.
+// A driver may be installed after the library was loaded and started without success: the library must not remember where it
+// looked.
 func TestALibraryThatStartedBeforeItsDriverFindsItLater(t *testing.T) {
 	root, cmd := client(t)
 	elsewhere := filepath.Join(t.TempDir(), "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")

@@ -61,7 +61,8 @@ func (s *Server) RollOut(t testing.TB, nodes int64) (stop func()) {
 	})
 }
 
-// EndNamespaces plays the namespace controller as far as a test needs: a namespace being deleted goes, with what is in it forgotten.
+// EndNamespaces plays the namespace controller as far as a test needs it: it removes a namespace that is being deleted, with its
+// content.
 func (s *Server) EndNamespaces(t testing.TB) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, namespaces, func(obj *unstructured.Unstructured) {
@@ -69,12 +70,12 @@ func (s *Server) EndNamespaces(t testing.TB) (stop func()) {
 				return
 			}
 			ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: obj.GetName(), ResourceVersion: obj.GetResourceVersion()}}
-			_, _ = s.Typed.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{}) // a lost race is tried again at the next event
+			_, _ = s.Typed.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{}) // a lost race is retried at the next event
 		})
 	})
 }
 
-// Domain is what the double of the ComputeDomain controller answers for one domain.
+// Domain is the fake ComputeDomain controller's answer for one domain.
 type Domain struct {
 	Status  string // Ready or NotReady; empty: the controller ignores the domain
 	Message string
@@ -85,16 +86,15 @@ type Domain struct {
 // finalizer as a driver would set it.
 const finalizer = "resource.nvidia.com/computeDomain"
 
-// ServeDomains plays the ComputeDomain controller: it sets a finalizer, creates the claim template, writes the status that answer gives,
-// and on
-// deletion takes everything back.
+// ServeDomains plays the ComputeDomain controller: it sets a finalizer, creates the claim template, writes the status that answer
+// returns, and on deletion removes everything again.
 func (s *Server) ServeDomains(t testing.TB, answer func(name string) Domain) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, computeDomains, func(obj *unstructured.Unstructured) { s.serveDomain(ctx, obj, answer(obj.GetName())) })
 	})
 }
 
-// Serve plays a controller that only writes a status, which answer gives.
+// Serve plays a controller that only writes a status, which answer returns.
 func (s *Server) Serve(
 	t testing.TB,
 	gvr schema.GroupVersionResource,
@@ -114,7 +114,7 @@ func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured
 	domains := s.Dynamic.Resource(computeDomains).Namespace(obj.GetNamespace())
 	templates := s.Dynamic.Resource(claimTemplates).Namespace(obj.GetNamespace())
 	name, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
-	// Errors below are lost races or a server that is going away; both are tried again at the next event.
+	// The errors below are lost races, or the server is stopping; both are retried at the next event.
 	if obj.GetDeletionTimestamp() != nil {
 		if !d.Hold {
 			_ = templates.Delete(ctx, name, metav1.DeleteOptions{})
@@ -137,7 +137,7 @@ func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured
 		Object: map[string]any{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": name},
 			"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
 				map[string]any{"name": "channel", "exactly": map[string]any{"deviceClassName": "compute-domain-default-channel.nvidia.com"}}},
-				// The chart's policy takes no channel that says not of which domain it is.
+				// The chart's policy refuses a channel that does not name its domain.
 				"config": []any{
 					map[string]any{
 						"requests": []any{"channel"},
@@ -176,7 +176,7 @@ func (s *Server) setStatus(ctx context.Context, gvr schema.GroupVersionResource,
 	) // see serveDomain on errors
 }
 
-// play runs a controller double until the test ends or stop is called.
+// play runs a fake controller until the test ends or stop is called.
 func (s *Server) play(t testing.TB, controller func(context.Context)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -193,7 +193,8 @@ func (s *Server) play(t testing.TB, controller func(context.Context)) (stop func
 	return stop
 }
 
-// follow calls react for every object of a kind, now and at each change, until ctx ends. A kind that is not served yet is waited for.
+// follow calls react for every object of a kind, now and at each change, until ctx ends. It waits for a kind that is not served
+// yet.
 func (s *Server) follow(ctx context.Context, gvr schema.GroupVersionResource, react func(*unstructured.Unstructured)) {
 	for ctx.Err() == nil {
 		list, err := s.Dynamic.Resource(gvr).List(ctx, metav1.ListOptions{})

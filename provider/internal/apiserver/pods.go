@@ -23,7 +23,8 @@ var (
 	mpiJobs = schema.GroupVersionResource{Group: "kubeflow.org", Version: "v2beta1", Resource: "mpijobs"}
 )
 
-// ServeNodes registers nodes whose kubelet, a double, answers every request for a container's log with what output gives for the pod.
+// ServeNodes registers nodes with a fake kubelet, which answers every request for a container's log with what output returns for
+// the pod.
 func (s *Server) ServeNodes(t testing.TB, labels map[string]string, output func(pod string) string, names ...string) {
 	t.Helper()
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -51,9 +52,8 @@ func (s *Server) ServeNodes(t testing.TB, labels map[string]string, output func(
 	}
 }
 
-// RunJobs plays the Job controller and the MPI operator: each Job's pods end at once on the nodes, one a node, and the Job with them,
-// Complete or, where
-// failed says so, Failed.
+// RunJobs plays the Job controller and the MPI operator. Each Job's pods end at once on the nodes, one per node, and so does the
+// Job: Complete or, where failed says so, Failed.
 func (s *Server) RunJobs(t testing.TB, failed func(job string) bool, nodes ...string) (stop func()) {
 	runOne := func(ctx context.Context, gvr schema.GroupVersionResource, job *unstructured.Unstructured) {
 		if done, _, _ := unstructured.NestedSlice(job.Object, "status", "conditions"); len(done) > 0 || job.GetDeletionTimestamp() != nil {
@@ -87,7 +87,7 @@ func (s *Server) RunJobs(t testing.TB, failed func(job string) bool, nodes ...st
 	})
 }
 
-// endPod makes a pod of a job's template that has run to its end.
+// endPod makes a pod from a job's template, which has already ended.
 func (s *Server) endPod(ctx context.Context, job *unstructured.Unstructured, spec map[string]any, name, node string, ok bool) {
 	var template struct {
 		Template corev1.PodTemplateSpec `json:"template"`
@@ -141,9 +141,8 @@ func jobStatus(gvr schema.GroupVersionResource, ok bool, pods int64) map[string]
 	return map[string]any{"startTime": at, "failed": pods, "conditions": []any{condition("FailureTarget"), condition("Failed")}}
 }
 
-// KeepPods plays a DaemonSet's controller and the kubelet for pods with a label: one that is being deleted goes at once, and another,
-// Ready, takes its place on its
-// node; a pod that is made is Ready at once.
+// KeepPods plays a DaemonSet's controller and the kubelet for pods with a label. A pod that is being deleted goes at once, and
+// another one, Ready, replaces it on its node. A new pod is Ready at once.
 func (s *Server) KeepPods(t testing.TB, label string) (stop func()) {
 	zero := int64(0)
 	return s.play(t, func(ctx context.Context) {

@@ -1,5 +1,5 @@
-// Package apiserver gives the provider's tests a real kube-apiserver (gpufabric.io/build/apiserver) with clients, and doubles of the few
-// controllers that the provider waits for.
+// Package apiserver gives the provider's tests a real kube-apiserver (gpufabric.io/build/apiserver) with clients, and fakes of the
+// few controllers that the provider waits for.
 package apiserver
 
 import (

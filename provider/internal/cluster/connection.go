@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/provider/internal/inventory"
 )
 
-// probeTimeout bounds the first request to an API server, so that an address where packets vanish is reported in seconds.
+// probeTimeout bounds the first request to an API server, so that an address that drops packets is reported within seconds.
 const probeTimeout = 15 * time.Second
 
-// failureMemory is how long a failed probe answers for the resources that ask after it: with a hundred resources and
-// an unreachable server, the user waits for one probe and not for a hundred.
+// failureMemory is how long a failed probe is reused for other resources: with a hundred resources and an unreachable server, the
+// user waits for one probe and not for a hundred.
 const failureMemory = 10 * time.Second
 
 // Client talks to one API server.
@@ -34,8 +34,8 @@ type Client struct {
 	Inventory *inventory.Cache // what nodes have, for advice at plan time
 }
 
-// Connection is a cluster that may not be known or reachable yet. It connects when first asked, because a provider is configured
-// at plan time too, when the cluster may not exist.
+// Connection is a cluster that may not be known or reachable yet. It connects at its first use, because a provider is also
+// configured at plan time, when the cluster may not exist.
 type Connection struct {
 	settings Settings
 	unknown  string // attribute whose value is not known yet; no client can be made
@@ -49,7 +49,8 @@ type Connection struct {
 // NewConnection returns a connection to the cluster of s.
 func NewConnection(s Settings) *Connection { return &Connection{settings: s} }
 
-// NewUnknownConnection returns a connection that cannot be used yet, since the provider attribute named is only known after apply.
+// NewUnknownConnection returns a connection that cannot be used yet, because the named provider attribute is only known after
+// apply.
 func NewUnknownConnection(attribute string) *Connection { return &Connection{unknown: attribute} }
 
 // UnknownError is returned for a cluster whose address depends on a resource that does not exist yet.
@@ -60,11 +61,11 @@ func (e *UnknownError) Error() string {
 		"Create that resource first (terraform apply -target=...), or keep the cluster and what runs in it in two configurations.", e.Attribute)
 }
 
-// Known reports whether the cluster's address is known; it says nothing about whether it answers.
+// Known reports whether the cluster's address is known, not whether it answers.
 func (c *Connection) Known() bool { return c.unknown == "" }
 
-// Client returns a client whose server has answered once. Errors are *UnknownError, *SettingError, or what the
-// server or the network said; Explain puts them into words.
+// Client returns a client whose server has answered once. Errors are *UnknownError, *SettingError, or the server's or the
+// network's; Explain describes them.
 func (c *Connection) Client(ctx context.Context) (*Client, error) {
 	if c.unknown != "" {
 		return nil, &UnknownError{c.unknown}
@@ -79,7 +80,7 @@ func (c *Connection) Client(ctx context.Context) (*Client, error) {
 	}
 	client, err := connect(ctx, c.settings)
 	if err != nil {
-		// A caller that has no more time, such as a plan that only wants advice, says nothing of the server.
+		// A caller without time left, such as a plan that only wants advice, must not record a failure of the server.
 		if ctx.Err() == nil {
 			c.failure, c.failedAt = err, time.Now()
 		}
@@ -104,7 +105,7 @@ func connect(ctx context.Context, s Settings) (*Client, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	// /version needs no rights beyond being anyone, so a failure here is about reaching or logging in, never about permissions.
+	// /version needs no rights, so a failure here is about reaching the server or logging in, never about permissions.
 	info := &version.Info{}
 	raw, err := typed.Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx)
 	if err == nil {

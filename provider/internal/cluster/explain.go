@@ -33,8 +33,8 @@ func decodeVersion(raw []byte, into *version.Info) error {
 	return nil
 }
 
-// Explain puts an error of this package or of the API server into a diagnostic's summary and detail: what was tried, on what, why it
-// failed, and what to do. doing is what was being done, such as "read ComputeDomain team/rack".
+// Explain converts an error of this package or of the API server to a diagnostic's summary and detail: what was tried, on what, why
+// it failed, and what to do. doing is the operation, such as "read ComputeDomain team/rack".
 func Explain(doing string, err error) (summary, detail string) {
 	var (
 		setting  *SettingError
@@ -101,7 +101,7 @@ func Explain(doing string, err error) (summary, detail string) {
 	return "Could not " + doing, err.Error() + "."
 }
 
-// IsConnectionLost reports whether err means that the server went away rather than that it refused.
+// IsConnectionLost reports whether err means that the server became unreachable, not that it refused.
 func IsConnectionLost(err error) bool {
 	if err == nil {
 		return false
@@ -122,7 +122,7 @@ func rootCause(err error) error {
 		if next == nil {
 			return err
 		}
-		// *net.OpError holds the address; its cause alone ("connection refused") would not say to what.
+		// *net.OpError has the address; its cause alone ("connection refused") would not name it.
 		var op *net.OpError
 		if errors.As(err, &op) {
 			return op

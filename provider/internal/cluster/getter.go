@@ -17,8 +17,8 @@ type Getter struct {
 	cache     discovery.CachedDiscoveryInterface
 }
 
-// Getter returns a RESTClientGetter for one namespace with a discovery cache of its own, so that CRDs added by one operation never
-// leave another with an old view.
+// Getter returns a RESTClientGetter for one namespace with its own discovery cache, so that CRDs added by one operation never leave
+// another with an outdated view.
 func (c *Client) Getter(namespace string) (*Getter, error) {
 	d, err := discovery.NewDiscoveryClientForConfig(c.Config)
 	if err != nil {

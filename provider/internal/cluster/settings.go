@@ -1,4 +1,4 @@
-// Package cluster turns a provider configuration into a connection to one Kubernetes API server, and says in words why there is none.
+// Package cluster turns a provider configuration into a connection to one Kubernetes API server, and explains errors.
 package cluster
 
 import (
@@ -15,7 +15,7 @@ import (
 	api "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Settings say which API server to talk to and as whom. Exactly one source must be named: kubeconfig files (ConfigPaths, or
+// Settings say which API server to use and with which identity. Exactly one source must be named: kubeconfig files (ConfigPaths, or
 // Kubeconfig from the environment), Host, or InCluster. The zero value names none and is an error: there is no default server.
 type Settings struct {
 	ConfigPaths []string // kubeconfig files, merged as kubectl merges them
@@ -95,7 +95,7 @@ func (s Settings) RESTConfig() (*rest.Config, string, error) {
 		return nil, "", err
 	}
 	config.UserAgent = UserAgent
-	// The API server's own priority and fairness paces us; a client-side limit would only slow down large applies.
+	// The API server's own priority and fairness limits us; a client-side limit would only slow down large applies.
 	config.QPS = -1
 	return config, source, nil
 }
@@ -215,7 +215,8 @@ func (s Settings) fromFiles() (*rest.Config, string, error) {
 }
 
 func (s Settings) override(config *rest.Config) error {
-	// A login given here replaces the kubeconfig's: client-go would prefer a token to a command, and run a command beside a token.
+	// A login given here replaces the kubeconfig's: client-go would prefer a token to a command, and would run a command besides using
+	// a token.
 	if s.Token != "" {
 		config.BearerToken, config.BearerTokenFile = s.Token, ""
 		config.ExecProvider, config.AuthProvider = nil, nil
@@ -236,7 +237,7 @@ func (s Settings) override(config *rest.Config) error {
 	if s.ProxyURL != "" {
 		proxy, err := url.Parse(s.ProxyURL)
 		if err != nil || proxy.Host == "" {
-			// What was written may hold a password.
+			// The value may contain a password.
 			return &SettingError{"proxy_url", "proxy_url is not a URL; write it like http://proxy.example:3128."}
 		}
 		config.Proxy = func(*http.Request) (*url.URL, error) { return proxy, nil }
@@ -273,8 +274,8 @@ func (s Settings) override(config *rest.Config) error {
 	return nil
 }
 
-// checkPlain refuses credentials for an address that everybody on the way can read. client-go sends a bearer token over http as it does
-// over https.
+// checkPlain refuses credentials for an address without TLS, where others on the network can read them. client-go sends a bearer
+// token over http as well as over https.
 func checkPlain(config *rest.Config) error {
 	address, err := url.Parse(config.Host)
 	if err != nil || address.Scheme != "http" {

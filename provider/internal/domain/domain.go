@@ -1,4 +1,4 @@
-// Package domain reads what a ComputeDomain says of itself.
+// Package domain reads the status of a ComputeDomain.
 package domain
 
 import (
@@ -15,7 +15,7 @@ import (
 // Kind is the ComputeDomain of existing manifests.
 var Kind = object.Kind{Group: "resource.nvidia.com", Version: "v1beta1", Name: "ComputeDomain", Plural: "computedomains", Namespaced: true}
 
-// ClaimTemplateKind is what the controller makes for a domain, for its pods to claim channels by.
+// ClaimTemplateKind is the kind of the template that the controller creates for a domain, from which its pods claim channels.
 var ClaimTemplateKind = object.Kind{
 	Group:      "resource.k8s.io",
 	Version:    "v1",
@@ -24,9 +24,9 @@ var ClaimTemplateKind = object.Kind{
 	Namespaced: true,
 }
 
-// State is what a ComputeDomain's status says.
+// State is the content of a ComputeDomain's status.
 type State struct {
-	Accepted bool // a controller has looked at it
+	Accepted bool // a controller has processed it
 	Ready    bool
 	Message  string // the controller's
 	NumNodes int64  // wanted
@@ -40,7 +40,7 @@ type Node struct {
 	Index                 int64
 }
 
-// Read reads the status of a domain. One whose form this provider does not know says so in its message.
+// Read reads the status of a domain. For a form that this provider does not know, the message says so.
 func Read(obj *unstructured.Unstructured) State {
 	d, err := object.Read[v1beta1.ComputeDomain](obj)
 	if err != nil {
@@ -61,7 +61,7 @@ func Of(d *v1beta1.ComputeDomain) State {
 	return s
 }
 
-// Missing says what the domain still lacks, with the nodes named; empty when it is Ready.
+// Missing says what the domain still lacks, and names the nodes; empty when it is Ready.
 func (s State) Missing() string {
 	if !s.Accepted {
 		return "the gpufabric controller has not taken it up yet"

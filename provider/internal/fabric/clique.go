@@ -1,4 +1,4 @@
-// Package fabric reads the names that GPUs, MIG and RDMA go by, and computes what fits on a GPU. It talks to nothing.
+// Package fabric parses the names of GPUs, MIG and RDMA devices, and computes what fits on a GPU. It makes no requests.
 package fabric
 
 import (

@@ -49,7 +49,7 @@ func ParseMIGParted(text string) (*v1alpha1.MIGPartedConfig, error) {
 		return nil, fmt.Errorf("not a configuration file of mig-parted: %w", err)
 	}
 	for name := range config.Layouts {
-		// The validation wants one layout chosen; which one does not matter to the others.
+		// The validation requires a chosen layout; which one does not matter for the others.
 		spec := v1alpha1.MIGLayoutSpec{Layout: name, Config: *config}
 		if errs := spec.Validate(nil); len(errs) > 0 {
 			return nil, errs.ToAggregate()

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// MIGProfile is the name of a MIG profile taken apart: 1g.5gb, 1g.10gb+me, 1c.3g.40gb.
+// MIGProfile is a parsed name of a MIG profile: 1g.5gb, 1g.10gb+me, 1c.3g.40gb.
 type MIGProfile struct {
 	GPUSlices     int      // compute slices of the GPU instance, 1 to 7
 	ComputeSlices int      // of the compute instance; GPUSlices unless the name says otherwise
@@ -39,7 +39,7 @@ func ParseMIGProfile(name string) (MIGProfile, error) {
 	return p, nil
 }
 
-// placement is where GPU instances of one profile may lie: at one of the starts, over size memory slices of the GPU's eight.
+// placement is where GPU instances of one profile may be: at one of the starts, over size memory slices of the GPU's eight.
 type placement struct {
 	profile string
 	starts  []int
@@ -50,7 +50,7 @@ type placement struct {
 // memory slices of a seven-slice part; a GPU instance takes one or more neighbours.
 const memorySlices = 8
 
-// The geometry of seven-slice parts (A100 and later data-centre GPUs), with the sizes of each model put in.
+// The geometry of GPUs with seven slices (A100 and later data-centre GPUs), with the sizes of each model.
 func geometry(m model) []placement {
 	one := fmt.Sprintf("1g.%dgb", m.one)
 	all := []placement{
@@ -90,10 +90,9 @@ func MIGModels() []string {
 	return list
 }
 
-// MIGLayouts lists every way to fill one GPU of a model to which nothing can be added, each as its profiles from large to small, the
-// layouts sorted.
-// Only layouts with all profiles of containing (repeated ones as often) are returned. The profiles 1g.*gb+me count among the others and
-// are left out of fillings unless asked for, since each layout with a 1g would otherwise come twice.
+// MIGLayouts lists every way to fill one GPU of a model to which nothing can be added. Each is a list of profiles from large to
+// small; the layouts are sorted. It returns only layouts with all profiles of containing (repeated ones as often). The profiles
+// 1g.*gb+me are used only if containing names them, since otherwise each layout with a 1g would appear twice.
 func MIGLayouts(name string, containing ...string) ([][]string, error) {
 	at := slices.IndexFunc(models(), func(m model) bool { return strings.EqualFold(m.name, name) })
 	if at < 0 {
@@ -142,7 +141,7 @@ func (f *filler) fill(from int, taken uint, counts []int) {
 			}
 		}
 	}
-	// Maximal: no shape fits anywhere, at earlier starts that were left out neither.
+	// Maximal: no shape fits anywhere, also not at earlier starts that were skipped.
 	for i, shape := range f.shapes {
 		for _, start := range shape.starts {
 			if counts[i] < shape.max && fits(shape, start, taken) {

@@ -13,8 +13,8 @@ type SliceFit struct {
 // coresPerGPU: cores are percent of a GPU.
 const coresPerGPU = 100
 
-// FitSlices computes how many slices of memoryMiB and cores percent a GPU of gpuMemoryMiB holds, at most split of them. A slice of 0 cores
-// takes none, but a GPU whose cores are all given away takes no further slice.
+// FitSlices computes how many slices of memoryMiB and cores percent a GPU of gpuMemoryMiB can hold, at most split of them. A slice
+// of 0 cores uses none, but a GPU without free cores takes no further slice.
 func FitSlices(gpuMemoryMiB, memoryMiB, cores, split int64) (SliceFit, error) {
 	switch {
 	case gpuMemoryMiB <= 0:

@@ -1,6 +1,5 @@
-// Package feed is the one way in which the provider watches objects. Any number of waiters share one list and one watch for each scope, so
-// that an apply of
-// hundreds of objects does not open hundreds of watches.
+// Package feed is how the provider watches objects. Any number of waiters share one list and one watch for each scope, so that an
+// apply of hundreds of objects does not open hundreds of watches.
 package feed
 
 import (
@@ -31,7 +30,7 @@ func (k Key) String() string {
 	return k.Namespace + "/" + k.Name
 }
 
-// Scope is what one list and one watch are over.
+// Scope is what one list and one watch cover.
 type Scope struct {
 	Resource  schema.GroupVersionResource
 	Namespace string // empty: all namespaces, or a cluster-wide kind
@@ -46,13 +45,13 @@ func (s Scope) options() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", s.Name).String()}
 }
 
-// Condition looks at an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
+// Condition checks an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
 type Condition func(obj *unstructured.Unstructured) (done bool, err error)
 
 const (
-	// linger is how long every object of a kind is still watched after the last waiter left: in an apply the next one is not far.
+	// linger is how long a kind is still watched after the last waiter left: in an apply the next one comes soon.
 	linger = 30 * time.Second
-	// retryDelay is the pause before a list or watch that failed is tried again.
+	// retryDelay is the pause before a failed list or watch is retried.
 	retryDelay = time.Second
 )
 
@@ -68,11 +67,11 @@ func NewSet(client dynamic.Interface) *Set {
 	return &Set{client: client, feeds: map[Scope]*feed{}}
 }
 
-// Wait follows an object of a scope until the condition holds, and returns it as last seen. The condition is not asked before the feed has
-// reached the resource version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error
-// is ctx's. An answer of the server that another try will not change ends the wait: Forbidden where the scope may not be listed and watched
-// (the caller may then watch the object
-// alone), NotFound where the kind is missing, Unauthorized where the credentials have been rejected for a while.
+// Wait follows an object of a scope until the condition holds, and returns it as last seen. It does not check the condition before
+// the feed has reached the resource version since (empty: any), so that an object that was just written never counts as missing.
+// When ctx ends first the error is ctx's. A final answer of the server ends the wait: Forbidden where the scope may not be listed
+// and watched (the caller may then watch the object alone), NotFound where the kind is missing, Unauthorized where the credentials
+// have been rejected for a while.
 func (s *Set) Wait(ctx context.Context, scope Scope, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
 	f := s.join(scope) //nolint:contextcheck // the feed outlives the waiter that starts it
 	defer s.leave(f)
@@ -133,7 +132,7 @@ func (s *Set) leave(f *feed) {
 	if f.waiters--; f.waiters > 0 {
 		return
 	}
-	if f.scope.Name != "" { // nobody else will want this one object
+	if f.scope.Name != "" { // no other waiter will need this object
 		s.end(f)
 		return
 	}
@@ -146,7 +145,7 @@ func (s *Set) leave(f *feed) {
 	})
 }
 
-// end is called with mu held.
+// end must be called with mu held.
 func (s *Set) end(f *feed) {
 	if s.feeds[f.scope] == f {
 		delete(s.feeds, f.scope)
@@ -154,7 +153,7 @@ func (s *Set) end(f *feed) {
 	}
 }
 
-// feed is one scope: its objects as last seen, and who waits for which.
+// feed is one scope: its objects as last seen, and its waiters.
 type feed struct {
 	scope    Scope
 	resource dynamic.ResourceInterface
@@ -165,7 +164,7 @@ type feed struct {
 	mu      sync.Mutex
 	objects map[Key]*unstructured.Unstructured
 	listed  bool
-	version uint64 // resource version up to which objects are right
+	version uint64 // resource version up to which objects are current
 	refused error  // the server does not let us watch the scope
 	changed map[Key]chan struct{}
 	any     chan struct{} // closed when version or refused changes without an event for a key
@@ -235,9 +234,8 @@ func (f *feed) follow(ctx context.Context, rejections *Rejections) {
 	}
 }
 
-// final tells whether an error is an answer that the server will give again. An API server that restarts in a long apply, or asks for
-// patience, is waited
-// for, and so is one that cannot be reached; credentials that are rejected are left to Rejections.
+// final says whether an error is an answer that the server will give again. Wait goes on where an API server restarts in a long
+// apply, asks for a pause, or cannot be reached. Rejected credentials are left to Rejections.
 func final(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
@@ -292,7 +290,7 @@ func (f *feed) take(event watch.EventType, obj *unstructured.Unstructured) {
 	}
 }
 
-// wakeAll is called with mu held.
+// wakeAll must be called with mu held.
 func (f *feed) wakeAll() {
 	for key, c := range f.changed {
 		close(c)

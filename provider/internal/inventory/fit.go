@@ -6,18 +6,18 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// Request is what one claim asks of one device.
+// Request is what one claim requests of one device.
 type Request struct {
 	Driver string
 	Type   string // the attribute type: gpu, mig or shared; empty: any
 	// Profile is a MIG profile's name; empty: any.
 	Profile string
-	// Capacity is what a share takes, in the units of the capacity (memory in bytes, cores in percent); empty for a device taken whole.
+	// Capacity is what a share uses, in the units of the capacity (memory in bytes, cores in percent); empty for a whole device.
 	Capacity map[resourcev1.QualifiedName]int64
 }
 
-// Free counts, by node, how many claims with the request could be allocated now, on top of what is. It follows the scheduler's rules: a
-// device is taken once unless it allows several allocations, draws on the counters of its pool, and is left out when tainted. Equal
+// Free counts, by node, how many more claims with the request could be allocated now. It follows the scheduler's rules: a device is
+// allocated once unless it allows several allocations, uses the counters of its pool, and is left out when tainted. Equal
 // placements are taken from the lowest on, which is the best order for equal sizes.
 func (inv *Inventory) Free(r Request) map[string]int64 {
 	left := inv.countersLeft()
@@ -64,7 +64,7 @@ func (d *Device) multiple() bool {
 	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }
 
-// filled is what a request takes of each capacity: what it asks for, else the capacity's default, else all there is.
+// filled is what a request uses of each capacity: the requested amount, else the capacity's default, else all of it.
 func (d *Device) filled(asked map[resourcev1.QualifiedName]int64) map[resourcev1.QualifiedName]int64 {
 	size := maps.Clone(asked)
 	if size == nil {
@@ -122,7 +122,7 @@ func (inv *Inventory) countersLeft() map[poolKey]counters {
 		left[key] = c
 	}
 	for _, d := range inv.Devices {
-		if len(d.Claims) > 0 { // once, however many shares stand
+		if len(d.Claims) > 0 { // once, however many shares there are
 			left[poolKey{d.Driver, d.Pool}].draw(d.ConsumesCounters)
 		}
 	}

@@ -1,6 +1,5 @@
-// Package inventory reads from the API what a cluster's nodes have: devices from ResourceSlices, who holds them from ResourceClaims, health
-// from
-// taints.
+// Package inventory reads from the API which devices a cluster's nodes have (ResourceSlices), who holds them (ResourceClaims), and
+// their health (taints).
 package inventory
 
 import (

@@ -26,10 +26,10 @@ func (s *Snapshot) Selects(selector *metav1.LabelSelector, node string) bool {
 	return err == nil && compiled.Matches(labels.Set(s.Labels[node]))
 }
 
-// freshFor is how long a snapshot serves: one plan asks it for each of its resources.
+// freshFor is how long a snapshot may be used: one plan needs it for each of its resources.
 const freshFor = 30 * time.Second
 
-// Cache takes a snapshot at most every half a minute, whoever asks.
+// Cache takes a snapshot at most every half minute, for all callers.
 type Cache struct {
 	client kubernetes.Interface
 
@@ -42,7 +42,7 @@ type Cache struct {
 // NewCache returns a cache without a snapshot.
 func NewCache(client kubernetes.Interface) *Cache { return &Cache{client: client} }
 
-// Snapshot returns what the cluster has, not older than half a minute. A failure is remembered as long.
+// Snapshot returns the cluster's inventory, at most half a minute old. A failure is cached for as long.
 func (c *Cache) Snapshot(ctx context.Context) (*Snapshot, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,7 @@ const (
 	numaNode   = "resource.kubernetes.io/numaNode"
 )
 
-// Group is what stands close together on a node: under one PCIe switch, or where there is none, one root.
+// Group is what is close together on a node: below one PCIe switch or, without a switch, below one root.
 type Group struct {
 	Node     string
 	Switch   string // PCI address; empty where the devices have no switch of their own
@@ -25,7 +25,7 @@ type Group struct {
 	NICs     []string
 }
 
-// Groups sorts whole GPUs and NICs by what they hang on.
+// Groups groups whole GPUs and NICs by their PCIe switch.
 func (inv *Inventory) Groups() []Group {
 	type place struct{ node, bridge, root string }
 	groups := map[place]*Group{}

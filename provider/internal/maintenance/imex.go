@@ -1,5 +1,5 @@
-// Package maintenance does what nobody should do by hand on nodes that work: restart the IMEX daemons of a domain, and clear GPUs for a new
-// MIG layout.
+// Package maintenance does what nobody should do by hand on working nodes: restart the IMEX daemons of a domain, and clear GPUs for
+// a new MIG layout.
 package maintenance
 
 import (
@@ -27,7 +27,7 @@ import (
 // daemonComponent is the component label of the IMEX daemons' pods.
 const daemonComponent = "imex-daemon"
 
-// MissingError says that what was to be worked on is not there.
+// MissingError says that the object to work on does not exist.
 type MissingError struct{ What, Remedy string }
 
 func (e *MissingError) Error() string { return e.What + "; " + e.Remedy }
@@ -45,9 +45,9 @@ func (e *StuckError) Error() string {
 
 func (e *StuckError) Unwrap() error { return e.cause }
 
-// RestartIMEX ends the IMEX daemons of a domain on the nodes (none: on all of the domain) and waits until new ones are ready and the domain
-// is as it was. It
-// returns the nodes, sorted. say receives its progress. Errors: *MissingError, *StuckError, or the API server's.
+// RestartIMEX ends the IMEX daemons of a domain on the nodes (none: on all of the domain's), and waits until new ones are ready and
+// the domain is as before. It returns the nodes, sorted. It reports its progress through say. Errors: *MissingError, *StuckError,
+// or the API server's.
 func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, nodes []string, say func(string)) ([]string, error) {
 	domains := object.NewStore(client, domain.Kind)
 	obj, err := domains.Get(ctx, key)
@@ -177,7 +177,7 @@ func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, 
 	}
 }
 
-// notYet says for each node of old without a new daemon that is ready why that is.
+// notYet says for each node of old without a new ready daemon why there is none.
 func notYet(pods []any, old map[string]*corev1.Pod) []string {
 	ended := map[types.UID]bool{}
 	for _, pod := range old {

@@ -29,18 +29,18 @@ var MIGLayoutKind = object.Kind{
 	Plural:  "miglayouts",
 }
 
-// evictAgain is the pause before an eviction that a disruption budget refused is tried again: budgets send no event when they allow one.
+// evictAgain is the pause after an eviction that a disruption budget refused: budgets send no event when they allow one.
 const evictAgain = 5 * time.Second
 
-// Repartitioned is what Repartition did.
+// Repartitioned is the result of Repartition.
 type Repartitioned struct {
 	Nodes   []string // that have the layout, sorted
 	Evicted []string // pods, namespace/name, sorted
 }
 
-// Repartition brings a MIGLayout about on all of its nodes: pods that hold a GPU for which a node waits are evicted, by the Eviction API,
-// which keeps to disruption budgets;
-// without evict it only waits for them to end. say receives its progress. Errors: *MissingError, *StuckError, or the API server's.
+// Repartition applies a MIGLayout on all of its nodes. It evicts pods that hold a GPU for which a node waits, through the Eviction
+// API, which respects disruption budgets; without evict it only waits for them to end. It reports its progress through say. Errors:
+// *MissingError, *StuckError, or the API server's.
 func Repartition(ctx context.Context, client *cluster.Client, name string, evict bool, say func(string)) (Repartitioned, error) {
 	r := &repartition{client: client, name: name, evict: evict, say: say, evicted: map[string]bool{}}
 	layouts := object.NewStore(client, MIGLayoutKind)
@@ -91,7 +91,7 @@ type repartition struct {
 	blocked string          // why an eviction was refused, for now
 }
 
-// round bounds one wait for the status to change: a refused eviction is tried again after a pause.
+// round bounds one wait for the status to change: a refused eviction is retried after a pause.
 func (r *repartition) round(ctx context.Context) (context.Context, context.CancelFunc) {
 	if r.blocked != "" {
 		return context.WithTimeout(ctx, evictAgain)
@@ -110,7 +110,7 @@ func (r *repartition) stands(layout *v1alpha1.MIGLayout) bool {
 	return applied(layout) || fmt.Sprint(layout.Status.Nodes) != r.seen
 }
 
-// step evicts what stands in the way of waiting nodes, and reports whether the layout is there.
+// step evicts the pods for which nodes wait, and reports whether the layout is applied.
 func (r *repartition) step(ctx context.Context, layout *v1alpha1.MIGLayout) (done bool, err error) {
 	r.seen, r.blocked = fmt.Sprint(layout.Status.Nodes), ""
 	if applied(layout) {

@@ -1,4 +1,4 @@
-// Package object keeps one custom resource as Terraform wants it: applied by server-side apply under one field manager, awaited by watch,
+// Package object manages one custom resource for Terraform: applied by server-side apply under one field manager, awaited by watch,
 // deleted until it is gone.
 package object
 
@@ -121,7 +121,7 @@ func (s *Store) Each(ctx context.Context, namespace, labelSelector string, visit
 	}
 }
 
-// ExistsError says that an object to be created is there already and not Terraform's.
+// ExistsError says that an object to be created exists already and is not Terraform's.
 type ExistsError struct {
 	Kind     string
 	Key      Key
@@ -132,9 +132,9 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("%s %s exists already, managed by %s", e.Kind, e.Key, strings.Join(e.Managers, ", "))
 }
 
-// Create applies an object that must not exist yet. One that a run of Terraform left behind before it could note it in the state (known by
-// the field manager) is taken up again. While the kind's CRD is missing Create waits for it, so that the order of resources in one
-// apply does not matter. Errors: *ExistsError, *ConflictError, *MissingKindError, or the API server's.
+// Create applies an object that must not exist yet. It adopts an object that a run of Terraform left behind before it could record
+// it in the state (known by the field manager). While the kind's CRD is missing Create waits for it, so that the order of resources
+// in one apply does not matter. Errors: *ExistsError, *ConflictError, *MissingKindError, or the API server's.
 func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, force bool) (*unstructured.Unstructured, error) {
 	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	found, err := s.Get(ctx, key)
@@ -197,7 +197,7 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("apply %s %s: %s", e.Kind, e.Key, strings.Join(lines, "; "))
 }
 
-// conflict reads owner and field out of the API server's answer; an answer in another form stays as it is.
+// conflict parses owner and field from the API server's answer; it returns an answer in another form unchanged.
 func conflict(kind string, key Key, err error) error {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) || status.Status().Details == nil {

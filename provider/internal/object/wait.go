@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/provider/internal/feed"
 )
 
-// Condition looks at an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
+// Condition checks an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
 type Condition = feed.Condition
 
 // Gone is the condition that an object does not exist.
@@ -36,9 +36,8 @@ func Established(crd *unstructured.Unstructured) (bool, error) {
 	}), nil
 }
 
-// Wait follows the object alone, by a watch of its own, until the condition holds, and returns it as last seen. When ctx ends first, the
-// error is ctx's and
-// the object is still returned, so that the caller can say what was missing.
+// Wait follows one object, with its own watch, until the condition holds, and returns it as last seen. When ctx ends first, the
+// error is ctx's and the object is still returned, so that the caller can say what was missing.
 func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstructured.Unstructured, error) {
 	if !s.kind.Namespaced {
 		key.Namespace = ""
@@ -46,9 +45,8 @@ func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstru
 	return s.client.Feeds.Wait(ctx, feed.Scope{Resource: s.kind.GVR(), Namespace: key.Namespace, Name: key.Name}, key, "", condition)
 }
 
-// Await is Wait over the watch that all waiters for the kind share, for objects that come in hundreds. since is the object as last read or
-// written
-// (nil: none was). Where the kind may not be watched over all namespaces, the object is watched alone.
+// Await is Wait with the watch that all waiters for the kind share, for objects that come in hundreds. since is the object as last
+// read or written (nil: neither). Where the kind may not be watched in all namespaces, the object is watched alone.
 func (s *Store) Await(
 	ctx context.Context,
 	key Key,
@@ -66,11 +64,11 @@ func (s *Store) Await(
 	return last, err
 }
 
-// ErrGone is returned by conditions that cannot come true any more because the object was deleted.
+// ErrGone is returned by conditions that can no longer come true because the object was deleted.
 var ErrGone = errors.New("the object was deleted while it was waited for")
 
-// Delete deletes the object and waits until it is gone; an object that is not there counts as gone. When ctx ends first the object is
-// returned as last seen with ctx's error, so that the caller can name the finalizers that hold it.
+// Delete deletes the object and waits until it is gone; a missing object counts as gone. When ctx ends first the object is returned
+// as last seen with ctx's error, so that the caller can name the finalizers that hold it.
 func (s *Store) Delete(ctx context.Context, key Key) (*unstructured.Unstructured, error) {
 	propagation := metav1.DeletePropagationBackground
 	err := s.resource(key).Delete(ctx, key.Name, metav1.DeleteOptions{PropagationPolicy: &propagation})
@@ -104,8 +102,8 @@ func (e *MissingKindError) Error() string {
 	return fmt.Sprintf("the cluster has no kind %s: CustomResourceDefinition %s is not installed", e.Kind, e.CRD)
 }
 
-// isMissingKind tells "no such kind" from "no such object" or "no such namespace": only the former is answered by the API server's
-// router, whose plain 404 client-go marks as unexpected.
+// isMissingKind distinguishes "no such kind" from "no such object" or "no such namespace": only the first is answered by the API
+// server's router, whose plain 404 client-go marks as unexpected.
 func isMissingKind(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) || !apierrors.IsNotFound(err) || status.Status().Details == nil {

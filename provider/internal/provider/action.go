@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/provider/internal/inventory"
 )
 
-// actionModel is what every action's model has.
+// actionModel is the common part of every action's model.
 type actionModel interface{ timeouts() timeouts.Value }
 
 // actionTimeouts is embedded in models of actions.
@@ -23,15 +23,16 @@ type actionTimeouts struct {
 
 func (t *actionTimeouts) timeouts() timeouts.Value { return t.Timeouts }
 
-// deed is an action: its schema, what it says at plan time, and what it does.
+// deed is an action: its schema, its advice at plan time, and its work.
 type deed[M actionModel] struct {
 	name   string
 	schema schema.Schema
 	empty  func() M
 	usual  time.Duration // the time-out where none is given
-	// advise looks at the cluster as it is now; nil: nothing to say.
+	// advise checks the present cluster; nil: no advice.
 	advise func(now *inventory.Snapshot, m M) diag.Diagnostics
-	// run does it; say receives its progress. Its error goes through explain after doing, such as "restart IMEX of default/train".
+	// run does the work; it reports progress through say. explain describes its error, with doing as the operation, such as "restart
+	// IMEX of default/train".
 	run func(ctx context.Context, client *cluster.Client, m M, say func(string)) (doing string, diags diag.Diagnostics, err error)
 
 	connection *cluster.Connection
@@ -60,7 +61,7 @@ func (d *deed[M]) Configure(_ context.Context, req action.ConfigureRequest, resp
 	d.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
 }
 
-// ModifyPlan warns of what the action disturbs. Like a resource's plan it needs no cluster.
+// ModifyPlan warns of what the action disturbs. Like a resource's plan it also works without a cluster.
 func (d *deed[M]) ModifyPlan(ctx context.Context, req action.ModifyPlanRequest, resp *action.ModifyPlanResponse) {
 	if d.advise == nil || !req.Config.Raw.IsFullyKnown() {
 		return

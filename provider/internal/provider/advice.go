@@ -12,10 +12,10 @@ import (
 	"gpufabric.io/provider/internal/inventory"
 )
 
-// adviceTimeout bounds what a plan may wait for a cluster that does not answer.
+// adviceTimeout bounds how long a plan waits for a cluster that does not answer.
 const adviceTimeout = 5 * time.Second
 
-// snapshot returns what the cluster has now, or nil: one that does not answer, or has no such kinds yet, is no reason to fail a plan.
+// snapshot returns the present inventory, or nil: a plan must not fail because the cluster does not answer, or lacks these kinds.
 func snapshot(ctx context.Context, connection *cluster.Connection) *inventory.Snapshot {
 	if connection == nil || !connection.Known() {
 		return nil

@@ -45,7 +45,7 @@ func int64OrNull(n int32) types.Int64 {
 	return types.Int64Value(int64(n))
 }
 
-// quantityValue keeps a quantity as it was written, as long as it is the same amount.
+// quantityValue keeps a quantity as it was written, while the amount is the same.
 func quantityValue(written types.String, have *apiresource.Quantity) types.String {
 	if have == nil {
 		return types.StringNull()

@@ -121,7 +121,7 @@ func holders(d *inventory.Device) []string {
 	return slices.Compact(list)
 }
 
-// orNone turns no list into an empty one, which Terraform tells apart.
+// orNone turns a null list into an empty one; for Terraform the two differ.
 func orNone[T any](list []T) []T {
 	if list == nil {
 		return []T{}

@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from what the
-// last refresh saw in the cluster, a repair where objects drifted, a new wait where the last one ran out. Of an upgrade it warns what is
-// disturbed, and of both an install and an upgrade what would not work, if the cluster answers.
+// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from the
+// last refresh, a repair where objects drifted, a new wait where the last one timed out. For an upgrade it warns what is disturbed.
+// For both an install and an upgrade it warns what would not work, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -88,7 +88,7 @@ func (m *driverStackModel) forgetRelease() {
 	m.Ready, m.Waiting = types.BoolUnknown(), types.ListUnknown(types.StringType)
 }
 
-// setDefaults fills after an import what the cluster does not know: settings of the resource itself.
+// setDefaults sets after an import what the cluster does not know: settings of the resource itself.
 func (m *driverStackModel) setDefaults() {
 	if m.CreateNamespace.IsNull() {
 		m.CreateNamespace = types.BoolValue(true)

@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// What a preflight is for.
+// The modes of a preflight.
 const (
 	preflightFail = "fail"
 	preflightWarn = "warn"
@@ -26,7 +26,7 @@ const (
 // preflightTimeout bounds the checks before an apply. A plan waits for adviceTimeout.
 const preflightTimeout = time.Minute
 
-// mode is what the preflight is for. No word means to warn, so that the states of earlier versions have nothing to change.
+// mode is the preflight's mode. Unset means warn, so that the states of earlier versions need no change.
 func (m *driverStackModel) mode() string {
 	if m.Preflight.IsNull() || m.Preflight.IsUnknown() {
 		return preflightWarn
@@ -34,7 +34,8 @@ func (m *driverStackModel) mode() string {
 	return m.Preflight.ValueString()
 }
 
-// planPreflight says at plan time what would not work. A cluster that does not answer is no reason to fail a plan: the apply asks again.
+// planPreflight reports at plan time what would not work. A cluster that does not answer must not fail a plan: the apply checks
+// again.
 func (m *driverStackModel) planPreflight(ctx context.Context, connection *cluster.Connection, spec release.Spec) diag.Diagnostics {
 	if m.mode() == preflightOff || connection == nil || !connection.Known() {
 		return nil
@@ -66,7 +67,7 @@ func (m *driverStackModel) applyPreflight(ctx context.Context, connection *clust
 	return m.judge(checks)
 }
 
-// preflightChecks makes the checks with the provider's own rights and with the values that the chart will see.
+// preflightChecks makes the checks with the provider's own rights and with the values for the chart.
 func preflightChecks(ctx context.Context, connection *cluster.Connection, spec release.Spec) ([]preflight.Check, error) {
 	client, err := connection.Client(ctx)
 	if err != nil {
@@ -89,14 +90,14 @@ func preflightChecks(ctx context.Context, connection *cluster.Connection, spec r
 	if err != nil {
 		return nil, err
 	}
-	// What was not read in time is not seen, and no check says that it is well: but a plan that was cut short has nothing to say.
+	// What was not read in time is not seen, and no check calls it good. But a plan that was interrupted reports nothing.
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read the cluster for the preflight: %w", err)
 	}
 	return preflight.Run(taken, values, spec.Namespace), nil
 }
 
-// judge makes diagnostics of what fails and of what is doubtful. What could not be seen is not mentioned.
+// judge makes diagnostics from failures and warnings. It does not mention what could not be seen.
 func (m *driverStackModel) judge(checks []preflight.Check) diag.Diagnostics {
 	var diags diag.Diagnostics
 	at := path.Root("preflight")

@@ -72,7 +72,7 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
 	m.observeRollout(release.Rollout{})
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
-	// From here on nothing is an error: it would taint the stack, and the next apply would remove drivers that only start slowly.
+	// From here on nothing is an error: it would taint the stack, and the next apply would remove drivers that merely start slowly.
 	unfinished := r.settle(ctx, manager, &m, installed, timeout, &resp.Diagnostics)
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	if unfinished != nil {
@@ -120,7 +120,8 @@ func install(ctx context.Context, m *release.Manager, spec release.Spec, hooks t
 	return m.Install(ctx, spec, hooks)
 }
 
-// upgradeIfNeeded leaves a release alone that is as wanted already: then only the resource's own settings changed, or a wait goes on.
+// upgradeIfNeeded leaves a release alone that is already as wanted: then only the resource's own settings changed, or a wait goes
+// on.
 func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
 	last, err := m.Get(ctx, spec.Name)
 	if err != nil {
@@ -134,7 +135,7 @@ func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec,
 	return m.Upgrade(ctx, spec, hooks)
 }
 
-// observeFailure notes in the state what a failed upgrade left, so that the next plan starts from the truth.
+// observeFailure records in the state what a failed upgrade left, so that the next plan starts from the truth.
 func (r *driverStackResource) observeFailure(
 	ctx context.Context,
 	manager *release.Manager,
@@ -237,8 +238,8 @@ func (r *driverStackResource) ImportState(ctx context.Context, req resource.Impo
 	importKey(ctx, true, "driver stack", req, resp)
 }
 
-// apply runs install or upgrade, where it changes the release after the preflight, and reports what went wrong; the release is nil then.
-// secret names the values that are not to be shown.
+// apply runs install or upgrade, where it changes the release after the preflight, and reports errors; the release is nil then.
+// secret names the values that must not be shown.
 func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, changes bool, act operation,
 	hooks time.Duration, diags *diag.Diagnostics) (manager *release.Manager, applied *release.Release, secret []string) {
 	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
@@ -272,7 +273,7 @@ func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, ch
 	return manager, applied, spec.Secret
 }
 
-// settle waits for the rollout where wanted and notes how far it is.
+// settle waits for the rollout where wanted and records its progress.
 func (r *driverStackResource) settle(
 	ctx context.Context,
 	manager *release.Manager,
@@ -306,8 +307,8 @@ func (r *driverStackResource) settle(
 	return &unfinished{"Could not watch the driver stack", detail}
 }
 
-// identify writes the identity. It is written before a removal too: a Terraform older than 1.12 sends none, and the framework wants one
-// back.
+// identify writes the identity, also before a removal: Terraform before 1.12 sends none, but the framework expects one in the
+// answer.
 func (m *driverStackModel) identify(ctx context.Context, identity *tfsdk.ResourceIdentity) diag.Diagnostics {
 	if identity == nil {
 		return nil

@@ -60,7 +60,7 @@ type hardwareModel struct {
 	Privileged  types.Bool   `tfsdk:"privileged"`
 }
 
-// What a driver stack is waited for.
+// What to wait for.
 const (
 	waitRollout = "rollout"
 	waitNone    = "none"

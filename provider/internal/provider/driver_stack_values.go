@@ -142,7 +142,7 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 	}, true
 }
 
-// observe takes over what Helm has stored, without the values by these names, which are secret.
+// observe copies what Helm has stored, without the values of these names, which are secret.
 func (m *driverStackModel) observe(r *release.Release, secret []string) {
 	m.ID = types.StringValue(r.Namespace + "/" + r.Name)
 	m.Name, m.Namespace = types.StringValue(r.Name), types.StringValue(r.Namespace)
@@ -172,7 +172,7 @@ func without(values map[string]string, names []string) map[string]string {
 // secretKey holds in private state the names of the values that came by values_wo, so that a refresh leaves them out.
 const secretKey = "secret-values"
 
-// privateState is where a resource keeps what no plan shows.
+// privateState is a resource's storage that no plan shows.
 type privateState interface {
 	GetKey(ctx context.Context, key string) ([]byte, diag.Diagnostics)
 	SetKey(ctx context.Context, key string, value []byte) diag.Diagnostics

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/provider/internal/validation"
 )
 
-// explain puts every error the lower packages return into a summary and a detail that says what to do.
+// explain converts every error of the lower packages to a summary and a detail that says what to do.
 func explain(doing string, err error) (summary, detail string) {
 	var (
 		conflict *object.ConflictError

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// addFieldErrors reports what the API's own validation says at the attributes of the configuration.
+// addFieldErrors reports errors of the API's own validation at the attributes of the configuration.
 func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList, at func(fieldPath string) path.Path) {
 	for _, err := range errs {
 		where := at(err.Field)
@@ -45,7 +45,7 @@ func (s fieldStep) append(at path.Path) path.Path {
 	return at.AtMapKey(s.text)
 }
 
-// fieldSteps takes spec.a[0].b[k.e.y] apart, without spec.
+// fieldSteps splits spec.a[0].b[k.e.y] into steps, without spec.
 func fieldSteps(fieldPath string) []fieldStep {
 	var steps []fieldStep
 	rest := fieldPath

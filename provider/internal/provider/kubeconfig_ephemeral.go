@@ -21,7 +21,7 @@ import (
 
 var _ ephemeral.EphemeralResourceWithConfigure = (*kubeconfigResource)(nil)
 
-// kubeconfigResource asks the API server for a short-lived token of a service account. Nothing of it enters plan or state.
+// kubeconfigResource requests a short-lived token of a service account from the API server. Nothing of it enters plan or state.
 type kubeconfigResource struct{ connection *cluster.Connection }
 
 type kubeconfigModel struct {

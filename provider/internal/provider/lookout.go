@@ -12,9 +12,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// A wait that lasts is looked into after lookoutEvery, and again as often. It is given up when no controller has been installed for
-// giveUpAfter: nobody
-// will ever look at the object, and to wait for the whole time-out would only hide that.
+// A long wait is examined after lookoutEvery, and then at the same interval. It is given up when no controller has been installed
+// for giveUpAfter: nobody will ever process the object, and waiting for the whole time-out would only hide that.
 const (
 	lookoutEvery = 10 * time.Second
 	giveUpAfter  = time.Minute
@@ -23,7 +22,7 @@ const (
 // errNobody is the cause of a context that a lookout ended.
 var errNobody = errors.New("no controller is installed that would look at the object")
 
-// lookout finds out, beside a wait for an object, why nobody looks at it.
+// lookout finds out, during a wait for an object, why nobody processes it.
 type lookout struct {
 	stop  context.CancelCauseFunc
 	group sync.WaitGroup
@@ -31,7 +30,7 @@ type lookout struct {
 	said  string
 }
 
-// keepLookout starts one; the context it returns ends early where waiting is in vain. what names the object for the log.
+// keepLookout starts one; the context that it returns ends early where waiting is useless. what names the object for the log.
 func keepLookout(ctx context.Context, client *cluster.Client, what string) (context.Context, *lookout) {
 	l := &lookout{}
 	ctx, l.stop = context.WithCancelCause(ctx)
@@ -51,7 +50,7 @@ func (l *lookout) run(ctx context.Context, client *cluster.Client, what string) 
 		}
 		trouble, absent := release.ControllerTrouble(ctx, client)
 		if ctx.Err() != nil {
-			return // what was looked up is not whole
+			return // the result is not complete
 		}
 		l.mu.Lock()
 		l.said = trouble
@@ -68,7 +67,7 @@ func (l *lookout) run(ctx context.Context, client *cluster.Client, what string) 
 	}
 }
 
-// end stops the lookout and returns what it saw last.
+// end stops the lookout and returns its last result.
 func (l *lookout) end() string {
 	l.stop(nil)
 	l.group.Wait()

@@ -263,7 +263,7 @@ func (m *migLayoutModel) forget() {
 	m.Nodes = types.ListUnknown(layoutNodeType)
 }
 
-// waiting names the nodes that are not there yet and why.
+// waiting names the nodes without the layout and their reasons.
 func (m *migLayoutModel) waiting(ctx context.Context) string {
 	if !m.Accepted.ValueBool() {
 		return "the gpufabric controller has not looked at the layout yet; check that the chart's gpus.enabled is true"
@@ -286,7 +286,7 @@ func (m *migLayoutModel) waiting(ctx context.Context) string {
 	return strings.Join(words, "; ")
 }
 
-// adviseMIGLayout tells the blast radius: the nodes that are repartitioned, and the claims that stand in the way.
+// adviseMIGLayout shows the effects: the nodes that are repartitioned, and the claims that prevent it.
 func adviseMIGLayout(ctx context.Context, now *inventory.Snapshot, state, plan *migLayoutModel) diag.Diagnostics {
 	var diags diag.Diagnostics
 	if state != nil && state.Layout.Equal(plan.Layout) && state.Layouts.Equal(plan.Layouts) && state.NodeSelector.Equal(plan.NodeSelector) {

@@ -13,9 +13,8 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// MoveState lets a `moved` block bring an object here that a kubernetes_manifest made, without touching it: only its name is taken over,
-// and the refresh that
-// follows reads the rest from the cluster.
+// MoveState lets a `moved` block adopt an object that a kubernetes_manifest created, without touching it: it only copies the name,
+// and the refresh that follows reads the rest from the cluster.
 func (r *objectResource[M]) MoveState(context.Context) []resource.StateMover {
 	return []resource.StateMover{{StateMover: func(ctx context.Context, req resource.MoveStateRequest, resp *resource.MoveStateResponse) {
 		if !movesFrom(req, "hashicorp/kubernetes", "kubernetes_manifest") {
@@ -44,8 +43,8 @@ func (r *objectResource[M]) MoveState(context.Context) []resource.StateMover {
 	}}}
 }
 
-// MoveState lets a `moved` block bring a release here that a helm_release made. Chart and values come from the configuration, as after an
-// import.
+// MoveState lets a `moved` block adopt a release that a helm_release created. Chart and values come from the configuration, as
+// after an import.
 func (r *driverStackResource) MoveState(context.Context) []resource.StateMover {
 	return []resource.StateMover{{StateMover: func(ctx context.Context, req resource.MoveStateRequest, resp *resource.MoveStateResponse) {
 		if !movesFrom(req, "hashicorp/helm", "helm_release") {

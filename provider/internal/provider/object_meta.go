@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// objectMeta is what every resource over a custom object has: embedded in its model.
+// objectMeta is the common part of every resource for a custom object: embedded in its model.
 type objectMeta struct {
 	ID             types.String   `tfsdk:"id"`
 	Name           types.String   `tfsdk:"name"`
@@ -104,9 +104,8 @@ func (m *objectMeta) fill(ctx context.Context, obj *unstructured.Unstructured) d
 	return diags
 }
 
-// observeMeta takes over the labels and annotations that Terraform owns; one that somebody else changed is no longer owned, and so shows up
-// as
-// a difference.
+// observeMeta copies the labels and annotations that Terraform owns. An entry that somebody else changed is no longer owned, and so
+// appears as a difference.
 func (m *objectMeta) observeMeta(obj *unstructured.Unstructured) {
 	m.ID = types.StringValue(object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String())
 	m.Name = types.StringValue(obj.GetName())
@@ -151,7 +150,7 @@ func ownedMetadata(obj *unstructured.Unstructured) ownedFields {
 	return ownedFields{}
 }
 
-// connectionFrom takes the connection that the provider's Configure left; nil data means that it has not run yet.
+// connectionFrom returns the connection that the provider's Configure left; nil data means that it has not run yet.
 func connectionFrom(data any, diags *diag.Diagnostics) *cluster.Connection {
 	if data == nil {
 		return nil

@@ -33,11 +33,11 @@ type objectModel interface {
 	fill(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics
 	// spec returns the object's spec as wanted.
 	spec(ctx context.Context) (map[string]any, diag.Diagnostics)
-	// observe takes spec and status over from the object in the cluster.
+	// observe copies spec and status from the object in the cluster.
 	observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics
 	// forget marks everything that only the cluster knows as unknown.
 	forget()
-	// settled reports whether the object is as far as the resource waits for.
+	// settled reports whether the object has reached the state that the resource waits for.
 	settled() bool
 }
 
@@ -47,13 +47,13 @@ type definition[M objectModel] struct {
 	kind   object.Kind
 	schema func(ctx context.Context) schema.Schema
 	empty  func() M
-	// validate holds a fully known configuration against the API's own validation; nil: the schema says it all.
+	// validate checks a fully known configuration with the API's own validation; nil: the schema covers everything.
 	validate func(ctx context.Context, m M) (field.ErrorList, diag.Diagnostics)
 	// attribute finds the attribute of an API field; nil: attributePath.
 	attribute func(fieldPath string) path.Path
-	// advise looks at a planned creation (state is nil) or change with what the cluster has now; nil: nothing to say.
+	// advise checks a planned creation (state is nil) or change against the present cluster; nil: no advice.
 	advise func(ctx context.Context, now *inventory.Snapshot, state, plan M) diag.Diagnostics
-	// await waits for what the configuration asks and returns the object as last seen, with what is still missing in words.
+	// await waits for what the configuration asks and returns the object as last seen, with a description of what is still missing.
 	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured,
 		waiting string, err error)
 }
@@ -71,7 +71,7 @@ func newObjectResource[M objectModel](d definition[M]) resource.Resource {
 const (
 	defaultApplyTimeout  = 10 * time.Minute
 	defaultDeleteTimeout = 10 * time.Minute
-	// unfinishedKey marks in private state an object whose wait ran out: the next apply goes on waiting.
+	// unfinishedKey marks in private state an object whose wait timed out: the next apply continues the wait.
 	unfinishedKey = "unfinished"
 )
 
@@ -116,8 +116,8 @@ func (r *objectResource[M]) ValidateConfig(ctx context.Context, req resource.Val
 	addFieldErrors(&resp.Diagnostics, r.kind.Name, errs, at)
 }
 
-// Create applies the object, notes it in the state, then waits. A creation that is only not ready in time ends in a warning: an
-// error would taint the resource, and the next apply would delete a domain that is about to work.
+// Create applies the object, records it in the state, then waits. If the object is merely not ready in time, it ends with a
+// warning: an error would taint the resource, and the next apply would delete a domain that is about to work.
 func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
 	m := r.empty()
 	resp.Diagnostics.Append(req.Plan.Get(ctx, m)...)
@@ -137,7 +137,7 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 		addError(&resp.Diagnostics, "create "+r.title(m), err)
 		return
 	}
-	// Identity and state come before the wait: whatever happens in it, Terraform knows the object.
+	// Write identity and state before the wait: whatever happens in it, Terraform knows the object.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	m.observeMeta(applied)
 	resp.Diagnostics.Append(m.observe(ctx, applied)...)
@@ -159,7 +159,7 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	// Before a removal too: a Terraform older than 1.12 sends no identity, and the framework wants one back even then.
+	// Also before a removal: Terraform before 1.12 sends no identity, but the framework expects one in the answer even then.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	client, err := r.connection.Client(ctx)
 	if err != nil {
@@ -180,7 +180,7 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
-// Update applies changes in place, or goes on with a wait that ran out. Here a time-out is an error: it does not taint.
+// Update applies changes in place, or continues a wait that timed out. Here a time-out is an error: it does not taint.
 func (r *objectResource[M]) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	m := r.empty()
 	resp.Diagnostics.Append(req.Plan.Get(ctx, m)...)
@@ -250,7 +250,7 @@ func (r *objectResource[M]) ImportState(ctx context.Context, req resource.Import
 	importKey(ctx, r.kind.Namespaced, r.kind.Name, req, resp)
 }
 
-// ModifyPlan says what a change disturbs, and plans to go on with a wait that ran out.
+// ModifyPlan warns of what a change disturbs, and plans to continue a wait that timed out.
 func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -322,9 +322,8 @@ func (r *objectResource[M]) identify(ctx context.Context, identity *tfsdk.Resour
 	return diags
 }
 
-// keepPlanned writes a model to the state, with what was planned as planned: Terraform takes another value for a mistake in the provider,
-// and taints what was
-// just created. What somebody changed while the object was waited for shows in the next plan.
+// keepPlanned writes a model to the state, with the planned values as planned: Terraform treats other values as a bug of the
+// provider, and taints what was just created. What somebody changed during the wait appears in the next plan.
 func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model any) diag.Diagnostics {
 	diags := state.Set(ctx, model)
 	if diags.HasError() {
@@ -346,7 +345,7 @@ func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model
 
 type unfinished struct{ summary, detail string }
 
-// settle waits and takes over what was last seen; nil means that the wait is over.
+// settle waits and copies what was last seen; nil means that the wait is over.
 func (r *objectResource[M]) settle(
 	ctx context.Context,
 	client *cluster.Client,

@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// What an object is waited for.
+// What to wait for.
 const (
 	waitAccepted = "accepted"
 	waitReady    = "ready"
@@ -73,7 +73,7 @@ type speaker interface {
 	waiting(ctx context.Context) string
 }
 
-// awaitCondition waits until the model itself says that it is settled, for kinds whose status tells all.
+// awaitCondition waits until the model itself is settled, for kinds whose status shows everything.
 func awaitCondition[M speaker](
 	kind object.Kind,
 ) func(context.Context, *cluster.Client, M, *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {

@@ -16,8 +16,7 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// redaction hides the values of values_wo wherever others' words may carry them: a chart's refusal, an answer of the API server, a pod's
-// message.
+// redaction hides the values of values_wo in texts of others: a chart's refusal, an answer of the API server, a pod's message.
 type redaction struct {
 	values   []string
 	replacer *strings.Replacer
@@ -25,7 +24,7 @@ type redaction struct {
 
 const (
 	redacted = "(secret)"
-	// Shorter values are not hidden: "a" or "12" stands in every sentence. A mapping's keys are no secrets.
+	// Shorter values are not hidden: "a" or "12" appears in every sentence. A mapping's keys are no secrets.
 	shortestSecret = 4
 )
 
@@ -49,7 +48,7 @@ func redactionOf(values map[string]string) *redaction {
 			add(strings.TrimSpace(line))
 		}
 	}
-	// The replacer takes the first that fits: the longest has to stand first.
+	// The replacer takes the first match, so the longest must come first.
 	slices.SortFunc(r.values, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
 	r.values = slices.Compact(r.values)
 	pairs := make([]string, 0, 2*len(r.values))

@@ -306,7 +306,7 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	return diags
 }
 
-// observeMeta takes the resource's annotation, which is not the configuration's, out of those that Terraform owns.
+// observeMeta removes the resource's annotation, which is not the configuration's, from those that Terraform owns.
 func (m *secondaryNetworkModel) observeMeta(obj *unstructured.Unstructured) {
 	configured := m.Annotations
 	m.namespacedMeta.observeMeta(obj)

@@ -14,9 +14,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// notEmpty refuses an empty string where the API takes one for an attribute that is left out: it would come back as null or as the default,
-// and Terraform
-// wants back what was planned.
+// notEmpty refuses an empty string where the API treats it as an omitted attribute: it would come back as null or as the default,
+// but Terraform expects the planned value.
 func notEmpty() []validator.String { return []validator.String{stringvalidator.LengthAtLeast(1)} }
 
 // kubernetesName accepts names of objects; kubernetesLabel those that must also be a DNS label, such as namespaces.

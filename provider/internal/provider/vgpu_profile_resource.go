@@ -146,7 +146,7 @@ func (m *vgpuProfileModel) api(ctx context.Context) (*v1alpha1.VGPUProfileSpec, 
 func validateVGPUProfile(ctx context.Context, m *vgpuProfileModel) (field.ErrorList, diag.Diagnostics) {
 	spec, diags := m.api(ctx)
 	errs := spec.Validate(field.NewPath("spec"))
-	// The API reads 0 as left out; a configuration that writes it means something else.
+	// The API treats 0 as omitted; a configuration that contains it means something else.
 	for _, n := range []struct {
 		name  string
 		value types.Int64

@@ -18,14 +18,14 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// Blocker is an object that needs the drivers to be there.
+// Blocker is an object that needs the drivers.
 type Blocker struct {
 	What     string // "ComputeDomain team/rack", "ResourceClaim team/x of driver gpu.nvidia.com"
 	Why      string // who holds it
 	Deleting bool
 }
 
-// BlockedError names what keeps a release from being removed.
+// BlockedError names what prevents the removal of a release.
 type BlockedError struct{ Blockers []Blocker }
 
 func (e *BlockedError) Error() string {
@@ -41,13 +41,12 @@ func (e *BlockedError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// blockerInterval is how often blockers are looked for: they are of several kinds that come and go with CRDs, so that one list each is
-// cheaper
-// and simpler than a watch each.
+// blockerInterval is how often to look for blockers: they are of several kinds that come and go with CRDs, so that one list each is
+// cheaper and simpler than a watch each.
 const blockerInterval = 500 * time.Millisecond
 
-// awaitUnblocked waits until nothing needs the drivers. It gives up when for the length of patience nothing moved: no blocker went and none
-// was marked for deletion.
+// awaitUnblocked waits until nothing needs the drivers. It gives up when there was no progress for patience: no blocker was removed
+// or marked for deletion.
 func (m *Manager) awaitUnblocked(ctx context.Context, crdNames, drivers []string, patience time.Duration) error {
 	var before string
 	moved := time.Now()

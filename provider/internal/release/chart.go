@@ -31,7 +31,8 @@ type Chart struct {
 	Digest string
 }
 
-// Load reads the chart at path, a directory with a Chart.yaml or an archive made by `helm package`. Errors say what is there instead.
+// Load reads the chart at path, a directory with a Chart.yaml or an archive made by `helm package`. Errors say what is there
+// instead.
 func Load(path string) (*Chart, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -66,9 +67,8 @@ func Load(path string) (*Chart, error) {
 	}, nil
 }
 
-// CheckValues holds values against the chart's values.schema.json, and against each other, as Helm will at install time. The error lists
-// every violation of
-// the schema, or says the first thing that is wrong with the values together.
+// CheckValues checks values against the chart's values.schema.json, and against each other, as Helm does at install time. The error
+// lists every violation of the schema, or the first contradiction among the values.
 func (c *Chart) CheckValues(values map[string]any) error {
 	merged, err := chartutil.CoalesceValues(c.chart, deepCopy(values))
 	if err != nil {
@@ -112,14 +112,14 @@ func (c *Chart) checkTogether(values chartutil.Values) error {
 	if err == nil {
 		return nil
 	}
-	if _, sentence, found := strings.Cut(err.Error(), "): "); found { // behind the template's place
+	if _, sentence, found := strings.Cut(err.Error(), "): "); found { // after the template's place
 		return errors.New(sentence)
 	}
 	return err
 }
 
-// digest covers what Helm stores of a chart in a release, so that the digest of a release's chart can be compared with one on disk. Helm
-// stores no dependencies; this project's chart has none.
+// digest covers what Helm stores of a chart in a release, so that the digest of a release's chart can be compared with one on disk.
+// Helm stores no dependencies; this project's chart has none.
 func digest(c *chart.Chart) string {
 	h := sha256.New()
 	hashFiles(h, "templates", c.Templates)
@@ -145,7 +145,7 @@ func hashJSON(h hash.Hash, name string, v any) {
 	hashPart(h, name, text)
 }
 
-// hashPart frames each part by name and length, so that moving bytes from one file to the next changes the digest.
+// hashPart includes each part's name and length, so that moving bytes from one file to the next changes the digest.
 func hashPart(h hash.Hash, name string, data []byte) {
 	fmt.Fprintf(h, "%s %d\n", name, len(data))
 	h.Write(data)

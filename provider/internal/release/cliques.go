@@ -17,10 +17,10 @@ import (
 	"gpufabric.io/provider/internal/domain"
 )
 
-// cliquePrefix begins the names of the ComputeDomains that the controller keeps for cliques.
+// cliquePrefix is the prefix of the ComputeDomains that the controller keeps for cliques.
 const cliquePrefix = "clique-"
 
-// The controller's argument that has it keep a ComputeDomain for each NVLink clique, and the one that has it remove them.
+// The controller's argument that makes it keep a ComputeDomain for each NVLink clique, and the one that makes it remove them.
 const (
 	argumentClique = "--imex=Clique"
 	argumentDomain = "--imex=Domain"
@@ -33,9 +33,9 @@ func standsForClique(obj metav1.Object, namespace string) bool {
 	return clique != "" && obj.GetNamespace() == namespace && strings.HasPrefix(obj.GetName(), cliquePrefix)
 }
 
-// retireCliques has the controller remove these ComputeDomains and their IMEX daemons, and waits until they are gone. It must be done while
-// the drivers run: a daemon's pod ends only where a node plugin takes its devices back, and the controller makes the domains again for as
-// long as it is told to keep them.
+// retireCliques makes the controller remove these ComputeDomains and their IMEX daemons, and waits until they are gone. The drivers
+// must run meanwhile: a daemon's pod ends only where a node plugin takes its devices back, and the controller creates the domains
+// again until it is told not to.
 func (m *Manager) retireCliques(ctx context.Context) error {
 	told := false
 	for {
@@ -80,7 +80,7 @@ func (m *Manager) cliques(ctx context.Context) ([]Blocker, error) {
 	return standing, nil
 }
 
-// keepNoCliques tells the controller to keep no ComputeDomains for cliques any more.
+// keepNoCliques tells the controller not to keep ComputeDomains for cliques any more.
 func (m *Manager) keepNoCliques(ctx context.Context) error {
 	deployments := m.client.Typed.AppsV1().Deployments(m.namespace)
 	found, err := deployments.List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})

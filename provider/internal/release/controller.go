@@ -12,13 +12,12 @@ import (
 // controllerLabels are on the Deployment of every release's controller, whatever the release was called.
 const controllerLabels = "app.kubernetes.io/part-of=gpufabric,app.kubernetes.io/component=controller"
 
-// ControllerTrouble says why objects of ours find nobody who looks at them: that no controller is installed at all (absent), or what its
-// pods say. It is
-// empty when one runs, and when that cannot be told.
+// ControllerTrouble says why nobody processes our objects: no controller is installed at all (absent), or what its pods report. It
+// is empty when one runs, and when that is unknown.
 func ControllerTrouble(ctx context.Context, client *cluster.Client) (trouble string, absent bool) {
 	list, err := client.Typed.AppsV1().Deployments("").List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})
 	if err != nil {
-		return "", false // one who may not look is none the wiser, and waits
+		return "", false // without the right to look, nothing is known, and the wait goes on
 	}
 	if len(list.Items) == 0 {
 		return "no Deployment of the gpufabric controller is in the cluster; install the drivers with gpufabric_driver_stack or the chart", true

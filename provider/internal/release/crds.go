@@ -14,10 +14,10 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// releaseAnnotation notes on a CRD or namespace which release brought it, as namespace/name.
+// releaseAnnotation records on a CRD or namespace which release created it, as namespace/name.
 const releaseAnnotation = "gpufabric.io/release"
 
-// ForeignCRDError names CRDs that the chart brings and that something else installed.
+// ForeignCRDError names CRDs of the chart that something else installed.
 type ForeignCRDError struct{ Names []string }
 
 func (e *ForeignCRDError) Error() string {
@@ -44,8 +44,8 @@ func crdObjects(c *chart.Chart) ([]*unstructured.Unstructured, error) {
 	return list, nil
 }
 
-// applyCRDs applies the chart's crds directory and waits until the API serves each. Helm itself would create them once and never upgrade
-// them. CRDs of someone else are refused before anything is changed.
+// applyCRDs applies the chart's crds directory and waits until the API serves each. Helm itself would create them once and never
+// upgrade them. It refuses CRDs of others before anything is changed.
 func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 	list, err := crdObjects(spec.Chart.chart)
 	if err != nil || len(list) == 0 {
@@ -128,7 +128,7 @@ func (m *Manager) removeCRDs(ctx context.Context, names []string) error {
 	return nil
 }
 
-// ensureNamespace makes the namespace when asked and notes on it that this release did, so that the release takes it along when it goes.
+// ensureNamespace creates the namespace on request and records on it that this release did, so that the release removes it again.
 func (m *Manager) ensureNamespace(ctx context.Context, spec Spec, undo *undo) error {
 	store := object.NewStore(m.client, namespaces)
 	found, err := store.Get(ctx, object.Key{Name: spec.Namespace})

@@ -21,10 +21,9 @@ func (r *Release) Matches(spec Spec) bool {
 	return r.Status == "deployed" && r.ChartDigest == spec.Chart.Digest && maps.Equal(Flatten(r.Values), Flatten(spec.Values))
 }
 
-// Drift compares the release's manifest with the cluster and says, a sentence each, which objects are gone and which fields somebody
-// changed. Fields that the manifest does not set are not looked at: the API server and controllers fill those in. secret names values, as
-// Flatten writes them, that no sentence
-// tells; of a Secret none tells any.
+// Drift compares the release's manifest with the cluster. It says, one sentence each, which objects are gone and which fields
+// somebody changed. It ignores fields that the manifest does not set, since the API server and controllers fill those in. secret
+// names values, as Flatten writes them, that no sentence may show; values of a Secret are never shown.
 func (m *Manager) Drift(ctx context.Context, r *Release, secret []string) ([]string, error) {
 	list, err := objects(r.Manifest, r.Namespace)
 	if err != nil {
@@ -78,7 +77,7 @@ func (m *Manager) Drift(ctx context.Context, r *Release, secret []string) ([]str
 	return drift, nil
 }
 
-// discreet takes the values out of a sentence of differs that may not be shown: a state keeps it.
+// discreet removes values that must not be shown from a sentence of differs: a state stores it.
 func (r *Release) discreet(kind, where string, secret []string) string {
 	path, _, _ := strings.Cut(where, " is ")
 	hidden := path + " is not what the release says, and a secret"

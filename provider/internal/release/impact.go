@@ -33,8 +33,8 @@ var pluginDrivers = map[string]string{
 	"rdma-plugin":           "rdma.gpufabric.io",
 }
 
-// Impact renders what an upgrade of an existing release to spec would apply, without applying it, and compares. A release that does not
-// exist has none.
+// Impact renders what an upgrade of an existing release to spec would apply, without applying it, and compares. It is empty for a
+// release that does not exist.
 func (m *Manager) Impact(ctx context.Context, spec Spec) (Impact, error) {
 	last, err := m.Get(ctx, spec.Name)
 	if err != nil || last == nil {
@@ -47,7 +47,7 @@ func (m *Manager) Impact(ctx context.Context, spec Spec) (Impact, error) {
 	upgrade := action.NewUpgrade(config)
 	upgrade.Namespace = spec.Namespace
 	upgrade.ResetValues, upgrade.SkipCRDs = true, true
-	upgrade.DryRun, upgrade.DryRunOption = true, "server" // the chart's templates look things up
+	upgrade.DryRun, upgrade.DryRunOption = true, "server" // the chart's templates use lookup
 	next, err := upgrade.RunWithContext(ctx, spec.Name, spec.Chart.chart, deepCopy(spec.Values))
 	if err != nil {
 		return Impact{}, fmt.Errorf("render an upgrade of release %s: %w", spec.Name, err)

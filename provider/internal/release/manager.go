@@ -19,7 +19,7 @@ import (
 type Release struct {
 	Name, Namespace string
 	Revision        int
-	Status          string // Helm's word: deployed, failed, pending-install, ...
+	Status          string // Helm's status: deployed, failed, pending-install, ...
 	Description     string
 	ChartVersion    string
 	AppVersion      string
@@ -36,7 +36,7 @@ type Spec struct {
 	CreateNamespace bool
 	Chart           *Chart
 	Values          map[string]any
-	Secret          []string // names of the values, as Flatten writes them, that are not to be shown
+	Secret          []string // names of the values, as Flatten writes them, that must not be shown
 }
 
 // Manager acts on the releases of one namespace.
@@ -50,7 +50,7 @@ func NewManager(client *cluster.Client, namespace string) *Manager {
 	return &Manager{client: client, namespace: namespace}
 }
 
-// ownLabel marks releases (on Helm's stored record) that this provider made: only those are recovered without asking.
+// ownLabel marks releases (on Helm's stored record) that this provider made: only those are recovered automatically.
 const ownLabel = "gpufabric.io/managed-by"
 
 // config makes a fresh Helm configuration: Helm caches discovery and capabilities in it, which must not outlive one operation.
@@ -120,7 +120,7 @@ func fromHelm(r *helm.Release) *Release {
 	return out
 }
 
-// ExistsError says that a release of this name is there and works, and nobody told Terraform about it.
+// ExistsError says that a release of this name exists and works, and is not in Terraform's state.
 type ExistsError struct{ Release *Release }
 
 func (e *ExistsError) Error() string {
@@ -151,7 +151,7 @@ func (e *BusyError) Error() string {
 	)
 }
 
-// Install installs a release that does not exist. What an interrupted or failed install left is recovered first. A failed install is
+// Install installs a release that does not exist. It first recovers what an interrupted or failed install left. A failed install is
 // undone: it leaves no release, no CRD and no namespace that it added. hooks bounds each chart hook.
 func (m *Manager) Install(ctx context.Context, spec Spec, hooks time.Duration) (*Release, error) {
 	last, err := m.Get(ctx, spec.Name)
@@ -170,7 +170,7 @@ func (m *Manager) Install(ctx context.Context, spec Spec, hooks time.Duration) (
 	undo := &undo{}
 	installed, err := m.install(ctx, spec, hooks, undo)
 	if err != nil {
-		// The caller's context may be what ended; undoing must still run, within a time of its own.
+		// The caller's context may have ended; undoing must still run, within its own time.
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		return nil, errors.Join(err, undo.run(cleanup))
@@ -255,7 +255,7 @@ const keptRevisions = 10
 // undoTimeout bounds the removal of what a failed install left.
 const undoTimeout = 2 * time.Minute
 
-// undo collects how to take back each step of an install that may fail later.
+// undo collects how to undo each step of an install that may fail later.
 type undo struct {
 	names []string
 	steps []func(context.Context) error

@@ -38,8 +38,8 @@ func (m *Manager) recover(ctx context.Context, last *Release) (proceed, error) {
 	return m.recoverForUpgrade(ctx, last)
 }
 
-// recoverForUpgrade settles a release whose last operation did not end: one that once was deployed is upgraded over, one that never was
-// is removed and installed afresh.
+// recoverForUpgrade handles a release whose last operation did not end: one that once was deployed is upgraded, one that never was
+// is removed and installed again.
 func (m *Manager) recoverForUpgrade(ctx context.Context, last *Release) (proceed, error) {
 	status := last.stored.Info.Status
 	if status == helm.StatusDeployed {
@@ -85,9 +85,8 @@ func (m *Manager) uninstallHelm(ctx context.Context, name string, hooks time.Dur
 	return err
 }
 
-// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may not be to be
-// had; after a
-// release of ours that is the provider's own work.
+// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may be
+// unavailable; for a release of ours the provider does that work itself.
 func ownHooksOnly(stored *helm.Release) bool {
 	for _, hook := range stored.Hooks {
 		if !strings.Contains(hook.Manifest, "app.kubernetes.io/part-of: gpufabric\n") {
@@ -97,9 +96,8 @@ func ownHooksOnly(stored *helm.Release) bool {
 	return true
 }
 
-// takeBack removes a release whose install failed, with the CRDs that this install made and Helm would keep. A CRD was made by it when it
-// is not
-// older than Helm's record of the release, by the API server's clock.
+// takeBack removes a release whose install failed, with the CRDs that this install created and Helm would keep. A CRD was created
+// by it when it is not older than Helm's record of the release, by the API server's clock.
 func (m *Manager) takeBack(ctx context.Context, name string) error {
 	last, err := m.Get(ctx, name)
 	if err != nil || last == nil {

@@ -25,7 +25,7 @@ type workload struct {
 	selector              *metav1.LabelSelector
 }
 
-// podOwner is what Deployments, DaemonSets and StatefulSets agree on, as far as it is wanted here.
+// podOwner is the common part of Deployments, DaemonSets and StatefulSets, as far as it is needed here.
 type podOwner struct {
 	Spec struct {
 		Selector *metav1.LabelSelector `json:"selector"`
@@ -60,7 +60,7 @@ func workloads(r *Release) ([]workload, error) {
 	return out, nil
 }
 
-// Rollout is how far a release's workloads are.
+// Rollout is the progress of a release's workloads.
 type Rollout struct {
 	Total   int
 	Waiting []string // one sentence for each workload that is not rolled out yet
@@ -70,18 +70,17 @@ type Rollout struct {
 // Ready reports whether everything runs.
 func (r Rollout) Ready() bool { return len(r.Waiting) == 0 }
 
-// askAgain is the pause between two requests that look whether the server accepts the credentials again.
+// askAgain is the pause between two requests that check whether the server accepts the credentials again.
 const askAgain = 5 * time.Second
 
-// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what is still waited
-// for,
-// down to the pods and the reasons.
+// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what it still
+// waits for, including the pods and the reasons.
 func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 	list, err := workloads(r)
 	if err != nil || len(list) == 0 {
 		return Rollout{}, err
 	}
-	// The informers below retry a refused list for ever; asking once first turns missing rights into an error.
+	// The informers below retry a refused list for ever; a request before turns missing rights into an error.
 	if state, err := m.Rollout(ctx, r); err != nil {
 		return state, err
 	}
@@ -134,7 +133,7 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 	}
 }
 
-// Rollout looks once at how far the release's workloads are, without reasons of single pods.
+// Rollout reads the progress of the release's workloads once, without reasons of single pods.
 func (m *Manager) Rollout(ctx context.Context, r *Release) (Rollout, error) {
 	list, err := workloads(r)
 	if err != nil {
@@ -151,8 +150,8 @@ func (m *Manager) Rollout(ctx context.Context, r *Release) (Rollout, error) {
 	return state, nil
 }
 
-// watchWorkloads starts informers of the workloads' kinds. They try again for ever what fails; rejected hears when the server did not
-// accept the credentials.
+// watchWorkloads starts informers of the workloads' kinds. They retry for ever; rejected is called when the server did not accept
+// the credentials.
 func (m *Manager) watchWorkloads(
 	ctx context.Context,
 	list []workload,
@@ -213,7 +212,7 @@ func cached(f informers.SharedInformerFactory, w workload) any {
 	return obj
 }
 
-// add judges one workload; obj is nil when it does not exist.
+// add checks one workload; obj is nil when it does not exist.
 func (r *Rollout) add(w workload, obj any) {
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
@@ -261,7 +260,7 @@ func replicas(n *int32) int32 {
 	return *n
 }
 
-// explain adds to each waiting workload what its pods say.
+// explain adds to each waiting workload the reasons of its pods.
 func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) {
 	for i, sentence := range state.Waiting {
 		at := slices.IndexFunc(list, func(w workload) bool { return strings.HasPrefix(sentence, w.String()+":") })

@@ -9,16 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A container that crashes again and again is Ready, and its workload available, for a moment each time. So one that restarted counts when
-// it has run for
-// steadyFor, and one that no readiness probe speaks for when it has run for startFor.
+// A container that crashes again and again is Ready, and its workload available, for a moment each time. So a restarted container
+// counts once it has run for steadyFor, and one without a readiness probe once it has run for startFor.
 const (
 	steadyFor = 10 * time.Second
 	startFor  = 3 * time.Second
 )
 
-// unsteady looks at the pods of workloads that count as rolled out. It says which have not run long enough to be believed, and after how
-// long to look again.
+// unsteady checks the pods of workloads that count as rolled out. It says which have not run long enough, and after how long to
+// check again.
 func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []string, again time.Duration, err error) {
 	now := time.Now()
 	for _, w := range list {
@@ -42,7 +41,7 @@ func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []stri
 	return waiting, again, nil
 }
 
-// unsteadyPod says why a pod is not to be believed yet, and for how much longer.
+// unsteadyPod says why a pod does not count yet, and for how much longer.
 func unsteadyPod(p *corev1.Pod, now time.Time) (why string, rest time.Duration) {
 	if p.DeletionTimestamp != nil {
 		return "", 0
@@ -53,7 +52,7 @@ func unsteadyPod(p *corev1.Pod, now time.Time) (why string, rest time.Duration) 
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		if c.State.Running == nil || (c.RestartCount == 0 && probed[c.Name]) {
-			continue // one that does not run is what the workload's own status is about
+			continue // for a pod that does not run the workload's own status is enough
 		}
 		wanted := startFor
 		if c.RestartCount > 0 {

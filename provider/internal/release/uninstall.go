@@ -21,21 +21,21 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// Removal says how far an uninstall goes.
+// Removal says how much an uninstall removes.
 type Removal struct {
 	CRDs bool // also remove the CRDs that Helm would leave
-	// Patience is how long objects that nobody is deleting may stand in the way before the uninstall gives up. In one `terraform destroy` the
-	// objects and the drivers go at the same time, so a blocker is waited for as long as there is progress.
+	// Patience is how long objects that nobody is deleting may prevent the uninstall before it gives up. In one `terraform destroy`
+	// the objects and the drivers go at the same time, so it waits for a blocker as long as there is progress.
 	Patience time.Duration
 }
 
 // DefaultPatience is used where Removal.Patience is zero.
 const DefaultPatience = 20 * time.Second
 
-// Uninstall removes a release in the order that leaves nothing stuck: first it waits until no custom object and no running pod's claim
-// needs
-// the drivers, then go the release, its pods, what the drivers published, the CRDs, and the namespace if the release brought it. Notes are
-// things left on purpose. A *BlockedError names what is in the way; nothing was removed then.
+// Uninstall removes a release in the order that leaves nothing stuck. First it waits until no custom object and no running pod's
+// claim needs the drivers. Then it removes the release, its pods, what the drivers published, the CRDs, and the namespace if the
+// release created it. Notes are things left on purpose. A *BlockedError names what prevents the uninstall; nothing was removed
+// then.
 func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, hooks time.Duration) (notes []string, err error) {
 	last, err := m.Get(ctx, name)
 	if err != nil {
@@ -91,7 +91,7 @@ func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, h
 // knownDrivers are the DRA drivers of this project.
 var knownDrivers = []string{"compute-domain.nvidia.com", "gpu.nvidia.com", "rdma.gpufabric.io"}
 
-// drivers are the DRA drivers that the release runs, by whether its manifest speaks of them: another product may serve the others.
+// drivers are the DRA drivers that the release runs, by whether its manifest mentions them: another product may serve the others.
 func (r *Release) drivers() []string {
 	var list []string
 	for _, d := range knownDrivers {
@@ -102,8 +102,8 @@ func (r *Release) drivers() []string {
 	return list
 }
 
-// awaitPodsGone waits until the pods of the release's workloads have ended: their preStop work needs the service accounts and CRDs that go
-// next, and a namespace cannot go before them.
+// awaitPodsGone waits until the pods of the release's workloads have ended: their preStop work needs the service accounts and CRDs
+// that go next, and a namespace cannot go before them.
 func (m *Manager) awaitPodsGone(ctx context.Context, r *Release) error {
 	list, err := workloads(r)
 	if err != nil {
@@ -152,8 +152,8 @@ func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 // onNodes are labels and annotations of Node objects.
 type onNodes struct{ labels, annotations []string }
 
-// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an upgrade, so
-// it leaves that.
+// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an
+// upgrade, so it leaves that.
 func (r *Release) writtenOnNodes() onNodes {
 	var written onNodes
 	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
@@ -165,7 +165,7 @@ func (r *Release) writtenOnNodes() onNodes {
 	return written
 }
 
-// off is the merge patch that takes it off a node, nil where the node has none of it.
+// off is the merge patch that removes it from a node, nil where the node has none of it.
 func (w onNodes) off(node *corev1.Node) map[string]any {
 	patch := map[string]any{}
 	for field, keys := range map[string][]string{"labels": w.labels, "annotations": w.annotations} {
@@ -189,7 +189,7 @@ func (w onNodes) off(node *corev1.Node) map[string]any {
 	return map[string]any{"metadata": patch}
 }
 
-// cleanNodes takes off the nodes what drivers wrote on them.
+// cleanNodes removes from the nodes what drivers wrote on them.
 func (m *Manager) cleanNodes(ctx context.Context, written onNodes) error {
 	if len(written.labels)+len(written.annotations) == 0 {
 		return nil
@@ -216,7 +216,7 @@ func (m *Manager) cleanNodes(ctx context.Context, written onNodes) error {
 	return errors.Join(errs...)
 }
 
-// removeNamespace deletes the manager's namespace if a release of this name brought it and nobody else lives there.
+// removeNamespace deletes the manager's namespace if a release of this name created it and nobody else uses it.
 func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []string, err error) {
 	store := object.NewStore(m.client, namespaces)
 	key := object.Key{Name: m.namespace}
@@ -246,7 +246,7 @@ func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []str
 	return nil, nil
 }
 
-// lodgers names what others keep in the namespace and would not want to lose: pods and volumes.
+// lodgers lists others' objects in the namespace that must not be lost: pods and volumes.
 func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
 	var list []string
 	pods, err := m.client.Typed.CoreV1().Pods(m.namespace).List(ctx, metav1.ListOptions{})
@@ -266,7 +266,7 @@ func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
 	return list, nil
 }
 
-// namespaceTrouble reads from a terminating namespace what it waits for.
+// namespaceTrouble says what a terminating namespace waits for.
 func namespaceTrouble(ns *unstructured.Unstructured) string {
 	namespace, err := object.Read[corev1.Namespace](ns)
 	if err != nil {

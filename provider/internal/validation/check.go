@@ -1,6 +1,5 @@
-// Package validation proves a cluster's fabric by a job: it makes the job's objects from the manifests beside it, which are those of
-// examples/manifests,
-// follows the job to its end, and reads what its pods printed.
+// Package validation proves a cluster's fabric by a job. It makes the job's objects from the manifests beside it, which are those
+// of examples/manifests, follows the job to its end, and reads the output of its pods.
 package validation
 
 import (
@@ -33,7 +32,7 @@ type Check struct {
 	NodeSelector    map[string]string // which nodes may be chosen; empty: all of a clique
 }
 
-// checkLabel marks what a check made: its domain, its job and their pods; its value is the check's name.
+// checkLabel marks what a check created: its domain, its job and their pods; its value is the check's name.
 const checkLabel = "gpufabric.io/fabric-check"
 
 //go:embed ping.yaml
@@ -84,8 +83,7 @@ func (c Check) objects() (theDomain, job *unstructured.Unstructured, err error) 
 	return theDomain, job, nil
 }
 
-// dropNulls takes out what a manifest names and leaves empty, as kubectl does: server-side apply takes null for a value, and a schema
-// refuses it.
+// dropNulls removes empty fields of a manifest, as kubectl does: server-side apply treats null as a value, and a schema refuses it.
 func dropNulls(value any) {
 	switch value := value.(type) {
 	case map[string]any:

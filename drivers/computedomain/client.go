@@ -18,7 +18,7 @@ import (
 
 const resource = "computedomains"
 
-// Client reads ComputeDomains, with no more of a client than a node needs.
+// Client reads ComputeDomains, with as small a client as a node needs.
 type Client struct {
 	rest rest.Interface
 }
@@ -41,8 +41,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{rest: client}, nil
 }
 
-// ByUID finds the domain with a UID in a namespace. hint is its name where that is known; it need not be right. The result is nil
-// where the namespace has no such domain.
+// ByUID finds the domain with a UID in a namespace. hint is its name where that is known; it may be wrong. The result is nil where
+// the namespace has no such domain.
 func (c *Client) ByUID(ctx context.Context, namespace, hint string, uid types.UID) (*v1beta1.ComputeDomain, error) {
 	if hint != "" {
 		domain := &v1beta1.ComputeDomain{}

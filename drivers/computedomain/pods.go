@@ -19,7 +19,7 @@ func PodReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// WhyNotReady says in words what an IMEX daemon's pod that is not ready is waiting for.
+// WhyNotReady says what an IMEX daemon's pod that is not ready is waiting for.
 func WhyNotReady(pod *corev1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "its pod is ending"

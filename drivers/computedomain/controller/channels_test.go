@@ -62,13 +62,13 @@ func TestADomainGetsTheLowestFreeChannelOrNone(t *testing.T) {
 	}
 }
 
-// sharedClique is a cluster of one clique, two controllers that work at the same time, and domains that come and go.
+// sharedClique is a cluster of one clique, two controllers that work at the same time, and domains that appear and disappear.
 type sharedClique struct {
 	*cluster
 	random *rand.Rand
 	other  *Reconciler
 	uid    types.UID
-	// has are the numbers that nodes have handed out, by node and domain.
+	// has are the numbers that nodes have given out, by node and domain.
 	has map[[2]string]int
 }
 
@@ -87,7 +87,7 @@ func newSharedClique(t *testing.T, seed uint64) *sharedClique {
 	return s
 }
 
-// reconcile has one of the controllers look at a domain. What it writes may be refused, since the other was faster.
+// reconcile runs one of the controllers for a domain. Its writes may be refused, since the other was faster.
 func (s *sharedClique) reconcile(uid types.UID) {
 	s.t.Helper()
 	by := s.reconciler
@@ -119,7 +119,7 @@ func (s *sharedClique) node(name string, domain types.UID, member bool) {
 	s.must(s.Update(s.t.Context(), node))
 }
 
-// step does one thing that may happen at any time.
+// step makes one of the changes that may happen at any time.
 func (s *sharedClique) step() {
 	s.t.Helper()
 	name := string(rune('a' + s.random.IntN(8)))
@@ -134,14 +134,14 @@ func (s *sharedClique) step() {
 		s.reconcile(domain.UID)
 	case err != nil:
 		s.t.Fatal(err)
-	case what < 3: // prepare: label, look whether the domain lives, read the number
+	case what < 3: // prepare: set the label, check that the domain lives, read the number
 		s.node(node, existing.UID, true)
 		s.reconcile(s.uid)
 		s.must(s.Get(s.t.Context(), client.ObjectKeyFromObject(domain), existing))
 		if channel := computedomain.ChannelOf(s.table(), existing.UID); channel != nil && existing.DeletionTimestamp == nil {
 			s.has[[2]string{node, string(existing.UID)}] = channel.Number
 		}
-	case what < 5: // unprepare, also of a domain that is gone
+	case what < 5: // unprepare, also of a domain that was deleted
 		held := slices.SortedFunc(maps.Keys(s.has), func(a, b [2]string) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
 		if len(held) > 0 {
 			key := held[s.random.IntN(len(held))]
@@ -182,12 +182,12 @@ func TestNoChannelIsEverTwoDomainsWhateverTwoControllersDo(t *testing.T) {
 	}
 }
 
-// A pod that ran on the node keeps its claim reserved until somebody deletes it, which may be never.
+// A pod that ran on the node keeps its claim reserved until somebody deletes the pod, which may never happen.
 //
 //shows:cd-deletion
 func TestADomainWhoseNodeVanishedEndsInTimeAndGivesItsChannelBack(t *testing.T) {
 	s := newSharedClique(t, 1)
-	s.now = time.Now() // by which the client in memory stamps the deletion
+	s.now = time.Now() // the in-memory client stamps the deletion with this
 	d := newDomain("d", 1)
 	s.must(s.Create(t.Context(), d))
 	s.reconcile(d.UID)

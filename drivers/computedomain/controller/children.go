@@ -18,11 +18,11 @@ const (
 	daemonRequest  = "daemon"
 )
 
-// daemonName is the name of a domain's DaemonSet and of its daemons' ResourceClaimTemplate. Domains of all namespaces meet in the
-// controller's, so the name is made of what no two of them share.
+// daemonName is the name of a domain's DaemonSet and of its daemons' ResourceClaimTemplate. The domains of all namespaces share the
+// controller's namespace, so the name is made from what is unique to a domain.
 func daemonName(domain types.UID) string { return "imex-daemon-" + string(domain) }
 
-// domainLabels mark everything that is made for a domain.
+// domainLabels mark everything that is created for a domain.
 func domainLabels(domain types.UID) map[string]string {
 	return map[string]string{
 		v1beta1.LabelComputeDomain:     string(domain),
@@ -32,7 +32,7 @@ func domainLabels(domain types.UID) map[string]string {
 	}
 }
 
-// workloadTemplate is what the domain's pods claim channels by.
+// workloadTemplate is the template from which the domain's pods claim channels.
 func workloadTemplate(domain *v1beta1.ComputeDomain) (*resourceapi.ResourceClaimTemplate, error) {
 	mode := domain.Spec.Channel.AllocationMode
 	if mode == "" {
@@ -48,7 +48,7 @@ func workloadTemplate(domain *v1beta1.ComputeDomain) (*resourceapi.ResourceClaim
 	return template, nil
 }
 
-// daemonTemplate is what the domain's daemons claim.
+// daemonTemplate is the template for the claims of the domain's daemons.
 func daemonTemplate(domain *v1beta1.ComputeDomain, namespace string) (*resourceapi.ResourceClaimTemplate, error) {
 	template, err := claimTemplate(domain, daemonRequest, computedomain.DaemonClass, &v1beta1.ComputeDomainDaemonConfig{
 		TypeMeta: configType("ComputeDomainDaemonConfig"), DomainID: string(domain.UID),

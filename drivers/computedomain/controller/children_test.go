@@ -52,7 +52,7 @@ func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	domain := newDomain("d", 1)
 	c.must(c.Create(t.Context(), domain))
 	c.settle(domain.UID)
-	c.settle(domain.UID) // the DaemonSet is there now
+	c.settle(domain.UID) // the DaemonSet exists now
 	policy := &networkingv1.NetworkPolicy{}
 	c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: daemonName(domain.UID)}, policy))
 	daemons := &appsv1.DaemonSet{}
@@ -69,7 +69,7 @@ func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	if !metav1.IsControlledBy(policy, daemons) {
 		t.Errorf("the policy does not go with its daemons: %v", policy.OwnerReferences)
 	}
-	open := map[int32]bool{} // port to whether everybody reaches it
+	open := map[int32]bool{} // port to whether everybody can reach it
 	for _, rule := range policy.Spec.Ingress {
 		for _, port := range rule.Ports {
 			open[port.Port.IntVal] = len(rule.From) == 0
@@ -105,7 +105,7 @@ func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
 	if diff := cmp.Diff(want, ports); diff != "" {
 		t.Errorf("ports (-want +got)\n%s", diff)
 	}
-	// Probes go on without TLS: the kubelet asks every second, and learns nothing but whether the daemon is ready.
+	// Probes use no TLS: the kubelet asks every second, and learns only whether the daemon is ready.
 	if probe := container.ReadinessProbe.HTTPGet; probe.Port.StrVal != "health" || probe.Scheme == corev1.URISchemeHTTPS {
 		t.Errorf("the kubelet asks %+v", probe)
 	}

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// labelTemplate is on every daemon pod: which template it was made from.
+// labelTemplate is on every daemon pod: the template from which it was made.
 const labelTemplate = "gpufabric.io/daemon-template"
 
 // daemonSet runs an IMEX daemon on every node that carries the domain's label.
@@ -34,24 +34,24 @@ func daemonSet(domain *v1beta1.ComputeDomain, s Settings) (*appsv1.DaemonSet, er
 		},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}},
-			// A daemon's restart takes the memory that running jobs share across nodes, so nothing restarts one but its own end: a changed
-			// template is for pods that start after it changed.
+			// A daemon's restart takes away the memory that running jobs share across nodes. So nothing restarts a daemon except its own
+			// end: a changed template applies to pods that start after the change.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template:       *template,
 		},
 	}, nil
 }
 
-// daemonPod is the template of a domain's daemon pods, with a label that names the template's content.
+// daemonPod is the template of a domain's daemon pods, with a label that identifies the template's content.
 //
-// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two directories of
-// the domain. So the pod mounts nothing of the node, and has no privilege.
+// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two
+// directories of the domain. So the pod mounts nothing of the node, and has no privilege.
 func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSpec, error) {
 	volumes, mounts := hostPaths(s.HostMounts)
 	scratchVolumes, scratchMounts := scratch()
 	volumes, mounts = append(volumes, scratchVolumes...), append(mounts, scratchMounts...)
 	claim := daemonName(domain.UID)
-	// nvidia-imex lets go of what others have mapped before it ends; a node that leaves a domain has no reason to hurry it.
+	// nvidia-imex releases what others have mapped before it ends; there is no reason to hurry when a node leaves a domain.
 	grace := int64(30)
 	ndots := "1"
 	template := &corev1.PodTemplateSpec{
@@ -65,7 +65,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 			TerminationGracePeriodSeconds: &grace,
 			ResourceClaims:                []corev1.PodResourceClaim{{Name: daemonRequest, ResourceClaimTemplateName: &claim}},
 			Volumes:                       volumes,
-			// Peers' names stand in /etc/hosts, and none is to be looked up with the cluster's search domains behind it.
+			// Peers' names are in /etc/hosts, and must not be looked up with the cluster's search domains appended.
 			DNSConfig:       &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: &ndots}}},
 			SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
@@ -101,7 +101,8 @@ func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]str
 	return map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}
 }
 
-// daemonSecurity: root, because the domain's directory on the node and /etc/hosts are root's, and nothing of what makes root strong.
+// daemonSecurity: the user is root, because root owns the domain's directory on the node and /etc/hosts, but without root's
+// capabilities.
 func daemonSecurity() *corev1.SecurityContext {
 	yes, no, root := true, false, int64(0)
 	return &corev1.SecurityContext{
@@ -111,8 +112,8 @@ func daemonSecurity() *corev1.SecurityContext {
 	}
 }
 
-// daemonResources are enough for the supervisor to answer probes on a node whose processors are all taken by jobs; a daemon whose probes
-// flap takes its domain's readiness with it. There is no limit: a daemon that is throttled or killed for memory takes jobs down.
+// daemonResources suffice for the supervisor to answer probes on a node whose processors are all busy with jobs: a daemon with
+// failing probes makes its domain not Ready. There is no limit: a daemon that is throttled or killed for memory takes jobs down.
 func daemonResources() corev1.ResourceRequirements {
 	return corev1.ResourceRequirements{
 		Claims:   []corev1.ResourceClaim{{Name: daemonRequest}},
@@ -158,7 +159,7 @@ func daemonEnv() []corev1.EnvVar {
 	return env
 }
 
-// readinessProbe asks every second; the daemon holds a probe's answer back for nearly that long while it is not ready, so the
+// readinessProbe asks every second. The daemon holds a probe's answer back for nearly that long while it is not ready, so the
 // kubelet learns of readiness at once.
 func readinessProbe() *corev1.Probe {
 	return &corev1.Probe{
@@ -167,8 +168,8 @@ func readinessProbe() *corev1.Probe {
 	}
 }
 
-// livenessProbe ends a container whose supervisor is stuck. It asks for nothing else: an nvidia-imex that hangs is the supervisor's to
-// replace, and the end of a container is the end of the memory that jobs share.
+// livenessProbe ends a container whose supervisor hangs. It checks nothing else: the supervisor itself replaces an nvidia-imex that
+// hangs, and the end of a container is the end of the memory that jobs share.
 func livenessProbe() *corev1.Probe {
 	return &corev1.Probe{
 		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/livez", Port: intstr.FromString("health")}},
@@ -176,7 +177,7 @@ func livenessProbe() *corev1.Probe {
 	}
 }
 
-// scratch is where a program that thinks itself on a node of its own may write. nvidia-imex logs to its output here, and its default is
+// scratch is where programs may write as if on a node of their own. nvidia-imex logs to its output here, and its default is
 // /var/log/nvidia-imex.log.
 func scratch() (volumes []corev1.Volume, mounts []corev1.VolumeMount) {
 	limit := resource.MustParse("16Mi")
@@ -189,7 +190,7 @@ func scratch() (volumes []corev1.Volume, mounts []corev1.VolumeMount) {
 	return volumes, mounts
 }
 
-// hostPaths mounts the directories that every pod of ours on a node sees at their own path. What is mounted there later shows up too.
+// hostPaths mounts the directories that every pod of ours on a node sees at their own path. Later mounts below them appear too.
 func hostPaths(hostMounts []string) (volumes []corev1.Volume, mounts []corev1.VolumeMount) {
 	propagation := corev1.MountPropagationHostToContainer
 	for i, dir := range hostMounts {

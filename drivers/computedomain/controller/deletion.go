@@ -25,15 +25,15 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// lostAfter is when a daemon pod that was to end no longer keeps its domain: its node does not answer, and what is on it ends with
-// the node or when the node comes back.
+// lostAfter is when a daemon pod that should end no longer delays its domain's deletion: its node does not answer, and what is on
+// it ends with the node or when the node comes back.
 const lostAfter = time.Minute
 
 // tellAfter is how long a deletion may take before its status says what it waits for.
 const tellAfter = lostAfter / 4
 
-// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; when no pod uses the domain
-// any more, the DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
+// delete removes what was created for a domain, in this order: the templates, so that no further claim is made; when no pod uses
+// the domain any more, the DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
 func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
 		return ctrl.Result{}, nil
@@ -43,7 +43,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		return result, err
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
-		// What passes is not reported; what stays would keep the domain without a word.
+		// A passing error is not reported. A lasting one must be: it keeps the domain from going.
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}
@@ -63,7 +63,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
 		})
-		// Usually they end before there is anything to tell.
+		// Usually they end before there is anything to report.
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{RequeueAfter: soonest(again, tellAfter)}, nil
 		}
@@ -81,20 +81,20 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	return ctrl.Result{}, nil
 }
 
-// failing is a pass that writes a condition into a domain's status, and does nothing else.
+// failing is a pass that only writes a condition to a domain's status.
 func (r *Reconciler) failing(domain *v1beta1.ComputeDomain, problem *metav1.Condition) *pass {
 	return &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: problem}
 }
 
-// leftovers removes what is left of a domain that no longer exists: something that came into being, or into view, while the domain
-// was going, or whose domain lost its finalizer by force.
+// leftovers removes what is left of a domain that no longer exists: objects that were created, or became visible, while the domain
+// was being deleted, or whose domain lost its finalizer by force.
 func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result, error) {
 	r.memory.forget(uid)
 	r.clocks.forget(uid)
 	if left, err := r.anythingLeft(ctx, uid); err != nil || !left {
 		return ctrl.Result{}, err
 	}
-	// A cache may know a label before it knows the domain that it speaks of.
+	// A cache may have a label before it has the label's domain.
 	var list metav1.PartialObjectMetadataList
 	list.SetGroupVersionKind(v1beta1.SchemeGroupVersion().WithKind("ComputeDomainList"))
 	if err := r.live.List(ctx, &list); err != nil {
@@ -108,7 +108,7 @@ func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result,
 	return ctrl.Result{}, r.remove(ctx, uid)
 }
 
-// anythingLeft says whether the caches know of anything that remove would remove.
+// anythingLeft says whether the caches contain anything that remove would remove.
 func (r *Reconciler) anythingLeft(ctx context.Context, uid types.UID) (bool, error) {
 	nodes, _, err := r.observe(ctx, uid)
 	if err != nil || len(nodes) > 0 && slices.ContainsFunc(nodes, labelledWith(uid)) {
@@ -122,7 +122,7 @@ func (r *Reconciler) anythingLeft(ctx context.Context, uid types.UID) (bool, err
 	return !apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 }
 
-// remove asks for everything that carries the domain's label to be removed.
+// remove requests the removal of everything that carries the domain's label.
 func (r *Reconciler) remove(ctx context.Context, uid types.UID) error {
 	var templates resourceapi.ResourceClaimTemplateList
 	if err := r.client.List(ctx, &templates, client.MatchingFields{byDomain: string(uid)}); err != nil {
@@ -170,14 +170,14 @@ func (r *Reconciler) removeObject(ctx context.Context, object client.Object) err
 	return nil
 }
 
-// removeLabels takes the domain's label off its nodes.
+// removeLabels removes the domain's label from its nodes.
 func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	nodes, _, err := r.observe(ctx, uid)
 	if err != nil {
 		return err
 	}
 	path := "/metadata/labels/" + strings.ReplaceAll(v1beta1.LabelComputeDomain, "/", "~1")
-	// A node that has joined another domain since fails the test, and keeps its label.
+	// For a node that has joined another domain since, the test fails, and it keeps its label.
 	patch, err := json.Marshal([]map[string]string{
 		{"op": "test", "path": path, "value": string(uid)},
 		{"op": "remove", "path": path},
@@ -189,7 +189,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	for i := range nodes {
 		node := &nodes[i]
 		if !labelledWith(uid)(*node) {
-			continue // a node that has a channel of it gives that back itself
+			continue // a node that has a channel of it releases that itself
 		}
 		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 		err := r.client.Patch(ctx, node, client.RawPatch(types.JSONPatchType, patch))
@@ -207,7 +207,7 @@ func labelledWith(uid types.UID) func(metav1.PartialObjectMetadata) bool {
 	}
 }
 
-// ending returns the nodes whose daemon has not ended yet, and when to look again for those that never will.
+// ending returns the nodes whose daemon has not ended yet, and when to check again for those that never will.
 func (r *Reconciler) ending(ctx context.Context, uid types.UID) (nodes []string, again time.Duration, err error) {
 	_, pods, err := r.observe(ctx, uid)
 	if err != nil {

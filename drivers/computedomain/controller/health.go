@@ -21,19 +21,19 @@ const (
 	reasonSound       = "NothingDegraded"
 )
 
-// health is what one pass found of a domain's nodes.
+// health is what one pass found out about a domain's nodes.
 type health struct {
 	// needs is how many nodes must be ready.
 	needs   int
 	members []member
-	// gone are nodes of the domain whose Node objects do not exist any more.
+	// gone are nodes of the domain whose Node objects no longer exist.
 	gone []string
-	// problem keeps the domain from being Ready whatever its nodes say.
+	// problem keeps the domain from being Ready whatever its nodes report.
 	problem *metav1.Condition
 	now     time.Time
 }
 
-// setStates writes into each node's entry what has become of it, since when and why. before are the entries of the status until now.
+// setStates writes to each node's entry its state, since when and why. before are the entries of the previous status.
 func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 	earlier := make(map[string]*v1beta1.ComputeDomainNode, len(before))
 	for i := range before {
@@ -59,7 +59,7 @@ func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 	}
 }
 
-// stateOf is the state of a node of which the status said was until now; nil: nothing. An entry of an earlier version has no state.
+// stateOf is the state of a node, given its state in the previous status; nil: none. An entry of an earlier version has no state.
 func stateOf(was *v1beta1.ComputeDomainNode, status v1beta1.Readiness) v1beta1.NodeState {
 	switch {
 	case status == v1beta1.Ready:
@@ -71,7 +71,7 @@ func stateOf(was *v1beta1.ComputeDomainNode, status v1beta1.Readiness) v1beta1.N
 	}
 }
 
-// setConditions sets Progressing and Degraded. The condition Ready and the nodes' states are those of this pass already.
+// setConditions sets Progressing and Degraded. The condition Ready and the nodes' states are already those of this pass.
 func (h *health) setConditions(domain *v1beta1.ComputeDomain) {
 	conditions := &domain.Status.Conditions
 	for _, condition := range []metav1.Condition{h.progressing(domain), h.degraded(domain)} {
@@ -80,7 +80,7 @@ func (h *health) setConditions(domain *v1beta1.ComputeDomain) {
 	}
 }
 
-// progressing says whether the domain changes without anybody's help, and what it waits for.
+// progressing says whether the domain will change without anybody's help, and what it waits for.
 func (h *health) progressing(domain *v1beta1.ComputeDomain) metav1.Condition {
 	counts := countStates(domain.Status.Nodes)
 	condition := metav1.Condition{Type: v1beta1.ConditionProgressing, Status: metav1.ConditionFalse}
@@ -106,7 +106,7 @@ func (h *health) progressing(domain *v1beta1.ComputeDomain) metav1.Condition {
 	return condition
 }
 
-// degraded says whether something that worked, or should, does not.
+// degraded says whether something fails that worked before, or should work.
 func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 	condition := metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue}
 	total := max(h.needs, len(h.members))
@@ -130,7 +130,7 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 		condition.Message = fmt.Sprintf("%s %s no Node object any more; %d of %d nodes are left: the domain is whole once pods that use it run "+
 			"on other nodes", listed(h.gone), plural(len(h.gone), "has", "have"), len(h.members), total)
 	case short && before != nil && before.Status == metav1.ConditionTrue && before.Reason == reasonGone:
-		return *before // until another node has come, or nobody uses the domain
+		return *before // until another node has joined, or nobody uses the domain
 	default:
 		condition.Status, condition.Reason = metav1.ConditionFalse, reasonSound
 		condition.Message = "no node that was ready has been lost"
@@ -138,12 +138,12 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 	return condition
 }
 
-// interrupted is a node that was ready, in words.
+// interrupted describes a node that was ready.
 func interrupted(node *v1beta1.ComputeDomainNode) string {
 	return fmt.Sprintf("%s (since %s: %s)", node.Name, node.Since.UTC().Format(time.RFC3339), node.Why)
 }
 
-// firstCause is the one thing to look at first; empty where all is as it should be.
+// firstCause is the first problem to solve; empty where there is none.
 func (h *health) firstCause(domain *v1beta1.ComputeDomain) string {
 	if h.problem != nil {
 		return h.problem.Message
@@ -168,7 +168,7 @@ func (h *health) firstCause(domain *v1beta1.ComputeDomain) string {
 	return ""
 }
 
-// stateCounts are how many of a domain's nodes are in which state.
+// stateCounts are the numbers of a domain's nodes by state.
 type stateCounts struct{ starting, ready, interrupted int }
 
 func countStates(nodes []v1beta1.ComputeDomainNode) stateCounts {
@@ -186,7 +186,7 @@ func countStates(nodes []v1beta1.ComputeDomainNode) stateCounts {
 	return counts
 }
 
-// goneNodes are nodes that the status names, that are members no longer, and whose Node objects do not exist. A node that merely left has
+// goneNodes are nodes in the status that are no longer members, and whose Node objects do not exist. A node that merely left has
 // ended the pods that used the domain there.
 func (r *Reconciler) goneNodes(ctx context.Context, before []v1beta1.ComputeDomainNode, members []member) ([]string, error) {
 	var gone []string

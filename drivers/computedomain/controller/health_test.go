@@ -24,7 +24,7 @@ func (c *cluster) condition(name, kind string) metav1.Condition {
 	return *condition
 }
 
-// nodeState is what a domain says of one of its nodes.
+// nodeState is the state of one node in a domain's status.
 func (c *cluster) nodeState(name, node string) v1beta1.ComputeDomainNode {
 	c.t.Helper()
 	for _, entry := range c.domain(name).Status.Nodes {
@@ -120,7 +120,7 @@ func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
 	c.settle(d.UID)
 	c.must(c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
 	c.must(c.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "imex-a"}}))
-	for range 2 { // also when the status names the node no longer
+	for range 2 { // also when the status no longer names the node
 		c.settle(d.UID)
 		degraded := c.condition("d", v1beta1.ConditionDegraded)
 		if degraded.Status != metav1.ConditionTrue || degraded.Reason != reasonGone ||
@@ -177,7 +177,7 @@ func TestAProblemOfADomainIsItsFirstCauseAndDegradesIt(t *testing.T) {
 	}
 }
 
-// A version before states wrote Status alone.
+// A version without states wrote only Status.
 func TestAStatusOfAnEarlierVersionGetsStates(t *testing.T) {
 	members := membersWith(1, "nvidia-imex is not READY")
 	before := []v1beta1.ComputeDomainNode{

@@ -56,7 +56,7 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 		t.Errorf("further pods can still join: %v", err)
 	}
 	c.now = c.now.Add(tellAfter)
-	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock began elsewhere
+	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock started elsewhere
 	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)
 	ready := c.domain("d").Status.Conditions[0]
@@ -185,7 +185,7 @@ func TestADomainFromBeforeTheUpgradeKeepsTheNamesOfItsNodes(t *testing.T) {
 	c := newCluster(t, d)
 	c.join(d, "a", "10.0.0.1", isReady)
 	c.settle(d.UID)
-	c.join(d, "b", "10.0.0.2", isReady) // its daemon is of the new version
+	c.join(d, "b", "10.0.0.2", isReady) // its daemon has the new version
 	c.settle(d.UID)
 	if got, want := c.domain("d").Status.Cliques, []v1beta1.ComputeDomainClique{{ID: clique, Slots: 18}}; !slices.Equal(got, want) {
 		t.Errorf("cliques %+v, want %+v: daemons whose lists differ refuse each other", got, want)

@@ -13,10 +13,10 @@ import (
 	"gpufabric.io/drivers/computedomain/imexd"
 )
 
-// member is a node of a domain, as the cluster shows it now.
+// member is a node of a domain, in the present state of the cluster.
 type member struct {
 	name string
-	// clique is the node's label; it is not known of a node that has left while its daemon still ends.
+	// clique is the node's label; it is unknown for a node that has left while its daemon still ends.
 	clique      string
 	cliqueKnown bool
 	// address is empty until the node's daemon has one.
@@ -43,12 +43,12 @@ func membersOf(nodes []metav1.PartialObjectMetadata, pods []corev1.Pod) []member
 		m := members[name]
 		if m == nil {
 			if pod.DeletionTimestamp != nil {
-				continue // the node has left, and its daemon is about to
+				continue // the node has left, and its daemon will end soon
 			}
 			m = &member{name: name}
 			members[name] = m
 		}
-		// Of an old and a new pod of one node, the one that lives counts.
+		// Of an old and a new pod of one node, the living one counts.
 		if pod.DeletionTimestamp != nil && m.address != "" {
 			continue
 		}
@@ -68,9 +68,9 @@ func membersOf(nodes []metav1.PartialObjectMetadata, pods []corev1.Pod) []member
 	return result
 }
 
-// nodesOf carries the status's nodes over to the members of now. A node enters once its daemon has an address and leaves when it is
-// no member any more; in between it keeps its index, whatever happens to its daemon. A new node gets the lowest index that is free
-// in its clique, new nodes by name: the same members in the same state always get the same indices.
+// nodesOf carries the status's nodes over to the present members. A node enters once its daemon has an address, and leaves when it
+// is no longer a member. In between it keeps its index, whatever happens to its daemon. A new node gets the lowest free index in
+// its clique, new nodes by name: the same members in the same state always get the same indices.
 func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.ComputeDomainNode {
 	before := make(map[string]v1beta1.ComputeDomainNode, len(previous))
 	for _, node := range previous {
@@ -120,11 +120,11 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 	return nodes
 }
 
-// cliquesOf carries the status's cliques over to the nodes of now. Slots never shrink while the domain lives: a daemon that starts after
-// the node with the highest index has left must list what those that run do.
+// cliquesOf carries the status's cliques over to the present nodes. Slots never shrink while the domain lives: a daemon that starts
+// after the node with the highest index has left must list the same peers as the running daemons.
 //
-// A clique whose nodes stood in the status before it did was formed by an earlier version, whose daemons run with the names of then: one
-// that starts now has to use the same.
+// A clique whose nodes were in the status before the clique itself was formed by an earlier version. Its daemons run with that
+// version's names, so one that starts now must use the same.
 func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
 	byID := map[string]v1beta1.ComputeDomainClique{}
 	for _, clique := range previous {

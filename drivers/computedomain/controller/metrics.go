@@ -18,11 +18,11 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// namedDomains is of how many domains the metrics name each: the oldest. A namespace's tenants may make as many as they like, and each has
-// up to twelve series.
+// namedDomains is the maximum number of domains that the metrics name: the oldest. Tenants may create any number of domains, and
+// each has up to twelve series.
 const namedDomains = 1000
 
-// The states of a domain in its metrics, of which it is in one at a time. The first that holds counts, in this order.
+// The states of a domain in its metrics. A domain is in one at a time: the first that applies, in this order.
 const (
 	stateDeleting    = "deleting"
 	stateDegraded    = "degraded"
@@ -30,7 +30,7 @@ const (
 	stateProgressing = "progressing"
 )
 
-// stateOfDomain is the state that a domain's status says.
+// stateOfDomain is the state in a domain's status.
 func stateOfDomain(domain *v1beta1.ComputeDomain) string {
 	switch {
 	case domain.DeletionTimestamp != nil:
@@ -44,7 +44,7 @@ func stateOfDomain(domain *v1beta1.ComputeDomain) string {
 	}
 }
 
-// clocks measure how long each domain has been in each state since this controller works.
+// clocks measure how long each domain has been in each state since this controller started.
 type clocks struct {
 	mu      sync.Mutex
 	domains map[types.UID]*clock
@@ -56,7 +56,7 @@ type clock struct {
 	spent map[string]time.Duration
 }
 
-// observe notes the state that a domain is in now.
+// observe records the present state of a domain.
 func (c *clocks) observe(domain *v1beta1.ComputeDomain, now time.Time) {
 	state := stateOfDomain(domain)
 	c.mu.Lock()
@@ -88,20 +88,20 @@ func (c *clocks) read(uid types.UID, now time.Time) map[string]time.Duration {
 	return spent
 }
 
-// forget drops a domain that is gone.
+// forget removes a deleted domain.
 func (c *clocks) forget(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.domains, uid)
 }
 
-// collector is the metrics of all domains, read from the controller's cache when somebody asks. The labels are named after the domain since
-// Prometheus has a label namespace of its own for whom it asks.
+// collector is the metrics of all domains, read from the controller's cache at each scrape. The labels are named after the domain,
+// since Prometheus sets a label namespace of its own for the scraped target.
 type collector struct {
 	reader client.Reader
 	clocks *clocks
 	now    func() time.Time
-	// named is of how many domains the figures name each.
+	// named is the maximum number of domains that the metrics name.
 	named int
 
 	size, nodes, ready, state, seconds, transition, unnamed *prometheus.Desc
@@ -139,7 +139,7 @@ func (c *collector) Describe(descriptions chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(collected chan<- prometheus.Metric) {
 	var list v1beta1.ComputeDomainList
-	// A cache that is not there any more has no figures.
+	// A cache that has stopped has no figures.
 	if err := c.reader.List(context.Background(), &list); err != nil {
 		collected <- prometheus.NewInvalidMetric(c.unnamed, err)
 		return
@@ -185,8 +185,8 @@ func (c *collector) one(domain *v1beta1.ComputeDomain, collected chan<- promethe
 	}
 }
 
-// serve has the figures served until ctx ends. The registry is one of the whole process: where another controller in it, of a simulation,
-// serves these figures, this one's are not.
+// serve serves the figures until ctx ends. The registry belongs to the whole process: if another controller in it, of a simulation,
+// serves these figures already, this one does not.
 func (c *collector) serve(ctx context.Context, registry prometheus.Registerer) error {
 	err := registry.Register(c)
 	if other := (prometheus.AlreadyRegisteredError{}); errors.As(err, &other) {

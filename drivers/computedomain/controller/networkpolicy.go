@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex asks its peers for no proof
-// of who they are. The kubelet's probes come from the pod's own node, which no NetworkPolicy closes; /metrics stays open to the cluster.
+// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex does not authenticate
+// its peers. The kubelet's probes come from the pod's own node, which no NetworkPolicy blocks; /metrics stays open to the cluster.
 func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s Settings) *networkingv1.NetworkPolicy {
 	members := metav1.LabelSelector{MatchLabels: map[string]string{
 		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",
@@ -27,7 +27,7 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: daemons.Namespace, Name: daemonName(domain.UID), Labels: domainLabels(domain.UID),
-			// It goes with the daemons, also where the controller was told since to make none.
+			// It is removed with the daemons, even if the controller was told since to create none.
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
 		},
 		Spec: networkingv1.NetworkPolicySpec{
@@ -42,7 +42,7 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 	}
 }
 
-// ensureNetworkPolicy makes the domain's policy once its DaemonSet is there, which owns it.
+// ensureNetworkPolicy creates the domain's policy once the DaemonSet exists, which owns it.
 func (r *Reconciler) ensureNetworkPolicy(ctx context.Context, p *pass) error {
 	if !r.settings.NetworkPolicies || p.daemons == nil {
 		return nil

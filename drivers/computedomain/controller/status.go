@@ -32,13 +32,12 @@ const (
 // namedAtMost is how many nodes a message names; the rest it counts.
 const namedAtMost = 5
 
-// setStatus writes into status what members make of it. problem, where there is one, keeps the domain from being Ready whatever its
-// nodes say.
+// setStatus updates status from members. problem, where there is one, keeps the domain from being Ready whatever its nodes report.
 func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.Condition) {
 	setStatusFor(domain, domain.Spec.NumNodes, members, problem)
 }
 
-// setStatusFor is setStatus of a domain that needs another number of nodes than its spec says.
+// setStatusFor is setStatus for a domain that needs another number of nodes than its spec says.
 func setStatusFor(domain *v1beta1.ComputeDomain, needs int, members []member, problem *metav1.Condition) {
 	status := &domain.Status
 	before := status.Nodes
@@ -59,7 +58,7 @@ func setStatusFor(domain *v1beta1.ComputeDomain, needs int, members []member, pr
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// setDaemonsCurrent writes into status which nodes' daemons were made from an earlier template.
+// setDaemonsCurrent writes to status which nodes' daemons were made from an earlier template.
 func setDaemonsCurrent(domain *v1beta1.ComputeDomain, behind []string) {
 	condition := metav1.Condition{
 		Type: v1beta1.ConditionDaemonsCurrent, Status: metav1.ConditionTrue, Reason: reasonCurrent, ObservedGeneration: domain.Generation,
@@ -75,7 +74,7 @@ func setDaemonsCurrent(domain *v1beta1.ComputeDomain, behind []string) {
 	meta.SetStatusCondition(&domain.Status.Conditions, condition)
 }
 
-// readiness says how far the domain is.
+// readiness says how close the domain is to being Ready.
 func readiness(spec v1beta1.ComputeDomainSpec, nodes []v1beta1.ComputeDomainNode, members []member) metav1.Condition {
 	ready := 0
 	for _, node := range nodes {
@@ -132,28 +131,28 @@ func plural(n int, one, many string) string {
 	return many
 }
 
-// How long after the last write of a domain's status the next may come, by what it brings. A domain forms in a burst of changes;
-// these bound its writes to a few while nobody waits longer than matters: the daemons for each other's addresses, users for the
+// The minimum pause between two writes of a domain's status, by the kind of the change. A domain forms in a burst of changes. The
+// pauses limit that to a few writes, and delay nobody noticeably: daemons wait for each other's addresses, and users for the
 // progress of a domain that is not ready anyway.
 const (
-	// atOnce: the domain became Ready, or is no longer; or the last of the nodes it asks for has an address, so that there is
-	// nothing to gather that the daemons would wait for.
+	// atOnce: the domain became Ready, or is no longer Ready; or the last of the required nodes has an address, so that there is
+	// nothing more to collect before the daemons can start.
 	atOnce time.Duration = 0
-	// addressPause: nodes came, went or changed their address or clique, or were lost; or the last of those known is ready.
+	// addressPause: nodes joined, left or changed their address or clique, or were lost; or the last of the known nodes is ready.
 	addressPause = 200 * time.Millisecond
 	// progressPause: further nodes are ready.
 	progressPause = 20 * time.Second
-	// wordsPause: the same in other words.
+	// wordsPause: only messages changed.
 	wordsPause = 10 * time.Second
 )
 
-// samePlace says whether two entries say the same to the daemons.
+// samePlace says whether two entries are the same for the daemons.
 func samePlace(a, b *v1beta1.ComputeDomainNode) bool {
 	return a.Name == b.Name && a.IPAddress == b.IPAddress && a.CliqueID == b.CliqueID && a.Index == b.Index
 }
 
-// pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write. wanted is how many
-// nodes the domain asks for.
+// pauseBefore says how long the write that turns old into new may be delayed, or false where there is nothing to write. wanted is
+// the number of nodes that the domain requires.
 func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
 	// A list without nodes comes back from the API as none.
 	if equality.Semantic.DeepEqual(old, new) {

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// membersWith makes so many members that are ready, and one for each word of why the others are not.
+// membersWith makes so many ready members, and one member that is not ready for each reason.
 func membersWith(ready int, why ...string) []member {
 	var members []member
 	for i := range ready {

@@ -1,9 +1,9 @@
-// Package daemon is the role that runs in every pod of a compute domain's DaemonSet: it learns this node's peers from the domain's
+// Package daemon is the role that runs in every pod of a compute domain's DaemonSet. It learns this node's peers from the domain's
 // status, keeps nvidia-imex running with them, and answers the kubelet's readiness probe.
 //
-// The daemons read their peers from the ComputeDomain's status itself, rather than from a ConfigMap made of it: one write by the
-// controller then serves users and daemons alike, and a watch brings it at once, where a mounted ConfigMap takes the kubelet up to
-// a minute. They may read ComputeDomains and write nothing but Events; that a daemon is ready travels by the pod's own readiness.
+// The daemons read their peers from the ComputeDomain's status itself, not from a ConfigMap: one write by the controller then
+// serves users and daemons alike, and a watch delivers it at once, whereas a mounted ConfigMap takes the kubelet up to a minute.
+// They may read ComputeDomains and write only Events. The pod's own readiness reports that a daemon is ready.
 package daemon
 
 import (
@@ -106,13 +106,13 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	if err != nil {
 		return err
 	}
-	// Before anything that takes time: a probe that is refused a connection is made again only a second later, one that is accepted
-	// waits until it can be answered.
+	// Listen before anything that takes time: a refused probe is repeated only a second later, but an accepted one waits until it can
+	// be answered.
 	probes, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(s.podIP, strconv.Itoa(s.healthPort)))
 	if err != nil {
 		return fmt.Errorf("serve the readiness probe: %w", err)
 	}
-	defer probes.Close() //nolint:errcheck // the server closes it first, but for an error on the way there
+	defer probes.Close() //nolint:errcheck // the server closes it first, unless an error comes before
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err

@@ -14,9 +14,9 @@ import (
 	"gpufabric.io/drivers/computedomain/imexd"
 )
 
-// probeHold is how long a probe of a daemon that is not ready is kept waiting for it to become so. The kubelet probes once a
-// second; holding its request for nearly that long tells it within milliseconds, instead of half a second later on average. It
-// must stay below the probe's time-out and period.
+// probeHold is how long to delay the answer to a probe while the daemon is not ready. The kubelet probes once a second. By holding
+// its request for nearly that long, it learns of readiness within milliseconds, instead of half a second later on average. It must
+// be shorter than the probe's time-out and period.
 const probeHold = 900 * time.Millisecond
 
 // figures are a daemon's series.
@@ -41,7 +41,7 @@ func figures(supervisor *imexd.Supervisor) *prometheus.Registry {
 	return registry
 }
 
-// handler answers the kubelet's probes (/readyz, /livez), and scrapes (/metrics) of what is shown to everybody; nil: nothing is.
+// handler answers the kubelet's probes (/readyz, /livez), and scrapes (/metrics) of the public metrics; nil: none.
 func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	if shown != nil {

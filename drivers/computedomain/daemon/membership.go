@@ -14,7 +14,7 @@ import (
 
 type domain = v1beta1.ComputeDomain
 
-// membership turns a domain's status into the group that this node's daemon is part of.
+// membership computes from a domain's status the group of this node's daemon.
 type membership struct {
 	node, address string
 	uid           types.UID
@@ -35,9 +35,9 @@ func (m *membership) follow(ctx context.Context, domain *domain) {
 	m.join(group)
 }
 
-// groupOf returns the nodes of this node's clique, or false while the domain's status does not speak of this very daemon: its node
-// may stand there with the address that an earlier pod had. A domain that is going away, or that was replaced by another of its
-// name, changes nothing: this pod is going away with it.
+// groupOf returns the nodes of this node's clique, or false while the domain's status does not contain this very daemon: its node
+// may be there with the address of an earlier pod. A domain that is being deleted, or that another of its name replaced, changes
+// nothing: this pod goes with it.
 func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if domain == nil || domain.UID != m.uid {
 		return imexd.Group{}, false
@@ -50,7 +50,7 @@ func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if nodes[own].CliqueID == "" {
 		return imexd.Group{}, true
 	}
-	// Without a word of the clique its domain was formed by an earlier version.
+	// A status without the clique's entry was written by an earlier version.
 	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index, OldNames: true}
 	for _, clique := range domain.Status.Cliques {
 		if clique.ID == group.Clique {

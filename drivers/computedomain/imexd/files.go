@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// SlotsPerStep is in which steps the list of peers grows. A rack of NVL72 has 18 nodes, so most domains never grow it; larger ones
-// cost one restart of the daemons per step, since nvidia-imex reads the list only when it starts.
+// SlotsPerStep is the step by which the list of peers grows. A rack of NVL72 has 18 nodes, so most domains never grow it. Larger
+// ones cost one restart of the daemons per step, since nvidia-imex reads the list only when it starts.
 const SlotsPerStep = 18
 
 // Peer is an IMEX daemon of the domain, this node's own among them.
@@ -34,15 +34,15 @@ type Group struct {
 	Clique string
 	// Own is this node's index.
 	Own int
-	// Slots is how many names the nodes file lists at least: all daemons of a clique must list the same ones, so the controller
-	// says how many, and never less than before.
+	// Slots is the minimum number of names in the nodes file. All daemons of a clique must list the same names, so the controller sets
+	// the number, and never lowers it.
 	Slots int
-	// OldNames says that the clique's daemons name each other as those of an earlier version did, alike in all domains.
+	// OldNames says that the clique's daemons use the names of an earlier version, which are the same in all domains.
 	OldNames bool
 	Peers    []Peer
 }
 
-// slots is how many names the nodes file has to list so that every peer has one.
+// slots is the number of names in the nodes file, so that every peer has one.
 func (g Group) slots() int {
 	highest := 0
 	for _, peer := range g.Peers {
@@ -51,21 +51,22 @@ func (g Group) slots() int {
 	return max(SlotsFor(highest), g.Slots)
 }
 
-// SlotsFor is how many slots a clique needs whose highest index this is.
+// SlotsFor is the number of slots for a clique with this highest index.
 func SlotsFor(highest int) int { return (highest/SlotsPerStep + 1) * SlotsPerStep }
 
-// startsAnother says whether a daemon that was started for g cannot serve next: what it reads only when it starts has changed.
+// startsAnother says whether a daemon that was started for g cannot serve next, because something has changed that it reads only
+// when it starts.
 func (g Group) startsAnother(next Group) bool {
 	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.OldNames != g.OldNames || next.slots() != g.slots()
 }
 
-// peerName is what the nodes file calls the peer with an index. Names rather than addresses stand there because the file is read
-// only when nvidia-imex starts, while names are looked up again on SIGUSR1: peers come and go without a restart, which would take
-// the memory mappings of running jobs with it.
+// peerName is the name of the peer with an index in the nodes file. The file has names instead of addresses because nvidia-imex
+// reads it only when it starts, but looks names up again on SIGUSR1. So peers come and go without a restart, which would take the
+// memory mappings of running jobs with it.
 //
-// The name carries the identity of the domain and clique. Daemons compare their lists and refuse a peer whose list is another
-// (NODE_MAP_MISMATCH): a pod that got the address of an earlier one does not become a peer of a domain that is not its own (#1447 of
-// NVIDIA's DRA driver). The dot keeps resolvers from appending search domains first.
+// The name contains the identity of the domain and clique. Daemons compare their lists and refuse a peer with another list
+// (NODE_MAP_MISMATCH): a pod that got the address of an earlier one cannot become a peer in a foreign domain (#1447 of NVIDIA's DRA
+// driver). The dot keeps resolvers from appending search domains first.
 func (g Group) peerName(index int) string {
 	if g.OldNames {
 		return fmt.Sprintf("compute-domain-daemon-%04d", index)
@@ -83,10 +84,10 @@ func nodesFile(group Group) []byte {
 	return text.Bytes()
 }
 
-// nobody is the address of a slot that no node has. A name without an address would be asked of the cluster's DNS, by every daemon, for
-// every free slot, at every look (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to them are refused at
-// once, since daemons listen on their pod's address alone. Each slot has one of its own, because two names with one address look like one
-// node.
+// nobody is the address of a slot without a node. A name without an address would be looked up in the cluster's DNS, by every
+// daemon, for every free slot, each time (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to
+// them are refused at once, since daemons listen only on their pod's address. Each slot has its own address, because two names with
+// one address look like one node.
 func nobody(index int, likeThis netip.Addr) netip.Addr {
 	if likeThis.Is6() {
 		// IPv6 has but one loopback address. Routers drop what goes to this prefix (RFC 6666, discard-only).
@@ -105,8 +106,8 @@ func configFile(spec imex.Spec) []byte {
 		{"BIND_INTERFACE_IP", spec.BindAddress},
 		{"SERVER_PORT", fmt.Sprint(spec.ServerPort)},
 		{"IMEX_NODE_CONFIG_FILE", spec.NodesFile},
-		// After an end that was not in order the daemon waits for the peers that may still have memory of this node mapped. With NONE the driver
-		// would hand that memory out again at once, possibly to another tenant. A normal start waits for nobody.
+		// After an unclean end the daemon waits for the peers that may still have memory of this node mapped. With NONE the driver would
+		// allocate that memory again at once, possibly to another tenant. A normal start waits for nobody.
 		{"IMEX_WAIT_FOR_QUORUM", "RECOVERY"},
 		{"IMEX_CMD_ENABLED", "1"},
 		{"IMEX_CMD_BIND_INTERFACE_IP", spec.CommandAddress},
@@ -122,11 +123,11 @@ const (
 	hostsEnd   = "# gpufabric: end\n"
 )
 
-// hostsWith returns the content of a hosts file with the group's lines in place of those that were there. Every slot has a line.
+// hostsWith returns the content of a hosts file with its group lines replaced by those of this group. Every slot has a line.
 func hostsWith(old []byte, group Group, bindAddress string) []byte {
 	kept := string(old)
 	if before, rest, found := strings.Cut(kept, hostsBegin); found {
-		// Without its end the rest is a write that was cut short.
+		// Without the end marker the rest is an interrupted write.
 		_, after, _ := strings.Cut(rest, hostsEnd)
 		kept = before + after
 	}
@@ -151,8 +152,8 @@ func hostsWith(old []byte, group Group, bindAddress string) []byte {
 	return []byte(text.String())
 }
 
-// writeHosts puts the group into the hosts file. A container's /etc/hosts is a mount, which cannot be renamed over, so the file is
-// written in place; the daemon looks at it only after it is told to.
+// writeHosts writes the group to the hosts file. A container's /etc/hosts is a mount, which a rename cannot replace, so the file is
+// written in place. The daemon reads it only when told to.
 func writeHosts(spec imex.Spec, group Group) error {
 	old, err := os.ReadFile(spec.HostsFile)
 	if err != nil && !os.IsNotExist(err) {
@@ -168,7 +169,7 @@ func writeHosts(spec imex.Spec, group Group) error {
 	return nil
 }
 
-// writeConfig writes the files that a start reads.
+// writeConfig writes the files that the daemon reads at its start.
 func writeConfig(spec imex.Spec, group Group) error {
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the domain's directory: %w", err)

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// ends are the sessions of the supervisor's daemons that ended.
+// ends are the ended sessions of the supervisor's daemons.
 func ends(t *testing.T, dir string) (record session.Record, why []string) {
 	t.Helper()
 	record, err := session.Read(dir)
@@ -62,7 +62,7 @@ func TestADaemonThatDoesNotStartEndsNoSession(t *testing.T) {
 	})
 }
 
-// Where the container is killed nobody writes the end down. The next supervisor does.
+// When the container is killed nobody records the end. The next supervisor does.
 func TestASupervisorThatEndsInOrderEndsItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

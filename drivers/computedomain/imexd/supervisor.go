@@ -16,15 +16,17 @@ import (
 )
 
 const (
-	// nvidia-imex tells nobody when its state changes, so it is asked, and each question is a process. While it is on its way the pauses
-	// between questions grow by half, so that readiness is noticed within a third of the time it took; then it is asked once a second.
+	// There is no event for nvidia-imex's state, so the supervisor queries it, and each query is a process. While the daemon starts,
+	// the pauses between queries grow by half, so that readiness is noticed within a third of the time it took. After that there is
+	// one query a second.
 	firstPause     = 25 * time.Millisecond
 	steadyInterval = time.Second
 
-	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before another takes its place: it does not recover by itself.
-	// With the question that notices it (2 s, package imex), hungPatience and restartPause the next one runs within 15 s.
+	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before it is replaced: it does not recover by itself. With
+	// the query that notices it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
 	unwellLimit = 8 * time.Second
-	// hungPatience is how long such a daemon gets to end in order, stopPatience one that is well: it lets go of its importers first.
+	// hungPatience is how long such a daemon gets to end cleanly; stopPatience is for a healthy one, which first releases its
+	// importers.
 	hungPatience = 2 * time.Second
 	stopPatience = 25 * time.Second
 
@@ -37,17 +39,18 @@ const (
 	restartLimit = 10 * time.Second
 	calm         = time.Minute
 
-	// StuckAfter is for how long the supervisor may take no turn before it is taken for stuck. Its longest turn is the end of a daemon.
+	// StuckAfter is how long the supervisor's loop may take for one turn before it counts as hung. Its longest turn is the end of a
+	// daemon.
 	StuckAfter = stopPatience + 20*time.Second
 )
 
 // Status is what the supervisor knows of its daemon.
 type Status struct {
-	// Ready says whether this node does its part in the domain: its daemon is READY, or it needs none.
+	// Ready says whether this node is ready for the domain: its daemon is READY, or it needs none.
 	Ready bool
-	// Reason says in words what is waited for, or went wrong; empty when Ready.
+	// Reason says what it waits for, or what went wrong; empty when Ready.
 	Reason string
-	// State is the daemon's own word.
+	// State is the state that the daemon reports.
 	State imex.State
 	// Peers is how many daemons the domain has in this clique, this one included.
 	Peers int
@@ -62,7 +65,7 @@ type Supervisor struct {
 	report func(reason, message string)
 
 	mu      sync.Mutex
-	turn    time.Time // when the supervisor last took a turn
+	turn    time.Time // when the supervisor's loop last ran
 	status  Status
 	changed chan struct{} // closed and replaced when status changes
 
@@ -70,8 +73,8 @@ type Supervisor struct {
 	failure error      // of Run's goroutine
 }
 
-// NewSupervisor makes a supervisor. report is told what a person should know (a daemon that ended, one that cannot start); reason
-// is a CamelCase word.
+// NewSupervisor makes a supervisor. It calls report with what a person should know (a daemon that ended, one that cannot start);
+// reason is a CamelCase word.
 func NewSupervisor(runner imex.Runner, spec imex.Spec, report func(reason, message string)) *Supervisor {
 	return &Supervisor{
 		runner: runner, spec: spec, report: report,
@@ -80,7 +83,7 @@ func NewSupervisor(runner imex.Runner, spec imex.Spec, report func(reason, messa
 	}
 }
 
-// Join tells which daemons are to work together from now on. It does not block.
+// Join sets which daemons work together from now on. It does not block.
 func (s *Supervisor) Join(group Group) {
 	for {
 		select {
@@ -89,7 +92,7 @@ func (s *Supervisor) Join(group Group) {
 		default:
 		}
 		select {
-		case <-s.groups: // one that was never looked at
+		case <-s.groups: // a group that was never read
 		default:
 		}
 	}
@@ -117,8 +120,8 @@ func (s *Supervisor) AwaitReady(ctx context.Context) Status {
 	}
 }
 
-// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would take the
-// memory that jobs share, and the supervisor mends it.
+// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would
+// take the memory that jobs share, and the supervisor repairs the daemon.
 func (s *Supervisor) Alive() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +131,7 @@ func (s *Supervisor) Alive() error {
 	return nil
 }
 
-// takeTurn notes that the supervisor works; idle notes that it waits for something that may never come.
+// takeTurn records that the supervisor works; idle records that it waits for something that may never come.
 func (s *Supervisor) takeTurn() { s.mu.Lock(); defer s.mu.Unlock(); s.turn = time.Now() }
 func (s *Supervisor) idle()     { s.mu.Lock(); defer s.mu.Unlock(); s.turn = time.Time{} }
 
@@ -143,11 +146,11 @@ func (s *Supervisor) set(change func(*Status)) {
 	}
 }
 
-// fail keeps an error that only another container can mend; Run returns it.
+// fail stores an error that only a new container can repair; Run returns it.
 func (s *Supervisor) fail(err error) { s.failure = err }
 
-// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with imex.ErrNoPrograms,
-// where this container cannot run a daemon: the container that the kubelet makes in its place gets what the node has by then.
+// Run supervises until ctx ends, then stops the daemon and removes its start files. It ends by itself with imex.ErrNoPrograms where
+// this container cannot run a daemon: the container that the kubelet makes next gets what the node has by then.
 func (s *Supervisor) Run(ctx context.Context) error {
 	group, ok := s.next(ctx)
 	for ok {
@@ -178,8 +181,8 @@ func (s *Supervisor) next(ctx context.Context) (Group, bool) {
 	}
 }
 
-// serve keeps a daemon running for as long as what it was started with fits the group. It returns the group that needs another
-// one, or false when ctx ended.
+// serve keeps a daemon running while its start configuration fits the group. It returns the group that needs another daemon, or
+// false when ctx ended.
 func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 	logger := klog.FromContext(ctx)
 	pause := restartPause
@@ -223,8 +226,8 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 	}
 }
 
-// runDaemon runs one daemon. It returns the newest group it knew, with an error that says how the daemon ended, or none where the
-// group needs another daemon.
+// runDaemon runs one daemon. It returns the newest group that it knew, with an error that says how the daemon ended, or none where
+// the group needs another daemon.
 func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) {
 	s.set(func(status *Status) {
 		status.Ready, status.State, status.Peers, status.Reason = false, imex.Initializing, len(group.Peers), "the IMEX daemon is starting"
@@ -235,7 +238,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	if err := writeHosts(s.spec, group); err != nil {
 		return group, err
 	}
-	// Before the start, which opens the session: an end that nobody lives to note is noted by the next.
+	// Before the start, which opens the session: if nobody survives to record its end, the next supervisor does.
 	if err := session.Begin(s.spec.Dir, time.Now()); err != nil {
 		klog.FromContext(ctx).Error(err, "The end of this IMEX session may not be told to the pods that it hurts")
 	}
@@ -252,7 +255,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	return group, err
 }
 
-// whyEnded says in words why a daemon was stopped, or ended with err.
+// whyEnded says why a daemon was stopped, or ended with err.
 func whyEnded(ctx context.Context, err error) string {
 	switch {
 	case ctx.Err() != nil:
@@ -264,7 +267,7 @@ func whyEnded(ctx context.Context, err error) string {
 	}
 }
 
-// cleanUp removes what the daemon was started with.
+// cleanUp removes the daemon's start files.
 func (s *Supervisor) cleanUp() error {
 	var errs []error
 	for _, path := range []string{s.spec.ConfigFile, s.spec.NodesFile} {

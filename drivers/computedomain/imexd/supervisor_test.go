@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// fakeRunner makes daemons that are whatever the test says.
+// fakeRunner makes daemons that behave as the test says.
 type fakeRunner struct {
 	mu      sync.Mutex
 	started []*fakeDaemon
@@ -93,7 +93,7 @@ func two() Group {
 	return Group{Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 1, Address: "10.0.0.2"}, {Index: 0, Address: "10.0.0.1"}}}
 }
 
-// supervised runs body beside a supervisor, in a bubble with a clock of its own.
+// supervised runs body beside a supervisor, in a bubble with its own clock.
 func supervised(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunner)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

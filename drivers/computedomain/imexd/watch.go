@@ -11,21 +11,22 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// watch follows one running daemon: it asks it for its state, and tells it of its peers.
+// watch follows one running daemon: it queries its state, and notifies it of its peers.
 type watch struct {
 	supervisor *Supervisor
 	daemon     imex.Daemon
 	group      Group
-	// patience is what the daemon gets to end in order.
+	// patience is how long the daemon gets to end cleanly.
 	patience time.Duration
 
-	answers chan answer // of the one question that is under way
+	answers chan answer // of the single query in progress
 	pause   time.Duration
-	// unwellSince is since when the daemon has not said that it is well; zero while it does.
+	// unwellSince is since when the daemon has not reported that it is well; zero while it does.
 	unwellSince time.Time
-	// answered says that the daemon has spoken. Before, SIGUSR1 would end it: a process that has not asked for the signal dies of it.
+	// answered says that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for
+	// it.
 	answered bool
-	// stale says that the daemon does not know its newest peers yet, signalled when it was last told.
+	// stale says that the daemon does not know its newest peers yet. signalled is when it was last notified.
 	stale     bool
 	signalled time.Time
 }
@@ -36,8 +37,8 @@ type answer struct {
 	err   error
 }
 
-// run follows the daemon until it ends, until it is beyond help, or until a group comes that it was not started for. It returns the newest
-// group, and an error unless that group is to have another daemon.
+// run follows the daemon until it ends, until it must be replaced, or until a group comes that it was not started for. It returns
+// the newest group, and an error unless that group needs another daemon.
 func (w *watch) run(ctx context.Context) (Group, error) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -82,7 +83,7 @@ func (w *watch) ask(ctx context.Context) {
 	w.answers <- a
 }
 
-// consider takes an answer in. Its error is the daemon's end.
+// consider processes an answer. Its error means that the daemon must end.
 func (w *watch) consider(a answer) error {
 	well := a.err == nil && a.state != imex.Unavailable
 	if well {
@@ -110,7 +111,7 @@ func (w *watch) consider(a answer) error {
 	return nil
 }
 
-// beyondHelp says what is wrong with a daemon that another is to replace.
+// beyondHelp says why a daemon must be replaced, if it must.
 func (w *watch) beyondHelp(a answer) error {
 	since := time.Since(w.unwellSince).Round(time.Second)
 	if a.err != nil {
@@ -121,7 +122,7 @@ func (w *watch) beyondHelp(a answer) error {
 		"(see systemctl status nvidia-imex there), and needs every GPU of the node in order", a.state, since)
 }
 
-// regard has the daemon look up its peers again, which it does not do by itself.
+// regard makes the daemon look up its peers again, which it does not do by itself.
 func (w *watch) regard(ctx context.Context, group Group) {
 	w.group = group
 	w.supervisor.set(func(status *Status) { status.Peers = len(group.Peers) })
@@ -132,10 +133,10 @@ func (w *watch) regard(ctx context.Context, group Group) {
 	w.stale = true
 }
 
-// untilSignal is when the daemon can be signalled to read its peers again: at once where it was not signalled lately.
+// untilSignal is when the daemon can be signalled to read its peers again: at once unless it was signalled recently.
 func (w *watch) untilSignal() time.Duration {
 	if !w.stale || !w.answered {
-		return time.Hour // an answer or a group comes before, and with it another turn
+		return time.Hour // an answer or a group comes first, and with it another turn
 	}
 	if w.signalled.IsZero() {
 		return 0
@@ -143,7 +144,7 @@ func (w *watch) untilSignal() time.Duration {
 	return max(0, reloadPause-time.Since(w.signalled))
 }
 
-// reload tells the daemon of its peers.
+// reload notifies the daemon of its peers.
 func (w *watch) reload(ctx context.Context) {
 	if !w.stale || !w.answered {
 		return
@@ -154,7 +155,7 @@ func (w *watch) reload(ctx context.Context) {
 	}
 }
 
-// notTold reports that the daemon runs on with the peers it knows: stopping it would help nobody.
+// notTold reports that the daemon runs on with its present peers: stopping it would help nobody.
 func (w *watch) notTold(ctx context.Context, err error) {
 	klog.FromContext(ctx).Error(err, "The IMEX daemon does not know its new peers")
 	w.supervisor.report("IMEXPeersNotUpdated", err.Error())

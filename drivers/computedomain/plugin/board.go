@@ -10,13 +10,13 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// board is what PCI shows of a node's GPUs, which it does with and without a driver.
+// board is what PCI shows of a node's GPUs, with and without a driver.
 type board struct {
-	// gpus is how many NVIDIA GPUs there are, bound how many of them NVIDIA's kernel driver has taken.
+	// gpus is the number of NVIDIA GPUs, bound the number that NVIDIA's kernel driver has bound.
 	gpus, bound int
-	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with NVSwitches of its own (HGX, DGX) has NVLink among
-	// its own GPUs alone, whatever its GPUs say of their fabric: with FABRIC_MODE=1 they say "in progress" for ever (#1263, #1264 of NVIDIA's
-	// DRA driver).
+	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with its own NVSwitches (HGX, DGX) has NVLink
+	// only among its own GPUs, whatever its GPUs report about their fabric: with FABRIC_MODE=1 they report "in progress" for ever
+	// (#1263, #1264 of NVIDIA's DRA driver).
 	multiNode bool
 }
 
@@ -39,7 +39,7 @@ func multiNodeGPU(device uint16) bool {
 	return false
 }
 
-// readBoard looks at the PCI bus.
+// readBoard reads the PCI bus.
 func readBoard(ctx context.Context, sysfs pci.FS) (board, error) {
 	bus, err := sysfs.Scan(ctx, func(class pci.Class) bool { return class>>16 == classDisplay || class>>8 == classBridgeOther })
 	if errors.Is(err, fs.ErrNotExist) {

@@ -33,17 +33,17 @@ import (
 const (
 	// reasonSessionEnded is the reason of the Events.
 	reasonSessionEnded = "IMEXSessionEnded"
-	// casualtiesPause is how long the ends of one daemon's sessions are gathered after some were told: a daemon that ends again and again
-	// must not make more than one Event a minute of each pod.
+	// casualtiesPause is how long the ends of one daemon's sessions are collected after a report: a daemon that ends again and again
+	// must not cause more than one Event a minute for each pod.
 	casualtiesPause = time.Minute
-	// toldName holds, in the directory of the daemon's domain, up to which session the pods have been told.
+	// toldName is a file in the directory of the daemon's domain with the last session whose end was reported to the pods.
 	toldName = "told"
 	// namedPods is how many pods the domain's Event names.
 	namedPods = 5
 )
 
-// casualties tells pods and their domains when an IMEX session of the node has ended: the driver has then disabled every client that had
-// imported memory of other nodes, and a job that waits for one of these hangs without a word.
+// casualties notifies pods and their domains when an IMEX session of the node has ended. The driver has then disabled every client
+// that had imported memory of other nodes, and a job that waits for one of these hangs without an error.
 type casualties struct {
 	kind     *kind
 	client   kubernetes.Interface
@@ -85,7 +85,7 @@ func (c *casualties) follow(ctx context.Context, files *filewatch.Watcher) {
 	}
 }
 
-// followOne follows the sessions of one daemon. What could not be told is tried again, until it could.
+// followOne follows the sessions of one daemon. It retries a failed report until it succeeds.
 func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, server types.UID) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 6, Cap: time.Minute}
 	retry := backoff
@@ -122,7 +122,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	}
 }
 
-// tell reports the sessions that ended since its last report, and says whether anybody was hurt.
+// tell reports the sessions that ended since its last report, and says whether pods were affected.
 func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
 	dir := c.kind.domainDir(server)
 	known, err := session.Read(dir)
@@ -155,7 +155,7 @@ func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
 	return len(hurt.domains) > 0, err
 }
 
-// readTold reads up to which session the pods have been told. A file that cannot be read says nothing.
+// readTold reads the last reported session. A file that cannot be read gives none.
 func readTold(dir string) (int64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, toldName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,7 +171,7 @@ func readTold(dir string) (int64, error) {
 	return last, nil
 }
 
-// hurt is what the ends of sessions have hurt.
+// hurt is what the ends of sessions have affected.
 type hurt struct {
 	// end is the newest end, count how many there were since the last report.
 	end   session.End
@@ -185,8 +185,8 @@ type hurtDomain struct {
 	pods   []corev1.ObjectReference
 }
 
-// find finds the pods that had a channel when a session ended: those of claims that were prepared in it, or in an earlier one. Those of an
-// earlier one count, since a container that was started again may have imported memory in the later session.
+// find finds the pods that had a channel when a session ended: those of claims that were prepared in it, or in an earlier one.
+// Earlier ones count, since a restarted container may have imported memory in the later session.
 func (c *casualties) find(ctx context.Context, server types.UID, hurt *hurt) error {
 	pods, namespaces := map[types.UID][]corev1.ObjectReference{}, map[types.UID]string{}
 	for _, record := range c.records() {
@@ -209,7 +209,7 @@ func (c *casualties) find(ctx context.Context, server types.UID, hurt *hurt) err
 		if err != nil {
 			return err
 		}
-		if domain == nil { // its pods go on all the same
+		if domain == nil { // its pods are still reported
 			domain = &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}}
 		}
 		hurt.domains = append(hurt.domains, hurtDomain{domain: domain, pods: pods[uid]})
@@ -229,7 +229,7 @@ func podsOf(claim *resourceapi.ResourceClaim) []corev1.ObjectReference {
 	return pods
 }
 
-// report makes an Event of each pod, and one of each domain.
+// report makes an Event for each pod, and one for each domain.
 func (c *casualties) report(hurt *hurt) {
 	what := fmt.Sprintf("the IMEX session of node %s ended at %s (%s)", c.kind.node.name, hurt.end.At.UTC().Format(time.RFC3339), hurt.end.Why)
 	if hurt.count > 1 {

@@ -22,7 +22,7 @@ import (
 
 var sessionTime = time.Date(2026, 11, 23, 7, 0, 0, 0, time.UTC)
 
-// importing is a node on which a pod has a channel of the domain's daemon, whose session is open.
+// importing is a node with a pod that has a channel of the domain's daemon, whose session is open.
 func importing(t *testing.T) (*testNode, *casualties) {
 	t.Helper()
 	n := newTestNode(t, inFabric)
@@ -85,7 +85,7 @@ func TestASessionThatEndedIsToldToTheDomainAndItsPodsOnce(t *testing.T) {
 	if !strings.Contains(said[1], "rank-0") {
 		t.Errorf("the domain's Event names no pod: %q", said[1])
 	}
-	// A plugin that starts again knows what was told.
+	// A plugin that restarts knows what was reported.
 	again := &casualties{kind: n.kind, client: n.client, recorder: n.events, records: n.plugin.Records}
 	if told, err := again.tell(t.Context(), domainUID); told || err != nil || len(n.said()) != 0 {
 		t.Errorf("told again: %t, %v", told, err)
@@ -154,7 +154,7 @@ func TestASessionsEndIsNoticedWhenItHappens(t *testing.T) {
 	}
 }
 
-// In clique mode the directory is that of the clique's daemon, whose pod may be replaced while jobs run.
+// In clique mode the directory belongs to the clique's daemon, whose pod may be replaced while jobs run.
 //
 //shows:cd-recovery
 func TestWhatACliquesDaemonKeepsOutlivesItsClaimWhileJobsRun(t *testing.T) {

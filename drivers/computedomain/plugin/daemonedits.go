@@ -21,12 +21,13 @@ import (
 
 // Files of a domain's directory on a node.
 const (
-	// persistName is what the container sees as computedomain.PersistDir.
+	// persistName is the file or directory behind computedomain.PersistDir in the container.
 	persistName = "persist"
 	// bootName holds the ID of the boot in which persistName was last used.
 	bootName = "boot"
-	// resolverName is what the container sees as /etc/nsswitch.conf. Its image has none, and not every C library looks into /etc/hosts first
-	// without: "dns [!UNAVAIL=return] files" has been the default, with which a peer's name is asked of DNS and found nowhere.
+	// resolverName is the file behind /etc/nsswitch.conf in the container. The image has none, and without it not every C library
+	// reads /etc/hosts first: the default was "dns [!UNAVAIL=return] files", with which a peer's name is looked up in DNS and found
+	// nowhere.
 	resolverName = "nsswitch.conf"
 	resolverText = "hosts: files dns\n"
 )
@@ -53,8 +54,8 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	}}, nil
 }
 
-// forgetEarlierBoot removes what nvidia-imex kept in an earlier boot of the node. Its own place for it is on a tmpfs, which a boot empties:
-// memory that others had mapped is gone with the boot, and nobody is to be waited for.
+// forgetEarlierBoot removes nvidia-imex's state from an earlier boot of the node. The real one keeps it on a tmpfs, which a boot
+// empties: memory that others had mapped is gone with the boot, and there is nobody to wait for.
 func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
 	if boot == "" {
@@ -78,9 +79,9 @@ func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	return writer.Write(path, []byte(boot+"\n"), 0o644)
 }
 
-// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the right to
-// manage the fabric (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly").
-// problems are told, and are no refusal.
+// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the
+// capability to manage the fabric (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't
+// work properly"). problems are reported, and do not prevent the daemon.
 func (k *kind) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {
 	const reason = "NoIMEXDaemon"
 	at := k.driver.Locate()

@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// follower follows the node's fabric, and lets go of NVML while the node's GPUs are drained.
+// follower follows the node's fabric, and closes NVML while the node's GPUs are drained.
 type follower struct {
 	reader   *fabricReader
 	fabric   *observed.Value[fabric]
@@ -19,8 +19,8 @@ type follower struct {
 	served <-chan struct{}
 }
 
-// run implements the member's use of NVML. NVML is closed as soon as a drain begins: no claim that stands needs it. Claims are waited for
-// all the same, since the daemon and the jobs that have them have the GPUs open.
+// run implements the member's use of NVML. It closes NVML as soon as a drain begins: no present claim needs it. It still waits for
+// the claims, since the daemon and the jobs that have them have the GPUs open.
 func (f *follower) run(ctx context.Context, s *drain.Session) error {
 	for {
 		if wanted, _ := s.Wanted(); !wanted {
@@ -36,7 +36,7 @@ func (f *follower) run(ctx context.Context, s *drain.Session) error {
 		select {
 		case <-f.served:
 		case <-ctx.Done():
-			return nil // what an earlier run had is what it had
+			return nil // the values of an earlier run remain
 		}
 		if f.emptied(ctx, s) {
 			return drain.ErrLetGo
@@ -44,7 +44,7 @@ func (f *follower) run(ctx context.Context, s *drain.Session) error {
 	}
 }
 
-// rest has new claims refused. The node's place in the fabric stays what it was: nothing takes the GPUs out of it.
+// rest makes new claims be refused. The node's place in the fabric stays the same: a drain does not take the GPUs out of it.
 func (f *follower) rest() {
 	now := f.fabric.Now()
 	if now.problemKind == problemDrained {
@@ -61,7 +61,8 @@ func (f *follower) rest() {
 	f.changed(rested)
 }
 
-// emptied waits until no claim of a compute domain stands, and says so meanwhile. It is false when the drain was given up, or ctx ended.
+// emptied waits until no claim of a compute domain is left, and reports meanwhile what it waits for. It returns false when the
+// drain was given up, or ctx ended.
 func (f *follower) emptied(ctx context.Context, s *drain.Session) bool {
 	for {
 		_, _, released := f.holdings.channel()
@@ -82,7 +83,7 @@ func (f *follower) emptied(ctx context.Context, s *drain.Session) bool {
 	}
 }
 
-// holding says which claims stand; empty for none.
+// holding lists the present claims; empty for none.
 func (f *follower) holding() string {
 	channels, daemons := f.holdings.count()
 	if channels+daemons == 0 {

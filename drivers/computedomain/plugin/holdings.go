@@ -7,18 +7,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// holdings are the claims of this node and what each is for. The zero value has none.
+// holdings are the claims of this node and their domains. The zero value has none.
 type holdings struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]held
 	// namespaces are those of the domains whose channel is held.
 	namespaces map[types.UID]string
-	// unsure is set where records of claims could not be read: any domain may be held by one of these.
+	// unsure is set where records of claims could not be read: they may hold any domain.
 	unsure  bool
 	changed chan struct{} // closed and replaced at each change
 }
 
-// hold notes what a claim is for; namespace is the claim's.
+// hold records what a claim is for; namespace is the claim's.
 func (h *holdings) hold(claim types.UID, namespace string, data held) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -34,8 +34,8 @@ func (h *holdings) hold(claim types.UID, namespace string, data held) {
 	}
 }
 
-// release forgets a claim, and calls last for each domain that no other claim is for. What nvidia-imex keeps must outlive its own claim
-// while a job of the domain runs here: the daemon that comes next has to know. Where last fails the claim stays.
+// release removes a claim, and calls last for each domain without another claim. nvidia-imex's state must outlive its own claim
+// while a job of the domain runs here: the next daemon needs it. Where last fails the claim stays.
 func (h *holdings) release(claim types.UID, data held, last func(domain types.UID) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -66,7 +66,8 @@ func (h *holdings) others(claim, domain types.UID) bool {
 	return false
 }
 
-// channel is the domain that the node's channel is held for, whether that is sure, and a channel that is closed when it may have changed.
+// channel is the domain for which the node's channel is held, whether that is certain, and a channel that is closed when it may
+// have changed.
 func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,7 +82,7 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 	return "", !h.unsure, h.changed
 }
 
-// members are the domains of which claims here have a channel that the clique's daemons serve, whether these are all, and a channel that is
+// members are the domains of whose channels the clique's daemons serve claims here, whether these are all, and a channel that is
 // closed when they may have changed.
 func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan struct{}) {
 	h.mu.Lock()
@@ -114,7 +115,7 @@ func (h *holdings) servers() (domains []types.UID, changed <-chan struct{}) {
 	return slices.Compact(domains), h.changed
 }
 
-// only says whether no other claim is for a claim's domain.
+// only says whether a claim's domain has no other claim.
 func (h *holdings) only(claim, domain types.UID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -136,21 +137,22 @@ func (h *holdings) count() (channels, daemons int) {
 	return channels, daemons
 }
 
-// daemonOf is the domain whose daemon a claim is for; empty where it is for none, or not known.
+// daemonOf is the domain whose daemon a claim is for; empty where it is for none, or where that is unknown.
 func (h *holdings) daemonOf(claim types.UID) types.UID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.byClaim[claim].Daemon
 }
 
-// namespaceOf is the namespace of a domain whose channel is held: that of the claim, which can be for a domain of its own namespace alone.
+// namespaceOf is the namespace of a domain whose channel is held: that of the claim, which can only be for a domain of its own
+// namespace.
 func (h *holdings) namespaceOf(domain types.UID) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.namespaces[domain]
 }
 
-// doubt notes that there are claims of which nothing is known.
+// doubt records that there are unknown claims.
 func (h *holdings) doubt() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

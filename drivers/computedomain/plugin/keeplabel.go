@@ -10,14 +10,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settleTime is for how long the label and the claims may disagree before the label is changed: preparing and unpreparing do it themselves,
-// a moment apart.
+// settleTime is how long the label and the claims may disagree before the label is changed: preparing and unpreparing make both
+// changes themselves, a moment apart.
 const settleTime = 5 * time.Second
 
-// keepLabel keeps the domain's label as the node's claims say, until ctx ends. A label that somebody took off, or that went with a Node
-// object which was made again, is put back while a claim of the domain is prepared: without it the domain's daemon goes, and the job's
-// memory with it. One that no claim is for (its record was lost, or is another plugin's of before) is taken off: it would keep a daemon
-// here for ever.
+// keepLabel keeps the domain's label as the node's claims require, until ctx ends. It restores a label that somebody removed, or
+// that was lost with a recreated Node object, while a claim of the domain is prepared: without it the domain's daemon goes, and the
+// job's memory with it. It removes a label without a claim (its record was lost, or belonged to an earlier plugin): that label
+// would keep a daemon here for ever.
 func (k *kind) keepLabel(ctx context.Context) {
 	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
 	retry := backoff
@@ -43,7 +43,7 @@ func (k *kind) keepLabel(ctx context.Context) {
 	}
 }
 
-// mendLabel brings the label into line with the claims.
+// mendLabel makes the label match the claims.
 func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
 	logger := klog.FromContext(ctx)
 	if label != "" {
@@ -60,7 +60,7 @@ func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
 		return fmt.Errorf("put the label of compute domain %s back: %w", held, err)
 	}
 	if domain == nil || domain.DeletionTimestamp != nil {
-		return nil // the controller has taken it off
+		return nil // the controller has removed it
 	}
 	logger.Info("Putting the label of a compute domain back, of which a claim is prepared here", "domain", held)
 	return k.node.join(ctx, held)

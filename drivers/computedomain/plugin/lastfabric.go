@@ -11,8 +11,9 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// lastFabric is the file that says which clique the node was last known to be in, over restarts and reboots: without a driver nothing else
-// tells a node of a rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody understands.
+// lastFabric is the file with the last known clique of the node, across restarts and reboots. Without a driver nothing else
+// distinguishes a node of a rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody
+// understands.
 type lastFabric struct {
 	path string
 }
@@ -41,7 +42,7 @@ func (l lastFabric) clique() (string, error) {
 	return file.Clique, nil
 }
 
-// remember writes the clique down; empty: the driver says that there is no fabric.
+// remember stores the clique; empty: the driver reports that there is no fabric.
 func (l lastFabric) remember(clique string) error {
 	if clique == "" {
 		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// The API server may end between doing what it was asked and saying so.
+// The API server may end between executing a request and answering it.
 func TestALabelWhoseSettingWasNeverAnsweredIsTakenOffAgain(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	lost := true

@@ -1,6 +1,7 @@
-// Package session is the record of the IMEX sessions of one IMEX daemon on one node. The daemon's supervisor keeps it in the directory that
-// the daemon's domain has on the node, and the node plugin reads it: when a session ends, the driver disables every client on the node that
-// has imported memory of other nodes (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c), and nothing tells the pods.
+// Package session is the record of the IMEX sessions of one IMEX daemon on one node. The daemon's supervisor writes it in the
+// directory of the daemon's domain on the node, and the node plugin reads it. When a session ends, the driver disables every client
+// on the node that has imported memory of other nodes (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c),
+// and nothing notifies the pods.
 package session
 
 import (
@@ -23,11 +24,11 @@ const (
 	version = 1
 	// kept is how many ends a record keeps, the newest: a daemon that ends again and again must not fill the node's disk.
 	kept = 16
-	// longest is how much is kept of why a session ended, in bytes: it becomes part of an Event, which holds 1,024.
+	// longest is the maximum length of the reason for an end, in bytes: it becomes part of an Event, which holds 1,024.
 	longest = 400
 )
 
-// Unnoticed is why a session ended whose supervisor ended with it.
+// Unnoticed is the reason where the supervisor ended together with the session.
 const Unnoticed = "the IMEX daemon's container ended at once, with all that ran in it"
 
 // Record is what is known of a daemon's sessions.
@@ -36,7 +37,7 @@ type Record struct {
 	Version int `json:"version"`
 	// Session is the number of the newest session. Numbers grow, and 0 is none.
 	Session int64 `json:"session"`
-	// Open says that the session has not ended as far as its supervisor knew last.
+	// Open says that the session had not ended when its supervisor last wrote.
 	Open bool `json:"open"`
 	// Ends are the newest ends, the oldest first.
 	Ends []End `json:"ends,omitempty"`
@@ -51,7 +52,7 @@ type End struct {
 	Why string `json:"why"`
 }
 
-// Read reads the record of a directory. One that is missing has no session.
+// Read reads the record of a directory. A missing record has no session.
 func Read(dir string) (Record, error) {
 	path := filepath.Join(dir, FileName)
 	data, err := os.ReadFile(path)
@@ -72,11 +73,11 @@ func Read(dir string) (Record, error) {
 	return record, nil
 }
 
-// Begin notes that a daemon is about to open a session. A session that the record has as open has ended without a word.
+// Begin records that a daemon is about to open a session. A session that is still open in the record has ended unnoticed.
 func Begin(dir string, now time.Time) error {
 	record, unreadable := Read(dir)
 	if unreadable != nil {
-		// Claims know numbers of the record that is lost. Seconds since 1970 are above any count.
+		// Claims know numbers of the lost record. Seconds since 1970 are above any count.
 		record = Record{Version: version, Session: now.Unix()}
 	}
 	record.finish(now, Unnoticed)
@@ -85,7 +86,7 @@ func Begin(dir string, now time.Time) error {
 	return errors.Join(unreadable, record.write(dir))
 }
 
-// Finish notes that the session has ended.
+// Finish records that the session has ended.
 func Finish(dir string, now time.Time, why string) error {
 	record, err := Read(dir)
 	if err != nil || !record.Open {
@@ -95,7 +96,7 @@ func Finish(dir string, now time.Time, why string) error {
 	return record.write(dir)
 }
 
-// Cancel notes that the session which was about to open has not: its daemon did not start.
+// Cancel records that the session was not opened: its daemon did not start.
 func Cancel(dir string) error {
 	record, err := Read(dir)
 	if err != nil || !record.Open {

@@ -13,8 +13,8 @@ import (
 // A lock on a file has no event to wait for together with a context, so it is tried this often.
 const retry = 200 * time.Millisecond
 
-// Lock takes the file's advisory lock, which the kernel gives back when the process ends in whatever way. waiting is called once if another
-// holds it.
+// Lock takes the file's advisory lock, which the kernel releases when the process ends in any way. waiting is called once if
+// another process holds it.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

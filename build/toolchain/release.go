@@ -99,7 +99,7 @@ func (s *sites) checksum(ctx context.Context, t Tool, arch string) (string, erro
 	return s.publishedChecksum(ctx, t, arch)
 }
 
-// publishedChecksum reads the checksum that stands beside the file.
+// publishedChecksum reads the checksum in the file beside the release file.
 func (s *sites) publishedChecksum(ctx context.Context, t Tool, arch string) (string, error) {
 	text, err := s.read(ctx, t.sumsURL(arch), largestSums)
 	if err != nil {

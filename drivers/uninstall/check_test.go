@@ -23,7 +23,7 @@ func used(namespace, name, driver string, pods ...string) *resourceapi.ResourceC
 }
 
 //shows:chart-uninstall
-func TestAnUninstallSaysWhichPodsItWouldHitAndNeedsAWord(t *testing.T) {
+func TestAnUninstallNamesThePodsItWouldHitAndNeedsAnAnnotation(t *testing.T) {
 	const own, driver = "gpufabric-system", "compute-domain.nvidia.com"
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own}}
 	client := kubernetesfake.NewClientset(namespace,
@@ -45,7 +45,7 @@ func TestAnUninstallSaysWhichPodsItWouldHitAndNeedsAWord(t *testing.T) {
 	}
 }
 
-func TestAnUninstallThatHitsNobodyNeedsNoWord(t *testing.T) {
+func TestAnUninstallWithoutUsersNeedsNoAnnotation(t *testing.T) {
 	client := kubernetesfake.NewClientset(used("user", "d", "dra.net", "of-another-driver"))
 	if err := Check(t.Context(), client, "gpufabric-system", []string{"gpu.nvidia.com"}); err != nil {
 		t.Error(err)

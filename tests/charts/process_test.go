@@ -26,8 +26,8 @@ func is(kind watch.EventType) func(watch.Event) bool {
 	return func(event watch.Event) bool { return event.Type == kind }
 }
 
-// await returns when an event is the one waited for, or fails the test. The watch begins with what stands, and never sees the end of what
-// was gone before: deleteAndAwait is for that.
+// await returns when an event satisfies the condition, or fails the test. The watch begins with the present objects, and never sees
+// the end of those that were gone before: deleteAndAwait is for that.
 func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error),
 	wanted func(watch.Event) bool, options metav1.ListOptions) {
 	t.Helper()

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// existing is an object that stands in the cluster already.
+// existing is an object that already exists in the cluster.
 func existing(apiVersion, kind, space, name string, labels, annotations map[string]any) unstructured.Unstructured {
 	metadata := map[string]any{"name": name, "labels": labels, "annotations": annotations}
 	if space != "" {

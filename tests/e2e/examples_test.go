@@ -49,7 +49,7 @@ func (e *environment) testExamples(t *testing.T, machine string) {
 				x.before(e, t)
 			}
 			options := e.example(t, x)
-			// What it made is taken away whatever the test finds.
+			// Remove what it made, whatever the test finds.
 			t.Cleanup(func() {
 				if t.Failed() {
 					_, _ = terraform.DestroyE(t, options)

@@ -243,7 +243,7 @@ func (e *environment) inject(t *testing.T, node string, event ...string) {
 		event...)...)
 }
 
-// taints are what stands on a node's whole GPUs, as "gpu-3 gpu.nvidia.com/xid=119:NoSchedule", sorted.
+// taints are the taints of a node's whole GPUs, as "gpu-3 gpu.nvidia.com/xid=119:NoSchedule", sorted.
 func (e *environment) taints(t *testing.T, node string) []string {
 	t.Helper()
 	var list struct {

@@ -24,7 +24,8 @@ func TestMachines(t *testing.T) {
 	for _, machine := range []struct {
 		profile string
 		values  []string
-		// before is a manifest that stands before the drivers do: the kubelet may take over a minute to bring a later one into a pod's volume.
+		// before is a manifest that is applied before the drivers: the kubelet may take over a minute to bring a later one into a pod's
+		// volume.
 		before string
 		// parts run in this order: what one leaves in a kubelet, the next finds.
 		parts []part

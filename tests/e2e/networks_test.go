@@ -110,8 +110,8 @@ func (e *environment) whereabouts(t *testing.T) {
 			`"/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}}`})
 }
 
-// installNetworkPlugin copies a CNI plugin to the workers, with its files under /etc/cni/net.d: an empty one becomes the kubeconfig of the
-// plugin's account. Its own DaemonSet would do so from an image that cannot be had here.
+// installNetworkPlugin copies a CNI plugin to the workers, with its files under /etc/cni/net.d: an empty one becomes the kubeconfig
+// of the plugin's account. Its own DaemonSet would do so from an image that is not available here.
 func (e *environment) installNetworkPlugin(t *testing.T, name string, files map[string]string) {
 	t.Helper()
 	chain, err := toolchain.New(e.printer)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// volcanoJobCRD lets the API server take Volcano's Jobs. It is a double: it knows the group, the version and the names, and checks nothing
-// of what stands inside.
+// volcanoJobCRD lets the API server accept Volcano's Jobs. It is a fake: it has the group, the version and the names, and validates
+// no content.
 const volcanoJobCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -42,9 +42,9 @@ type volcanoJob struct {
 	}
 }
 
-// playVolcanosJobController is a double of Volcano's controller for a Job that stands: it makes the pods of each task, named and annotated
-// as Volcano's are where the job's own manifest or the scheduler reads it. It makes no PodGroup, so no gang waits, and heeds no policies,
-// plugins or queues. It returns the pods' names.
+// playVolcanosJobController plays Volcano's controller for an existing Job. It makes the pods of each task, named and annotated as
+// Volcano's are where the job's own manifest or the scheduler reads it. It makes no PodGroup, so no gang waits, and ignores
+// policies, plugins and queues. It returns the pods' names.
 func (e *environment) playVolcanosJobController(t *testing.T, name string) []string {
 	t.Helper()
 	var job volcanoJob

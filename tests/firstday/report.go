@@ -51,7 +51,7 @@ func refused(err error) result {
 
 // report prints results as they come.
 type report struct {
-	mu      sync.Mutex // a report is told of a step that hangs while that step runs
+	mu      sync.Mutex // a report learns of a hanging step while that step runs
 	out     io.Writer
 	counts  map[state]int
 	started time.Time

@@ -75,7 +75,7 @@ const podSubnet = "10.244.0.0/16"
 // write would otherwise take seconds, and the scheduler and the controllers would lose their leases.
 const etcdWithoutFsync = "kind: ClusterConfiguration\netcd:\n  local:\n    extraArgs:\n    - name: unsafe-no-fsync\n      value: \"true\"\n"
 
-// kindConfiguration renders the cluster's configuration for kind. CDI and NRI need no word: containerd 2 has both on.
+// kindConfiguration renders the cluster's configuration for kind. CDI and NRI need no setting: containerd 2 has both on.
 func kindConfiguration(o Options, host Host) (string, error) {
 	config := kindConfig{
 		Kind: "Cluster", APIVersion: "kind.x-k8s.io/v1alpha4",

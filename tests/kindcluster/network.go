@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// podNetwork connects the pods of all nodes where kind's own network plugin is not to be had: on each node a veth pair a pod (ptp) with
-// addresses from the node's podCIDR (host-local), and a route to every other node's podCIDR through that node.
+// podNetwork connects the pods of all nodes where kind's own network plugin is not available: on each node a veth pair for each pod
+// (ptp) with addresses from the node's podCIDR (host-local), and a route to every other node's podCIDR through that node.
 type podNetwork struct{ *bringUp }
 
 func (s podNetwork) Name() string {

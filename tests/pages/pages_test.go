@@ -196,8 +196,8 @@ func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 	}
 }
 
-// TestEveryTestAndPathNamedExists reads what stands between backticks. A test's name may end in three dots, and so may a
-// directory; a path may have {a,b} and *.
+// TestEveryTestAndPathNamedExists reads the text between backticks. A test's name may end in three dots, and so may a directory; a
+// path may have {a,b} and *.
 func TestEveryTestAndPathNamedExists(t *testing.T) {
 	root := root(t)
 	var declared []string

@@ -1,5 +1,5 @@
-// Package reference writes the fields of the custom resources into their pages, docs/resources/*.md, from the CRDs. What
-// stands before the mark is written by hand.
+// Package reference writes the fields of the custom resources into their pages, docs/resources/*.md, from the CRDs. The text before
+// the mark is written by hand.
 package reference
 
 import (
@@ -22,7 +22,7 @@ const (
 // mark ends what is written by hand.
 const mark = "<!-- What follows is written by `make generate` from the CRD. -->\n"
 
-// Render returns the text of each page by its path: the hand-written head that stands there, and the fields.
+// Render returns the text of each page by its path: its hand-written head, and the fields.
 func Render(root string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(root, CRDs, "*.yaml"))
 	if err != nil || len(files) == 0 {

@@ -114,7 +114,7 @@ func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
 	}
 }
 
-func TestANodeThatIsNotThereIsRefusedWithNearOnes(t *testing.T) {
+func TestAMissingNodeIsRefusedWithSimilarNames(t *testing.T) {
 	for name, want := range map[string]string{"node-": "near ones are node-0, node-1", "other": "it has 2"} {
 		if err := known(picture(), []string{name}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)

@@ -92,7 +92,7 @@ func claim(name, class, selector string, memory string, pool string, has ...stri
 }
 
 //shows:gpu-forms
-func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
+func TestAWaitingClaimIsShownWhereItsFormCouldBeOffered(t *testing.T) {
 	const mig = `device.attributes['gpu.nvidia.com'].profile == '1g.10gb'`
 	taken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0")
 	allTaken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0", "gpu-1")

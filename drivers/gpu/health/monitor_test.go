@@ -142,7 +142,7 @@ func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
 	}
 }
 
-func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
+func TestAnApplicationsMistakeIsNoFault(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	b.xid(t, 31)
 	if len(b.Faults()) != 0 || len(b.told) != 1 || b.told[0].Fatal {
@@ -181,7 +181,7 @@ func TestAFaultSeenAgainIsOneFault(t *testing.T) {
 }
 
 // Events of memory errors have no number, so a storm of corrected errors and an uncorrected one differ only in severity.
-func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
+func TestAFatalFaultIsNotMistakenForAPresentWarning(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	for _, kind := range []uint64{nvml.EventTypeSingleBitEccErrorStorm, nvml.EventTypeDoubleBitEccError} {
 		b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: kind, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})

@@ -46,7 +46,7 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 }
 
 // When the driver is installed after the role started, its GPUs are not new: NVML knows them, and nothing has to start again.
-func TestWhatCameWithTheDriverWasNotPluggedIn(t *testing.T) {
+func TestGPUsThatComeWithTheDriverAreNotPluggedIn(t *testing.T) {
 	m := gputest.New(t, 2)
 	directory, away := m.Path("sys/bus/pci/drivers/nvidia"), m.Path("sys/bus/pci/drivers/away")
 	if err := os.Rename(directory, away); err != nil {
@@ -64,7 +64,7 @@ func TestWhatCameWithTheDriverWasNotPluggedIn(t *testing.T) {
 	}
 }
 
-func TestWhatCameToTheBusIsToldOnce(t *testing.T) {
+func TestAFunctionNewOnTheBusIsReportedOnce(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBus(m.Path("sys"))
 	link := m.Path("sys/bus/pci/drivers/nvidia/0000:11:00.0")

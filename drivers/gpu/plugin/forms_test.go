@@ -107,7 +107,7 @@ func TestByDefaultAGPUIsOneDeviceWithoutCounters(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "2 GPUs offer whole; asked for: whole, by gpus.forms.default")
 }
 
-func TestALabelChangesTheFormsAndTheNodeSaysByWhoseWord(t *testing.T) {
+func TestALabelChangesTheFormsAndTheNodeSaysWhoChoseThem(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1), withForms(`{"nodes": [{"nodeSelector": {"matchLabels": {"pool": "x"}}, "form": "flexible"}]}`))
 	b.awaitPublished("gpu-0")
 	b.label("mig_3g.20gb")
@@ -127,7 +127,7 @@ func TestALabelChangesTheFormsAndTheNodeSaysByWhoseWord(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "")
 }
 
-func TestALabelThatNeverStandsStillChangesNothing(t *testing.T) {
+func TestALabelThatKeepsChangingChangesNothing(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1), withForms(""))
 	b.awaitPublished("gpu-0")
 	values := []string{"shareable", "flexible"}

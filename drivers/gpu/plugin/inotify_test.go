@@ -14,7 +14,7 @@ import (
 // This covers every part of the role that watches files: the handover, the kubelet's restart and the MPS daemon's pipe.
 //
 //shows:node-inotify
-func TestTheGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
+func TestTheGPURoleWorksWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

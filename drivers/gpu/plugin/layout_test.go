@@ -92,7 +92,7 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 }
 
 //shows:gpu-mig
-func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
+func TestALayoutThatIsCreatedAgainIsReportedAgain(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for range 2 {
 		b.layout("training", twoLayouts, "cut")

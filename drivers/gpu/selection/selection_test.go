@@ -27,7 +27,7 @@ func profile(name string, labels map[string]any) *unstructured.Unstructured {
 
 // The first lists' events come in any order relative to the moments when the lists count as complete. Existing objects are reported
 // each time.
-func TestWhatStoodBeforeIsTold(t *testing.T) {
+func TestExistingObjectsAreReported(t *testing.T) {
 	for range 50 {
 		told := make(chan []v1alpha1.VGPUProfile, 8)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -253,7 +253,7 @@ func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
 	}
 }
 
-func TestASizeThatIsNoneIsNamed(t *testing.T) {
+func TestAnInvalidSizeIsNamed(t *testing.T) {
 	for size, want := range map[string]int64{"": 0, "0": 0, "1Gi": 1 << 30} {
 		if got, err := ParseBounds(size); err != nil || got.Bytes != want {
 			t.Errorf("%q is %d bytes, %v", size, got.Bytes, err)

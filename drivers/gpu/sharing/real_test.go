@@ -95,7 +95,7 @@ func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 	}
 }
 
-func TestWhatTheRealDaemonDoesNotTakeIsTold(t *testing.T) {
+func TestASettingThatTheRealDaemonIgnoresIsReported(t *testing.T) {
 	m := real(t, "libc6_2.41")
 	little := resource.MustParse("1000")
 	err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{DefaultPinnedDeviceMemoryLimit: &little}))

@@ -38,7 +38,7 @@ func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
 }
 
 //shows:gpu-state
-func TestAFullDiskKeepsNobodyFromStarting(t *testing.T) {
+func TestAFullDiskDoesNotPreventAStart(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/dev/full", filepath.Join(dir, lockFile)); err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ func open(t *testing.T, dir string) (*Store, []Unreadable) {
 	return store, unreadable
 }
 
-func TestWhatIsPutIsThereAfterARestart(t *testing.T) {
+func TestAStoredRecordIsThereAfterARestart(t *testing.T) {
 	dir := t.TempDir()
 	store, _ := open(t, dir)
 	if err := store.Put(sample()); err != nil {

@@ -168,7 +168,7 @@ func TestAKubeletThatDropsTheStreamIsRegisteredWithAgain(t *testing.T) {
 	kubelet.Await(widget, "second registration", func(r kubelettest.Resource) bool { return r.Registrations == 2 && r.Allocatable == 3 })
 }
 
-func TestASocketThatSomeoneRemovedIsMadeAnew(t *testing.T) {
+func TestASocketThatSomeoneRemovedIsMadeAgain(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	serve(t, start(t, kubelet), backend{}, devices(3))

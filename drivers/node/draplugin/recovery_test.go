@@ -79,7 +79,7 @@ func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 	}
 }
 
-func TestAClaimWithAnotherAllocationIsPreparedAnew(t *testing.T) {
+func TestAClaimWithAnotherAllocationIsPreparedAgain(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	devices := b.mustPrepare(t, moved("u1", "pool", "d1"))

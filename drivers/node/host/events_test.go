@@ -48,7 +48,7 @@ func claim(namespace, name string) *corev1.ObjectReference {
 }
 
 //shows:tenants
-func TestTenThousandClaimsOfANamespaceWriteFewEventsAndKeepNobodysBack(t *testing.T) {
+func TestTenThousandClaimsOfANamespaceWriteFewEventsAndDelayNoOthers(t *testing.T) {
 	w := &written{names: map[string][]string{}}
 	recorder, stop := Recorder(t.Context(), w.client(), "gpu-plugin", "node-a")
 	defer stop()

@@ -68,7 +68,7 @@ func TestTheBootIsReadBesideProcDevices(t *testing.T) {
 	}
 }
 
-func TestAnUnknownBootIsNoProofOfNoReboot(t *testing.T) {
+func TestAnUnknownBootIDDoesNotRuleOutAReboot(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		same bool

@@ -101,7 +101,7 @@ func TestAProcessWithAllItsThreadsIsHeldToItsRules(t *testing.T) {
 	}
 }
 
-func TestWhatAThreadBecomesIsHeldToItsRules(t *testing.T) {
+func TestAProgramThatAThreadBecomesHasItsRules(t *testing.T) {
 	if got := attempt(t, "thread", "strict"); got != seccomptest.Refused {
 		t.Errorf("the kernel answers\n%s\nwant\n%s", got, seccomptest.Refused)
 	}

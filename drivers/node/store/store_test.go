@@ -44,7 +44,7 @@ func open(t *testing.T, dir string, kind Kind[thing], writer atomicfile.Writer) 
 	return s, unreadable
 }
 
-func TestWhatIsKeptIsThereAtTheNextStart(t *testing.T) {
+func TestAStoredValueIsThereAtTheNextStart(t *testing.T) {
 	for name, kind := range kinds() {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -54,7 +54,7 @@ func fill(t *testing.T, directory string) int {
 }
 
 //shows:tenants
-func TestWhoFillsADirectoryFillsNobodyElses(t *testing.T) {
+func TestAFullDirectoryLeavesOthersWritable(t *testing.T) {
 	root := t.TempDir()
 	mine, theirs := filepath.Join(root, "mine"), filepath.Join(root, "theirs")
 	mounts(t, mine, theirs)

@@ -299,7 +299,7 @@ func TestOneClaimForTheWholeMachineGetsTheSamePairs(t *testing.T) {
 	}
 }
 
-func TestTheLadderGoesDownWhereThereIsNoSwitchBetween(t *testing.T) {
+func TestTheNextAlternativeIsTakenWithoutACommonSwitch(t *testing.T) {
 	m := readExample(t)
 	for name, want := range map[string]string{"gb200-nvl72": "numa", "l40s-8": "switch", "t4-edge": "numa"} {
 		t.Run(name, func(t *testing.T) {

@@ -121,7 +121,7 @@ func TestMemoryIsGivenBackWhenItHasGrown(t *testing.T) {
 }
 
 // The first renewal gives back, the next has nothing to: the process is at rest in between.
-func TestWhatWasGivenBackIsRemembered(t *testing.T) {
+func TestReleasedMemoryIsRemembered(t *testing.T) {
 	var last trim
 	if err := last.renew(); err != nil {
 		t.Fatal(err)

@@ -239,7 +239,7 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 }
 
 //shows:rdma-exclusive
-func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *testing.T) {
+func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginRestarts(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()
 	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}},

@@ -12,7 +12,7 @@ import (
 
 // The role watches three kinds of files: its configuration, the kubelet's socket, and device nodes. The seed's periodic discovery
 // is every 300 s.
-func TestTheRDMARoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
+func TestTheRDMARoleWorksWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

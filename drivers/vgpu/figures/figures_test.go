@@ -50,7 +50,7 @@ func TestWhatOneGivesTheOtherReads(t *testing.T) {
 	}
 }
 
-func TestWhoNeverReadsHoldsNobodyUp(t *testing.T) {
+func TestAClientThatNeverReadsDelaysNobody(t *testing.T) {
 	path := filepath.Join(t.TempDir(), Socket)
 	stop := serve(t, path, Figures{Factor: 1})
 	for range 50 {

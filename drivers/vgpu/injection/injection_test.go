@@ -201,7 +201,7 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 }
 
 // A directory that could not be removed yet keeps its name, and a container that is made again has another one.
-func TestADirectoryIsRemovedBesideOneThatStandsAside(t *testing.T) {
+func TestADirectoryIsRemovedBesideOneSetAsideEarlier(t *testing.T) {
 	l := hami(t)
 	c := Container{"uid-1", "main"}
 	for range 2 {

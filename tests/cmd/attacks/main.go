@@ -180,7 +180,7 @@ func read(pipe io.Reader) (map[string]outcome, error) {
 	return said, lines.Err()
 }
 
-// isolated says whether a directory's module is none of go.work's.
+// isolated says whether a directory's module is not part of go.work.
 func isolated(root, directory string) (bool, error) {
 	work, err := os.ReadFile(filepath.Join(root, "go.work"))
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// storageClass stands where kind looks for its default: a class for volumes made by hand, because there is no provisioner to be had.
+// storageClass is what kind expects as its default: a class for manually created volumes, because no provisioner is available.
 const storageClass = `apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata:

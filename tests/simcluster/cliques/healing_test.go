@@ -61,7 +61,7 @@ func twoDomains(t *testing.T, n *fixture.Namespace) []*imex.Import {
 	return imports
 }
 
-// toldAndWhole waits until both domains of node 0 were told of its session's end, and are whole again. Node 1 was not hurt.
+// toldAndWhole waits until both domains of node 0 have reported its session's end, and are Ready again. Node 1 was not affected.
 func toldAndWhole(t *testing.T, n *fixture.Namespace, imports []*imex.Import) {
 	t.Helper()
 	for pod, domain := range map[string]string{"first-0": "first", "other-0": "other"} {

@@ -73,7 +73,7 @@ func TestAMIGInstanceIsMadeForItsPodAndRemovedWithIt(t *testing.T) {
 	n.DeletePod("first")
 	n.DeletePod("second")
 	n.AwaitNothingLeft(uids...)
-	// The whole node is free again: were an instance left, its GPU could not be had.
+	// The whole node is free again: if an instance were left, its GPU would not be available.
 	n.Template("gpu", "gpu.nvidia.com", "")
 	for i := range gpusPerNode {
 		name := fmt.Sprintf("whole-%d", i)

@@ -92,7 +92,8 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 	return nil
 }
 
-// writeKubeconfig writes what stands for the service account's files, which a process here does not have at their usual place.
+// writeKubeconfig writes a kubeconfig in place of the service account's files, which a process here does not have at their usual
+// place.
 func writeKubeconfig(container simnode.Container) (string, error) {
 	rest := container.REST
 	config := clientcmdapi.NewConfig()

@@ -34,8 +34,8 @@ const (
 	auditDelay = 3 * time.Second
 )
 
-// measurePods runs pods on a simulated cluster with a node for each driver. No container of theirs is more than its devices: what is
-// measured is the control plane's time, the kubelet's and the driver's.
+// measurePods runs pods on a simulated cluster with a node for each driver. Their containers are nothing but their devices: what is
+// measured is the time of the control plane, the kubelet and the driver.
 func measurePods(ctx context.Context, options Options, binaries map[string]string, results []*Result) error {
 	dir := filepath.Join(options.Dir, "p")
 	drivers := []*driver{ours(options, "", nil), theirs(options, "", nil)}

@@ -40,7 +40,7 @@ type Options struct {
 	CPUProfiles string
 	// Progress is told what was measured, a line each.
 	Progress func(format string, args ...any)
-	// Measured is called after each size with what was measured there; nil: nobody is.
+	// Measured is called after each size with its results; nil: no call.
 	Measured func([]Result) error
 }
 

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// podsPerNode is how many pod addresses a node has: the last octet without 0, the node's own 1, and 255.
+// podsPerNode is how many pod addresses a node has: the last byte without 0, the node's own 1, and 255.
 const podsPerNode = 253
 
 // Addresses are a simulated node's: 127.A.B.1 is the node, 127.A.B.2 to 127.A.B.254 are its pods. All of 127.0.0.0/8 is
@@ -105,7 +105,7 @@ type Block struct {
 // TakeBlock reserves a free block for as long as the calling process lives, or until Release.
 func TakeBlock() (*Block, error) {
 	for number := range blocks {
-		// An abstract socket: the kernel lets go of it with the process, however that ends.
+		// An abstract socket: the kernel releases it with the process, however that ends.
 		holder, err := net.Listen("unix", fmt.Sprintf("@gpufabric-simcluster-%d", number))
 		if err == nil {
 			return &Block{Number: number, holder: holder}, nil

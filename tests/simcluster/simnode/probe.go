@@ -130,7 +130,7 @@ func (c *container) get(ctx context.Context, action *corev1.HTTPGetAction) error
 	}
 	client := http.DefaultClient
 	if action.Scheme == corev1.URISchemeHTTPS {
-		// As with the kubelet nobody's certificate is looked at, and each probe has a connection of its own.
+		// Like the kubelet, it verifies no certificate, and each probe uses a new connection.
 		scheme = "https"
 		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true} //nolint:gosec // see above
 		client = &http.Client{Transport: transport}

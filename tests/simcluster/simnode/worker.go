@@ -32,7 +32,7 @@ type worker struct {
 	telling    sync.Once
 	containers []*container
 	message    string // why the pod has not started
-	claimed    bool   // resources were asked for: they are to be given back
+	claimed    bool   // resources were requested and must be released
 }
 
 func newWorker(n *Node, pod *corev1.Pod) *worker {

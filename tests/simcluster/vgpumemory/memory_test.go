@@ -39,7 +39,7 @@ const (
 	batches, pods  = 5, 40
 	// patience bounds each wait for an event.
 	patience = 60 * time.Second
-	// rest is when the plugin has started: it gives back what only its start needed after 10 s.
+	// rest is when the plugin has started: it frees what only its start needed after 10 s.
 	rest = 15 * time.Second
 	// most is how much of its own the plugin may have, in MiB: it has 12, and had 35 when its heap could double. The goal, 40 MiB of all that
 	// is resident, has the clean pages of the program's file in it, and how many of those a touch maps is the kernel's affair.

@@ -65,7 +65,7 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 	return cmd
 }
 
-// writeScheduling writes the table and the plot. What stands in OUT of cells that were not measured this time is kept.
+// writeScheduling writes the table and the plot. It keeps the cells of OUT that were not measured this time.
 func writeScheduling(cmd *cobra.Command, out, machine string, found []scheduling.Result) error {
 	if len(found) == 0 {
 		return nil

@@ -10,10 +10,10 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// Programs are the paths of what a Server runs.
+// Programs are the paths of the programs that a Server runs.
 type Programs struct{ Etcd, APIServer string }
 
-// Installed looks for the programs and makes nothing. Without one of them it says what to do.
+// Installed looks for the programs and builds none. If one is missing, the error says what to do.
 func Installed() (p Programs, missing string) {
 	p = Programs{Etcd: Find("etcd", "TEST_ASSET_ETCD"), APIServer: Find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")}
 	if p.Etcd == "" || p.APIServer == "" {
@@ -23,7 +23,7 @@ func Installed() (p Programs, missing string) {
 	return p, ""
 }
 
-// Ensured are the toolchain's, which makes what is missing.
+// Ensured returns the toolchain's programs; it builds what is missing.
 func Ensured(ctx context.Context) (Programs, error) {
 	paths, err := toolchain.Ensure(ctx, "etcd", "kube-apiserver")
 	return Programs{Etcd: paths["etcd"], APIServer: paths["kube-apiserver"]}, err

@@ -38,13 +38,13 @@ const startPatience = 90 * time.Second
 // Server is a running API server. The test's end stops it.
 type Server struct {
 	URL string
-	CA  []byte // PEM; whom to verify the server by
+	CA  []byte // PEM; to verify the server with
 
 	dir     string
 	path    string
 	args    []string
 	api     *process
-	cleanup func(func()) // of the test that started the server: a server that a part of it resumed outlives the part
+	cleanup func(func()) // of the test that started the server: a server that a subtest resumed outlives the subtest
 }
 
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver is not installed, and with
@@ -61,8 +61,8 @@ func Start(t testing.TB) *Server {
 	return programs.Start(t)
 }
 
-// StartEnsured is Start for a test that is not to be skipped: the toolchain makes what is missing. Flags go to kube-apiserver behind those
-// that it needs here.
+// StartEnsured is Start for a test that must not be skipped: the toolchain builds what is missing. The flags for kube-apiserver
+// come after those that it needs here.
 func StartEnsured(t testing.TB, flags ...string) *Server {
 	t.Helper()
 	programs, err := Ensured(t.Context())
@@ -119,13 +119,13 @@ func (p Programs) prepare(t testing.TB) (*Server, error) {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key,
-		// No controller manager runs to make the service accounts that this plugin would wait for.
+		// This plugin would wait for service accounts, and no controller manager runs to create them.
 		"--disable-admission-plugins=ServiceAccount",
 	}
 	return s, nil
 }
 
-// Pause stops the API server, as if it had gone away. Etcd keeps its data.
+// Pause stops the API server, as if it had become unreachable. Etcd keeps its data.
 func (s *Server) Pause() { s.api.stop() }
 
 // Resume starts the API server, at the start and after Pause, and returns when it is ready.
@@ -137,7 +137,7 @@ func (s *Server) Resume(t testing.TB) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
 	defer cancel()
-	again := time.NewTicker(100 * time.Millisecond) // a server that is starting sends no event
+	again := time.NewTicker(100 * time.Millisecond) // there is no event for a server that starts
 	defer again.Stop()
 	for {
 		err := s.ready(ctx)
@@ -184,7 +184,7 @@ func (s *Server) ready(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("%s: %s", answer.Status, said), err)
 }
 
-// process is a running program and what it said.
+// process is a running program and its output.
 type process struct {
 	cmd    *exec.Cmd
 	output *bytes.Buffer
@@ -195,7 +195,7 @@ func (s *Server) run(path string, args ...string) (*process, error) {
 	p := &process{output: &bytes.Buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(path, args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed takes its servers along
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // if the test is killed, its servers end too
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", path, err)
 	}

@@ -1,4 +1,5 @@
-// Package filelock lets one process at a time work on what a file stands for: a tool that is being built, a cluster that tests run in.
+// Package filelock lets one process at a time work on what a file represents: a tool that is being built, a cluster in which tests
+// run.
 package filelock
 
 import (
@@ -10,7 +11,7 @@ import (
 	"time"
 )
 
-// A lock on a file has no event to wait for together with a context, so it is tried this often.
+// There is no event for a file lock that also works with a context, so the lock is tried at this interval.
 const retry = 200 * time.Millisecond
 
 // Lock takes the file's advisory lock, which the kernel releases when the process ends in any way. waiting is called once if

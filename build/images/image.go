@@ -25,7 +25,7 @@ type File struct {
 	Link    string
 }
 
-// Layer packs files, with their parent directories, into a layer. The same files give the same digest whenever it is made.
+// Layer packs files, with their parent directories, into a layer. The same files always give the same digest.
 func Layer(files ...File) (v1.Layer, error) {
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		r, w := io.Pipe()

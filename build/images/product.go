@@ -79,7 +79,8 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-// gpufabric also has what its node plugins put on their hosts: the hook, with its licence, and the library that limits shares of GPUs.
+// gpufabric also has what its node plugins install on their hosts: the hook, with its licence, and the library that limits shares
+// of GPUs.
 func gpufabric(root, architecture string) (v1.Image, error) {
 	const hook = "nvidia-cdi-hook"
 	path, err := built(filepath.Join(root, "bin"), hook, architecture)
@@ -122,7 +123,7 @@ func program(root, name, architecture string, further ...File) (v1.Image, error)
 	if err != nil {
 		return nil, err
 	}
-	// The libraries change less often than the program, so they are a layer of their own.
+	// The libraries change less often than the program, so they have their own layer.
 	libraryLayer, err := Layer(slices.Concat(libraries, caBundle(), further)...)
 	if err != nil {
 		return nil, err

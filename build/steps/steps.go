@@ -1,4 +1,4 @@
-// Package steps runs ordered work as a list of named steps and shows it to a person as it happens.
+// Package steps runs ordered work as a list of named steps and shows its progress to a person.
 package steps
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Step is one thing that is done; its name reads well in a table of contents.
+// Step is one step of the work; its name reads well in a table of contents.
 type Step interface {
 	Name() string
 	Execute(ctx context.Context) error
@@ -23,14 +23,14 @@ type Timing struct {
 	Took time.Duration
 }
 
-// Printer shows steps, and whatever else is written to it between them, on lines of their own. A step may run steps of its own on the same
-// printer; they are indented below it. It is safe for concurrent writers, but steps run one after the other.
+// Printer prints steps, and other output between them, on separate lines. A step may run steps of its own on the same printer; they
+// are indented below it. It is safe for concurrent writers, but steps run one after the other.
 type Printer struct {
 	mu    sync.Mutex
 	w     io.Writer
 	depth int
-	open  bool // a step's name stands on the last line, its seconds are still to come
-	part  bool // other output stands on the last line without its end
+	open  bool // the last line has a step's name, but not yet its seconds
+	part  bool // the last line has other output, but not yet its end
 }
 
 // NewPrinter returns a printer that writes to w.
@@ -58,7 +58,7 @@ func (p *Printer) Run(ctx context.Context, list ...Step) ([]Timing, error) {
 	return timings, nil
 }
 
-// Write puts other output on lines of its own, below the step that is running.
+// Write prints other output on separate lines, below the running step.
 func (p *Printer) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

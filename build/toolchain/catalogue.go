@@ -29,7 +29,7 @@ const (
 // NodeImage is kind's own node image for that Kubernetes.
 const NodeImage = "kindest/node:" + Kubernetes
 
-// Peers are others' programs that tests run, unmodified, against our fakes; at these versions and no other.
+// Peers are others' programs that tests run, unmodified, with our fakes, at exactly these versions.
 const (
 	NVIDIADRADriver      = "v0.5.0"
 	NVIDIADevicePlugin   = "v0.18.0"
@@ -37,19 +37,19 @@ const (
 	NodeFeatureDiscovery = "v0.18.3"
 )
 
-// Tool is one command: how to know that the one on the PATH will do, and how to build it from its module.
+// Tool is one command: how to recognize a suitable one on the PATH, and how to build it from its module.
 type Tool struct {
 	Name    string
 	Version string // what is built, such as v1.36.3
 
 	onPath     []string // command names to look for, best first
-	fits       span     // versions on the PATH that will do
+	fits       span     // suitable versions on the PATH
 	askVersion []string // arguments that make it print its version
-	static     bool     // goes into an image without libraries, so one linked against libc will not do
+	static     bool     // goes into an image without libraries, so one linked against libc is not suitable
 	cgo        bool     // loads C libraries: built for this machine's libc
 
 	release release // the file that its project publishes; none: it is always built
-	minutes int     // that a build takes on two idle cores with nothing of it compiled; 0: less than one
+	minutes int     // minutes of a build on two idle cores with an empty cache; 0: less than one
 
 	module   string // directory under modules/
 	main     string // the main package
@@ -182,7 +182,7 @@ func catalogue() map[string]Tool {
 		module: "multus", main: "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
-	never := []string{} // what the PATH has is of some other version, or does not say of which
+	never := []string{} // the PATH's command has another version, or does not report it
 	add(Tool{Name: "whereabouts", Version: Whereabouts, onPath: never, static: true,
 		module: "whereabouts", main: "github.com/k8snetworkplumbingwg/whereabouts/cmd"})
 	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {
@@ -210,7 +210,7 @@ func Names() []string {
 	return names
 }
 
-// ClusterTools are what a kind cluster and an end-to-end run need on the host.
+// ClusterTools are the tools that a kind cluster and an end-to-end run need on the host.
 func ClusterTools() []string { return []string{"kind", "kubectl", "helm", "terraform"} }
 
 // NodeTools are what the node image is made of.

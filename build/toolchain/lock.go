@@ -14,9 +14,8 @@ import (
 	"strings"
 )
 
-// LockName is the file beside the catalogue with the checksums of every published file: "<sha256>  <URL>" a line. Where it is, nothing is
-// fetched that it
-// does not name, and the checksums on the sites are not asked.
+// LockName is the file beside the catalogue with the checksums of every published file: "<sha256>  <URL>" per line. Where it
+// exists, only files that it names are fetched, and the checksums on the sites are ignored.
 const LockName = "releases.lock"
 
 // lock holds SHA-256 checksums in hexadecimal by URL.
@@ -54,9 +53,8 @@ func readLock(file string) (lock, error) {
 	return locked, nil
 }
 
-// WriteLock asks the sites for the checksum of every published file, on both architectures, and writes the lock of this checkout. further
-// are lines to add,
-// checksums by name. It writes all or nothing, and returns the path.
+// WriteLock reads the checksum of every published file from the sites, for both architectures, and writes the lock of this
+// checkout. further are lines to add, checksums by name. It writes all or nothing, and returns the path.
 func WriteLock(ctx context.Context, log io.Writer, further map[string]string) (string, error) {
 	t, err := New(log)
 	if err != nil {

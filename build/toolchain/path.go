@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A command that does not say its version within this time is passed over.
+// A command that does not print its version within this time is skipped.
 const versionPatience = 10 * time.Second
 
 // fromPath returns the first command on the PATH that fits the tool, or "" and why none did.
@@ -29,7 +29,7 @@ func (t Tool) fromPath(ctx context.Context) (path, why string) {
 	return "", why
 }
 
-// refuse says why the command at path will not do, or "" when it will.
+// refuse says why the command at path is not suitable, or "" when it is.
 func (t Tool) refuse(ctx context.Context, path string) string {
 	ctx, cancel := context.WithTimeout(ctx, versionPatience)
 	defer cancel()

@@ -19,9 +19,8 @@ import (
 	"strings"
 )
 
-// release says where a project publishes a tool as a file, and the checksums beside it. In its texts {version} stands for v1.36.3, {number}
-// for 1.36.3 and
-// {arch} for amd64 or arm64; every file is for Linux.
+// release says where a project publishes a tool as a file, and the file's checksum. In its texts {version} stands for v1.36.3,
+// {number} for 1.36.3 and {arch} for amd64 or arm64; every file is for Linux.
 type release struct {
 	directory string // URL of the version's files
 	file      string // in the directory: a .tar.gz, a .zip, or the tool itself
@@ -43,7 +42,7 @@ func githubRelease(repository, file, sums, member string) release {
 	return release{directory: "https://github.com/" + repository + "/releases/download/{version}", file: file, sums: sums, member: member}
 }
 
-// published says whether the tool's project publishes a file of it.
+// published says whether the tool's project publishes a file.
 func (t Tool) published() bool { return t.release.directory != "" }
 
 // fill writes version and architecture into a text of the release.
@@ -59,9 +58,8 @@ func (t Tool) sumsURL(arch string) string {
 	return t.fill(t.release.directory+"/"+t.release.sums, arch)
 }
 
-// fetch writes the tool to target from its published file, checked by the lock where there is one, else by the checksum beside the file. An
-// error says
-// why that cannot be; it leaves nothing at target that would be taken for the tool.
+// fetch writes the tool to target from its published file. It verifies the file with the lock where there is one, else with the
+// checksum beside the file. After an error it leaves nothing at target that could be mistaken for the tool.
 func (s *sites) fetch(ctx context.Context, t Tool, target string, line progress) error {
 	from := t.fileURL(runtime.GOARCH)
 	sum, err := s.checksum(ctx, t, runtime.GOARCH)
@@ -114,7 +112,7 @@ func (s *sites) publishedChecksum(ctx context.Context, t Tool, arch string) (str
 
 var sha256Pattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// findChecksum reads the checksum of a file out of the two forms in use: a line "<sha256>  <file>" for each file, or one checksum alone.
+// findChecksum finds the checksum of a file in either common form: a line "<sha256>  <file>" for each file, or a single checksum.
 func findChecksum(text, file string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for _, line := range lines {

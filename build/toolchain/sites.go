@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// ReleasesVariable names the environment variable that says where published files of tools come from. Unset: from their projects' own
-// sites. A URL: from a
-// mirror, which has the file of https://HOST/PATH at URL/HOST/PATH. "off": from nowhere, so that what is missing is built.
+// ReleasesVariable names the environment variable that says where published files of tools come from. Unset: from their projects'
+// own sites. A URL: from a mirror, which has the file of https://HOST/PATH at URL/HOST/PATH. "off": from nowhere, so that what is
+// missing is built.
 const ReleasesVariable = "GPUFABRIC_RELEASES"
 
 // A site that cannot be reached must cost seconds, because every tool can be built without it.
@@ -26,7 +26,7 @@ const (
 	answerPatience  = 10 * time.Second // from the request to the answer's header
 )
 
-// A download that brings less than leastBytes in a window is given up: building is as fast.
+// A download that brings less than leastBytes in a window is aborted: building is as fast.
 const (
 	paceWindow = 15 * time.Second
 	leastBytes = 2 << 20
@@ -40,7 +40,7 @@ type sites struct {
 	window time.Duration
 	least  int64
 
-	unreachable map[string]error // hosts that did not answer, by name: they are not asked twice
+	unreachable map[string]error // hosts that did not answer, by name: they are not tried again
 }
 
 // newSites reads the variable. It returns nil where nothing is to be fetched.
@@ -176,7 +176,7 @@ func (s *sites) download(ctx context.Context, address, target string, line progr
 	return sum, nil
 }
 
-// cause returns why ctx ended instead of err, where that is why err came.
+// cause returns why ctx ended instead of err, where that was the reason for err.
 func cause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -203,7 +203,7 @@ func (p *paced) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// pace calls give when a window of time brings too little, until stop is called.
+// pace calls give when too little arrives in a window of time, until stop is called.
 func (s *sites) pace(p *paced, give context.CancelCauseFunc) (stop func()) {
 	ended := make(chan struct{})
 	var group sync.WaitGroup

@@ -26,12 +26,12 @@ import (
 // CacheVariable names the environment variable that moves the cache.
 const CacheVariable = "GPUFABRIC_CACHE"
 
-// A build that is told to stop gets this long before it is killed.
+// A build that should stop gets this long before it is killed.
 const stopPatience = 10 * time.Second
 
 // Toolchain finds and builds tools.
 type Toolchain struct {
-	Cache   string    // where tools are kept: CACHE/NAME/VERSION-OS-ARCH/NAME
+	Cache   string    // where tools are stored: CACHE/NAME/VERSION-OS-ARCH/NAME
 	Modules string    // the directory with a module per group of tools
 	Log     io.Writer // progress, a line a step; silent when nothing is missing
 
@@ -128,7 +128,7 @@ func (c *Toolchain) find(ctx context.Context, t Tool) (string, error) {
 	return path, nil
 }
 
-// place is where a fetched or built tool stands.
+// place is the path of a fetched or built tool.
 func (c *Toolchain) place(t Tool) string {
 	return filepath.Join(c.Cache, t.Name, fmt.Sprintf("%s-%s-%s", t.Version, runtime.GOOS, runtime.GOARCH), t.binary)
 }
@@ -174,7 +174,7 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 	return path, nil
 }
 
-// building says what is done and about how long it takes.
+// building says what is being built and about how long it takes.
 func (t Tool) building() string {
 	if t.minutes == 0 {
 		return "building (a minute on two idle cores)"

@@ -1,8 +1,8 @@
-// Package attacks finds the tests that play a tenant, or somebody with a stolen token, who attacks, and writes docs/attacks.md of them.
+// Package attacks finds the tests that play an attacking tenant, or a thief of a token, and writes docs/attacks.md from them.
 //
-// A test says beside the attack what is tried, by a directive with a name of its own and a sentence: `//attack:foreign-slice A stolen
-// token of a plugin publishes devices for another node`. It stands above the test function or inside it, next to the row of its table. What
-// the attacker reads the test logs as "attacker sees: ...".
+// A test describes its attack in a directive with a name and a sentence: `//attack:foreign-slice A stolen token of a plugin
+// publishes devices for another node`. The directive is above the test function or inside it, next to the row of its table. The
+// test logs what the attacker reads as "attacker sees: ...".
 package attacks
 
 import (
@@ -20,10 +20,10 @@ import (
 	"strings"
 )
 
-// Page is where the list stands in the checkout.
+// Page is the path of the list in the checkout.
 const Page = "docs/attacks.md"
 
-// Seen begins what a test logs of what an attacker reads.
+// Seen is the prefix of the log lines with what an attacker reads.
 const Seen = "attacker sees: "
 
 const directive = "//attack:"
@@ -35,13 +35,13 @@ type Attack struct {
 	Directory, Test string
 }
 
-// NeedsKind says whether the attack needs containers, and so runs in kind alone.
+// NeedsKind says whether the attack needs containers, and so runs only in kind.
 func (a Attack) NeedsKind() bool { return strings.HasPrefix(a.Directory, "tests/e2e") }
 
 var line = regexp.MustCompile(`^//attack:([a-z0-9]+(?:-[a-z0-9]+)*) ([A-Z].*[^.])$`)
 
-// Collect reads the directives of every test below root, by directory, test and name. The error names every directive that has no name, no
-// sentence, no test, or another's name.
+// Collect reads the directives of every test below root, sorted by directory, test and name. The error names every directive
+// without a name, a sentence or a test, or with a duplicate name.
 func Collect(root string) ([]Attack, error) {
 	var found []Attack
 	var mistakes []string

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 )
 
-// Cluster is what a chart meets: a server's version, the APIs it lacks, and what is installed in it already.
+// Cluster is the cluster for which a chart is rendered: a server's version, the APIs that it lacks, and what is already installed.
 // The zero value is an empty cluster of the version that the charts are made for.
 type Cluster struct {
 	Version string                      // "" means Version

@@ -1,5 +1,4 @@
-// Package charts renders the charts of this repository as Helm does, and checks what comes out against the
-// Kubernetes API's own types.
+// Package charts renders the charts of this repository as Helm does, and checks the result against the Kubernetes API's own types.
 package charts
 
 import (

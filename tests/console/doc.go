@@ -1,3 +1,3 @@
-// Package console tests the page of the fabric in a real browser, before a real API server. It is a module of its own: what drives the
-// browser weighs on nothing that ships.
+// Package console tests the page of the fabric in a real browser, with a real API server. It is a separate module, so that the
+// libraries that drive the browser are no dependency of what ships.
 package console

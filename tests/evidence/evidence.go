@@ -1,8 +1,8 @@
 // Package evidence writes docs/evidence.md: which tests show each row of docs/status.md.
 //
-// A test says beside itself what it shows, by a directive with names of rows: `//shows:gpu-mig gpu-refusals` above a test
-// function, above a function that is a part of a test, or above the package clause for all tests of a file. A directive
-// moves with its test, so the page never lags behind the code.
+// A test names the rows that it shows in a directive: `//shows:gpu-mig gpu-refusals` above a test function, above a function that
+// is a part of a test, or above the package clause for all tests of a file. A directive moves with its test, so the page always
+// matches the code.
 package evidence
 
 import (
@@ -19,7 +19,7 @@ import (
 	"strings"
 )
 
-// Page is where the page stands in the checkout, Matrix what it is made for.
+// Page is the path of the page in the checkout, Matrix that of the matrix.
 const (
 	Page   = "docs/evidence.md"
 	Matrix = "docs/status.md"
@@ -32,7 +32,7 @@ type Row struct {
 	Area, Name, Capability, State string
 }
 
-// shown is a test that shows something: what to print of it.
+// shown is a test that shows something, with its description.
 type shown struct {
 	directory, test string
 }
@@ -58,8 +58,8 @@ func Rows(root string) ([]Row, error) {
 	return rows, nil
 }
 
-// Render returns the page's text. An error names every directive with an unknown row, and every row that works and that no
-// test shows.
+// Render returns the page's text. An error names every directive with an unknown row, and every row marked as works that no test
+// shows.
 func Render(root string) (string, error) {
 	rows, err := Rows(root)
 	if err != nil {

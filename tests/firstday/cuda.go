@@ -23,8 +23,8 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// clientWord makes this program a CUDA client: LIBRARY [hold]. CUDA is asked in a process of its own, because what goes wrong in it may end
-// the process.
+// clientWord makes this program a CUDA client: LIBRARY [hold]. CUDA runs in a separate process, because an error in it may end the
+// process.
 const clientWord = "cuda-client"
 
 // answer is what a client says.
@@ -73,7 +73,7 @@ func (m *machine) cudaClient(ctx context.Context, gpu *inventory.GPU, env []stri
 	return cmd
 }
 
-// compareCUDA holds the stand-in's entry points against the driver's libcuda, and CUDA's words on a GPU against NVML's.
+// compareCUDA compares the stand-in's entry points with the driver's libcuda, and CUDA's description of a GPU with NVML's.
 func compareCUDA(ctx context.Context, m *machine) result {
 	if m.node == nil || len(m.node.GPUs) == 0 {
 		return result{state: failed, text: errNoNVML.Error()}
@@ -133,7 +133,7 @@ func (a *answer) read(out []byte) error {
 	return nil
 }
 
-// exports are the functions of CUDA's that a library offers.
+// exports are the CUDA functions of a library.
 func exports(path string) (map[string]bool, error) {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	hardware "gpufabric.io/drivers/hardware/nvml"
 )
 
-// registerEvents asks NVML for the events that the health monitor lives on, on every GPU.
+// registerEvents registers with NVML for the events that the health monitor needs, on every GPU.
 func registerEvents(_ context.Context, m *machine) (res result) {
 	if m.node == nil {
 		return result{state: failed, text: errNoNVML.Error()}
@@ -48,7 +48,7 @@ func registerEvents(_ context.Context, m *machine) (res result) {
 	return result{state: ok, text: fmt.Sprintf("%d GPUs watched", len(m.node.GPUs)-len(without)), more: without}
 }
 
-// readLinks asks every NVLink of every GPU for its state and its far end.
+// readLinks reads the state and the far end of every NVLink of every GPU.
 func readLinks(_ context.Context, m *machine) result {
 	if m.node == nil {
 		return result{state: failed, text: errNoNVML.Error()}

@@ -19,7 +19,7 @@ import (
 	hardware "gpufabric.io/drivers/hardware/nvml"
 )
 
-// machine is where the steps look, and what the first of them found.
+// machine is the places to read, and what the first steps found.
 type machine struct {
 	search             driver.Search
 	at                 driver.Location
@@ -29,7 +29,7 @@ type machine struct {
 	node               *inventory.Node
 }
 
-// step is one question to the machine.
+// step is one check of the machine.
 type step struct {
 	name  string
 	limit time.Duration

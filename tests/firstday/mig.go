@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// partitionGPU makes the smallest MIG device on a GPU that nobody uses, looks at its capability nodes, and destroys it.
+// partitionGPU makes the smallest MIG device on an idle GPU, checks its capability nodes, and removes it.
 func partitionGPU(_ context.Context, m *machine) result {
 	if m.node == nil {
 		return result{state: failed, text: errNoNVML.Error()}
@@ -48,7 +48,7 @@ func partitionGPU(_ context.Context, m *machine) result {
 	return missing("no GPU can be partitioned")
 }
 
-// partition works on a GPU that nobody uses, and leaves its mode as it was.
+// partition works on an idle GPU, and leaves its mode unchanged.
 func (m *machine) partition(g *inventory.GPU) (res result) {
 	current, pending, r := g.Handle.GetMigMode()
 	if r != nvml.SUCCESS {
@@ -118,7 +118,7 @@ func (m *machine) partition(g *inventory.GPU) (res result) {
 	return fine("%s at %d on GPU %d was %s with %s, and is gone", smallest.Name, at.Start, g.Index, made.UUID, strings.Join(names, " and "))
 }
 
-// restoreMode puts a GPU's MIG mode back, also one that only waits for a reset.
+// restoreMode restores a GPU's MIG mode, also one that only waits for a reset.
 func restoreMode(g *inventory.GPU, current, pending int) error {
 	if _, r := g.Handle.SetMigMode(pending); r != nvml.SUCCESS {
 		return fmt.Errorf("MIG mode of GPU %d cannot be put back to %d (nvidia-smi -i %d -mig %d): %w", g.Index, pending, g.Index, pending, r)

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/fakes/record"
 )
 
-// compareProfile records the machine as a fake's profile, and says in what the fake of its model differs.
+// compareProfile records the machine as a fake's profile, and lists the differences from the fake of its model.
 func compareProfile(ctx context.Context, m *machine) result {
 	report, err := m.smi(ctx, "-q", "-x")
 	if err != nil {

@@ -12,18 +12,18 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// state is what became of a step.
+// state is the result of a step.
 type state string
 
 const (
 	ok           state = "ok"
 	failed       state = "failed"
 	notPermitted state = "not permitted"
-	// absent: this machine lacks what the step is about.
+	// absent: this machine lacks what the step needs.
 	absent state = "not here"
 )
 
-// result is a step's outcome: a sentence, and what is worth reading below it.
+// result is a step's outcome: a sentence, and details below it.
 type result struct {
 	state state
 	text  string
@@ -83,7 +83,7 @@ func (r *report) add(step string, result result) {
 	}
 }
 
-// hung says that a step does not come back.
+// hung reports a step that does not return.
 func (r *report) hung(why error) {
 	r.mu.Lock()
 	step := r.step
@@ -92,7 +92,7 @@ func (r *report) hung(why error) {
 	_ = r.close()
 }
 
-// close prints the sum and gives the exit status.
+// close prints the summary and returns the exit status.
 func (r *report) close() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

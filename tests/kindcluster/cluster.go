@@ -23,7 +23,7 @@ import (
 // DefaultName is the cluster that `make demo` and the end-to-end tests use.
 const DefaultName = "gpufabric"
 
-// Cluster is a running cluster. It is also what is remembered of it on disk, so that a later command finds it.
+// Cluster is a running cluster. It is also stored on disk, so that a later command finds it.
 type Cluster struct {
 	Name       string
 	Kubeconfig string   // a file of its own; the user's ~/.kube/config is never touched
@@ -41,7 +41,7 @@ type Timing struct {
 	Seconds float64
 }
 
-// Paths of what belongs to a cluster, inside the checkout and ignored by git.
+// Paths of a cluster's files, inside the checkout and ignored by git.
 func kubeconfigPath(root, name string) string {
 	return filepath.Join(root, ".cache", name+".kubeconfig")
 }
@@ -68,7 +68,7 @@ func Find(name string) (*Cluster, error) {
 	return c, nil
 }
 
-// record remembers the cluster for Find.
+// record stores the cluster for Find.
 func (c *Cluster) record(root string) error {
 	content, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
@@ -116,7 +116,7 @@ func exportLogs(ctx context.Context, root, name string) (string, error) {
 	return dir, err
 }
 
-// Down removes the cluster, its registry and what is remembered of them. A cluster that is not there is no error.
+// Down removes the cluster, its registry and its stored record. A missing cluster is no error.
 func Down(ctx context.Context, name string) error {
 	root, err := repository.Root()
 	if err != nil {

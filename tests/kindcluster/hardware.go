@@ -69,7 +69,7 @@ func (a agents) Execute(ctx context.Context) error {
 	}
 	_, err = a.cluster.Helm(ctx, a.printer, "upgrade", "--install", hardwareRelease, filepath.Join(root, "charts/fake-hardware"),
 		"--namespace", hardwareNamespace, "--create-namespace", "--wait", "--timeout", "4m",
-		// A kind node is a container, which sees the GPUs of the machine that it runs on.
+		// A kind node is a container, which sees the GPUs of its host machine.
 		"--set", "besideGPUs=true")
 	return err
 }
@@ -81,8 +81,8 @@ const (
 	renderInterval = 250 * time.Millisecond
 )
 
-// rendered waits until every worker is what its labels say. Helm's wait does not: it lets all pods of this DaemonSet be away, and an agent
-// that has rendered a machine stays ready while it renders the next.
+// rendered waits until every worker has the hardware of its labels. Helm's wait does not: it allows all pods of this DaemonSet to
+// be absent, and an agent that has rendered a machine stays ready while it renders the next.
 type rendered labels
 
 func (rendered) Name() string { return "Hardware rendered" }
@@ -110,7 +110,7 @@ func (r rendered) Execute(ctx context.Context) error {
 	return nil
 }
 
-// Helm runs `helm ARGS...` against the cluster and returns what it said. Should helm have to be built first, the printer shows that.
+// Helm runs `helm ARGS...` against the cluster and returns its output. If helm has to be built first, the printer shows that.
 func (c *Cluster) Helm(ctx context.Context, printer *steps.Printer, args ...string) (string, error) {
 	chain, err := toolchain.New(printer)
 	if err != nil {

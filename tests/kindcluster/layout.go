@@ -16,7 +16,7 @@ type Layout string
 
 // The layouts of layout/place.sh.
 const (
-	// LayoutMoved leaves everything below the chart's root, where the drivers are pointed at.
+	// LayoutMoved leaves everything below the chart's root, to which the drivers are pointed.
 	LayoutMoved Layout = "none"
 	// LayoutKernel has /sys and the RDMA devices in place, and no driver of NVIDIA's yet.
 	LayoutKernel Layout = "kernel"
@@ -43,8 +43,8 @@ const (
 	foreignPath = "/kind/foreign"
 )
 
-// Place puts the fake hardware of every worker, which has to be rendered, where the layout has it. LayoutKernel comes before the two others
-// where the driver is to arrive later; LayoutMoved takes everything away.
+// Place puts the fake hardware of every worker, which must be rendered, into its place in the layout. LayoutKernel comes before the
+// two others where the driver arrives later; LayoutMoved removes everything.
 func (c *Cluster) Place(ctx context.Context, layout Layout) error {
 	for _, node := range c.Workers() {
 		if err := place(ctx, node, layout); err != nil {

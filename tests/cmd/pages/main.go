@@ -1,5 +1,5 @@
-// Command pages writes the pages that are made of the code: docs/evidence.md and docs/attacks.md from the directives beside the tests, and
-// the fields in docs/resources from the CRDs. With --check it only says which pages are not as they would be written.
+// Command pages writes the pages that are generated from the code: docs/evidence.md and docs/attacks.md from the directives beside
+// the tests, and the fields in docs/resources from the CRDs. With --check it only reports the pages that are out of date.
 package main
 
 import (

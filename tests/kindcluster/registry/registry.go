@@ -1,6 +1,6 @@
-// Package registry runs a small image registry beside a kind cluster's nodes and tells their containerd to ask it first, whatever host an
-// image's name has. So images that cannot be pulled are served under their own names, and `imagePullPolicy: Always` and untagged names
-// work.
+// Package registry runs a small image registry beside a kind cluster's nodes and makes their containerd ask it first, whatever host
+// an image's name has. So images that cannot be pulled are served under their own names, and `imagePullPolicy: Always` and untagged
+// names work.
 package registry
 
 import (

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// latest bounds how long after its arrival an event is passed on, however many come; each watch is late by itself, so events of
-	// different kinds overtake each other.
+	// latest bounds how long after its arrival an event is passed on, however many come. Each watch is delayed separately, so events
+	// of different kinds overtake each other.
 	latest = 1500 * time.Millisecond
 	// backlog is how many events may wait for a late one before the API server is held up.
 	backlog = 1000
@@ -20,18 +20,18 @@ const (
 	pairing = 300 * time.Millisecond
 )
 
-// disorder is what is done to watches while it lasts.
+// disorder is what is done to watches while it is on.
 type disorder struct{ seed uint64 }
 
-// DisturbWatches repeats events, makes them late, and swaps neighbours, at moments of the seed's, until stop is called. What the
-// API promises holds: events of one object keep their order, and none is lost.
+// DisturbWatches repeats events, delays them, and swaps neighbours, at random moments from the seed, until stop is called. The
+// API's guarantees still hold: events of one object keep their order, and none is lost.
 func (p *Proxy) DisturbWatches(seed uint64) (stop func()) {
 	d := &disorder{seed: seed}
 	p.disorder.Store(d)
 	return func() { p.disorder.CompareAndSwap(d, nil) }
 }
 
-// stream is one watch on its way through the proxy.
+// stream is one watch that passes through the proxy.
 type stream struct {
 	proxy    *Proxy
 	name     string // by which a seed knows the watch again

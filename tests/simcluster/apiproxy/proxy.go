@@ -1,5 +1,5 @@
-// Package apiproxy stands between the drivers of a simulated cluster and its API server. It passes everything on as it is until
-// a test has it disturb what the drivers hear (DisturbWatches) or act on what they say (Tap).
+// Package apiproxy is a proxy between the drivers of a simulated cluster and its API server. It passes everything on unchanged
+// until a test makes it disturb watches (DisturbWatches) or react to writes (Tap).
 package apiproxy
 
 import (
@@ -38,19 +38,19 @@ type Proxy struct {
 
 // Write is a request that changes something.
 type Write struct {
-	// User is who asks, such as system:serviceaccount:NAMESPACE:NAME.
+	// User is the requester, such as system:serviceaccount:NAMESPACE:NAME.
 	User         string
 	Method, Path string
 	Body         []byte
 }
 
-// Tap looks at each write twice: before the API server gets it, and after it was applied and before its answer is passed on. True
-// cuts the connection there, as the death of either side would.
+// Tap sees each write twice: before the API server gets it, and after it was applied but before its answer is passed on. True cuts
+// the connection there, as the death of either side would.
 type Tap struct {
 	Before, After func(Write) (cut bool)
 }
 
-// errCut is an answer that never comes.
+// errCut is an answer that never arrives.
 var errCut = errors.New("the connection was cut on purpose")
 
 // Open listens on a free loopback port for the API server at a URL whose certificate ca (PEM) signed.
@@ -65,7 +65,7 @@ func Open(server string, ca []byte, certificate tls.Certificate) (*Proxy, error)
 	}
 	p := &Proxy{served: make(chan struct{}), upstream: &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true,
-		// As client-go has it: a server that is gone without a word is noticed by pings.
+		// As in client-go: pings detect a server that went away silently.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 	}}
 	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -91,7 +91,7 @@ func Open(server string, ca []byte, certificate tls.Certificate) (*Proxy, error)
 	return p, nil
 }
 
-// URL is what clients use in the API server's place.
+// URL is the address for clients, in place of the API server's.
 func (p *Proxy) URL() string { return "https://" + p.listener.Addr().String() }
 
 // Close ends the proxy and every connection through it.

@@ -248,7 +248,7 @@ func TestASpentLimitIsSaidOnceAndItsEndToo(t *testing.T) {
 	}
 	filewatchtest.Restore(t)
 	await(t, changed, "it is watched again")
-	if n := out.count("to be had again"); n != 1 {
+	if n := out.count("is available again"); n != 1 {
 		t.Errorf("the end is said %d times: %s", n, out.text.String())
 	}
 	if n := testutil.ToFloat64(w); n != 0 {

@@ -172,7 +172,7 @@ func TestWhatIsNotAllowed(t *testing.T) {
 		{"an unknown selector", selector(`"vendors": ["15b3"], "serial": ["x"]`),
 			[]string{"configList[0].selectors.serial: unknown key; known are"}},
 		{"a key twice", entry("\"resourceName\": \"a\",\n\"devices\": [\"ib0\"], \"resourceName\": \"b\""),
-			[]string{"configList[0].resourceName: stands in line 1 already"}},
+			[]string{"configList[0].resourceName: is in line 1 already"}},
 		// Types.
 		{"an interval in words", `{"periodicUpdateInterval": "300", "configList": [{"resourceName": "a", "devices": ["ib0"]}]}`,
 			[]string{"periodicUpdateInterval: must be a whole number, not a string"}},

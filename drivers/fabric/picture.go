@@ -36,7 +36,7 @@ type RackKind string
 const (
 	// ByNVLink: the nodes of one NVLink fabric, by its ClusterUUID.
 	ByNVLink RackKind = "nvlink"
-	// ByLabel: the nodes that one of RackLabels gives the same value.
+	// ByLabel: the nodes without NVLink fabric that one of cliques.RackLabels gives the same value.
 	ByLabel RackKind = "label"
 	// NoRack: nodes whose place is unknown.
 	NoRack RackKind = "none"

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/resource/cliques"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/gpu/devices"
@@ -20,12 +21,6 @@ import (
 
 // Drivers are those whose devices the picture shows.
 func Drivers() []string { return []string{devices.Driver, dra.Driver, computedomain.Driver} }
-
-// RackLabels are the node labels that name a rack; the first one that a node has counts. A node without NVLink fabric belongs to
-// the rack of its label. topology.kubernetes.io has no label for racks; the others are those that Topograph writes.
-func RackLabels() []string {
-	return []string{"topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", "network.topology.nvidia.com/leaf"}
-}
 
 const standard = "resource.kubernetes.io/"
 
@@ -278,12 +273,7 @@ func waits(p *corev1.Pod) (string, time.Time) {
 func OfNode(n *corev1.Node) *Node {
 	out := &Node{ObjectMeta: named(n), Clique: word(n.Labels[v1beta1.LabelClique]), Domain: n.Labels[v1beta1.LabelComputeDomain],
 		Cordoned: n.Spec.Unschedulable, Why: "its kubelet has not reported"}
-	for _, label := range RackLabels() {
-		if value := n.Labels[label]; value != "" {
-			out.RackLabel = word(value)
-			break
-		}
-	}
+	out.RackLabel = word(cliques.RackOf(n.Labels))
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			out.Ready, out.Why = c.Status == corev1.ConditionTrue, cmp.Or(c.Message, c.Reason)

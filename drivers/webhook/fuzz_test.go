@@ -20,8 +20,10 @@ func FuzzHandle(f *testing.F) {
 	f.Add("gpufabric.io", "v1alpha1", "RDMAPool", "CREATE", `{"spec": {"rdmaHcaMax": -1}}`, "null")
 	f.Add("gpufabric.io", "v1alpha1", "MIGLayout", "CREATE", `{"spec": {"config": {"layouts": {"a": [{}]}}}}`, "")
 	f.Add("gpufabric.io", "v1alpha1", "VGPUProfile", "CREATE", `{"spec": {"memory": "1e99"}}`, "")
+	f.Add("resource.nvidia.com", "v1beta1", "ComputeDomain", "CREATE", `{"spec": {"numNodes": 19}}`, "")
+	reviewer := Reviewer{Cliques: NewCliques(rack(2, 1))}
 	f.Fuzz(func(t *testing.T, group, version, kind, operation, object, old string) {
-		answer := Reviewer{}.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		answer := reviewer.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			UID: "u", Operation: admissionv1.Operation(operation), Kind: metav1.GroupVersionKind{Group: group, Version: version, Kind: kind},
 			Object: runtime.RawExtension{Raw: []byte(object)}, OldObject: runtime.RawExtension{Raw: []byte(old)},
 		}})

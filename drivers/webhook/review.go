@@ -1,6 +1,6 @@
 // Package webhook is the role webhook. It refuses claims, claim templates, device classes and this project's own objects whose
 // configuration no node could apply, when they are written instead of when a pod waits for them. It uses the validators of the node
-// plugins.
+// plugins. It warns of a new ComputeDomain that fits no NVLink clique.
 package webhook
 
 import (
@@ -24,12 +24,15 @@ import (
 const maxReason = 4 << 10
 
 // Reviewer answers admission reviews.
-type Reviewer struct{}
+type Reviewer struct {
+	// Cliques says what the nodes of cliques can do; nil: nobody is warned of ComputeDomains that do not fit.
+	Cliques *Cliques
+}
 
 var _ admission.Handler = Reviewer{}
 
 // Handle answers one review. It accepts what it does not know.
-func (Reviewer) Handle(ctx context.Context, request admission.Request) admission.Response {
+func (r Reviewer) Handle(ctx context.Context, request admission.Request) admission.Response {
 	if request.Operation != admissionv1.Create && request.Operation != admissionv1.Update {
 		return admission.Allowed("")
 	}
@@ -41,7 +44,7 @@ func (Reviewer) Handle(ctx context.Context, request admission.Request) admission
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	if len(errs) == 0 {
-		return admission.Allowed("")
+		return admission.Allowed("").WithWarnings(r.warnings(ctx, &request)...)
 	}
 	reason := errs.ToAggregate().Error()
 	if len(reason) > maxReason {

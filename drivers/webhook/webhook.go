@@ -33,6 +33,8 @@ type Options struct {
 	MetricsAddress string
 	// Access says who may read the metrics; nil: everybody.
 	Access *metrics.Access
+	// Cliques says whether a ComputeDomain fits; nil: nobody is warned of one that does not.
+	Cliques *Cliques
 	// Files reports changed directories; nil: a watcher of the role's own.
 	Files     *filewatch.Watcher
 	Verbosity int
@@ -40,14 +42,16 @@ type Options struct {
 
 // Command is the subcommand webhook.
 //
-// A pod of this role needs no rights in the API (with --metrics-authentication, to create TokenReviews and SubjectAccessReviews), no
-// privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for --port, and a ValidatingWebhookConfiguration
-// for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
+// A pod of this role needs no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for --port, and a
+// ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
 // deviceclasses (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may
 // have several replicas. failurePolicy Ignore is safe: the node plugins check everything again.
+//
+// It needs no rights in the API but these: with --domain-warnings, to list nodes and resourceslices, and the configuration has CREATE of
+// computedomains (resource.nvidia.com/v1beta1) too; with --metrics-authentication, to create TokenReviews and SubjectAccessReviews.
 func Command(h host.Host) *cobra.Command {
 	var o Options
-	var authentication bool
+	var authentication, warnings bool
 	cmd := &cobra.Command{
 		Use:   "webhook",
 		Short: "Refuse claims and configurations that no node could act on",
@@ -58,6 +62,9 @@ func Command(h host.Host) *cobra.Command {
 				return err
 			}
 			o.Files, o.Access = h.Watcher(), access
+			if o.Cliques, err = cliquesOf(h, warnings); err != nil {
+				return err
+			}
 			return Run(cmd.Context(), o)
 		},
 	}
@@ -69,8 +76,26 @@ func Command(h host.Host) *cobra.Command {
 		"host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.BoolVar(&authentication, "metrics-authentication", false,
 		"serve /metrics by TLS, and only to those whose token may get that path, of which the API server is asked")
+	flags.BoolVar(&warnings, "domain-warnings", false,
+		"warn of a new ComputeDomain for which no NVLink clique has enough healthy nodes, of which the API server is asked")
 	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	return cmd
+}
+
+// cliquesOf is nil unless it is asked for.
+func cliquesOf(h host.Host, asked bool) (*Cliques, error) {
+	if !asked {
+		return nil, nil
+	}
+	config, err := h.Kubernetes()
+	if err != nil {
+		return nil, fmt.Errorf("ask which nodes NVLink cliques have (--domain-warnings): %w", err)
+	}
+	client, err := host.Client(config, "webhook")
+	if err != nil {
+		return nil, err
+	}
+	return NewCliques(client), nil
 }
 
 // setLogger gives controller-runtime, which logs by a logger of the process, one for the first role that needs it.
@@ -91,7 +116,7 @@ func Run(ctx context.Context, o Options) error {
 				served.get
 		}},
 	})
-	server.Register(Path, &admission.Webhook{Handler: Reviewer{}, RecoverPanic: ptr(true)})
+	server.Register(Path, &admission.Webhook{Handler: Reviewer{Cliques: o.Cliques}, RecoverPanic: ptr(true)})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(o.Files)
 	var wg sync.WaitGroup

@@ -57,3 +57,8 @@ subjects:
   resources: [events]
   verbs: [create, patch]
 {{- end }}
+
+{{/* Whether the webhook warns of compute domains that fit no clique: "true", or empty. */}}
+{{- define "gpufabric.domainWarnings" -}}
+{{- if and .Values.webhook.enabled .Values.webhook.domainWarnings .Values.computeDomains.enabled }}true{{ end }}
+{{- end }}

@@ -9,12 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/drivers/api/resource/cliques"
 )
 
-// Snapshot is the inventory with the nodes' labels.
+// Snapshot is the inventory with the nodes' labels, and with what the nodes of NVLink cliques can do.
 type Snapshot struct {
 	*Inventory
-	Labels map[string]map[string]string // by node
+	Labels  map[string]map[string]string // by node
+	Cliques []cliques.Node
 }
 
 // Selects reports whether a node has the labels; a nil selector selects all, an invalid one none.
@@ -64,9 +67,16 @@ func take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 		return nil, err
 	}
 	s := &Snapshot{Inventory: inv, Labels: map[string]map[string]string{}}
-	for _, n := range nodes {
-		s.Labels[n.Name] = n.Labels
+	var survey cliques.Survey
+	for i := range nodes {
+		s.Labels[nodes[i].Name] = nodes[i].Labels
+		survey.AddNode(&nodes[i])
 	}
+	for i := range inv.Devices {
+		d := &inv.Devices[i]
+		survey.AddDevice(d.Node, d.Driver, &d.Device)
+	}
+	s.Cliques = survey.Nodes()
 	return s, nil
 }
 

@@ -16,7 +16,7 @@ import (
 // TestAgainstAPIServer runs every resource by a real Terraform against a real API server. One server serves all: each test keeps to
 // names of its own.
 //
-//shows:doctor-preflight tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
+//shows:cd-planning doctor-preflight tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
 func TestAgainstAPIServer(t *testing.T) {
 	needTerraform(t)
 	rc := buildProvider(t)
@@ -41,6 +41,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"secret values", testSecretValues},
 		{"secrets on every way out", built(testCanaries)},
 		{"compute domain", testComputeDomain},
+		{"plans of compute domains", built(testPlannedDomains)},
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},
 		{"data sources", testDataSources},

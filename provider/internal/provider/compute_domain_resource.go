@@ -2,7 +2,7 @@ package provider
 
 import (
 	"context"
-	"fmt"
+	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"gpufabric.io/drivers/api/resource/cliques"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 
 	"gpufabric.io/provider/internal/cluster"
@@ -93,7 +94,7 @@ func computeDomainSchema(ctx context.Context) schema.Schema {
 		Validators:    []validator.Int64{int64validator.AtLeast(0)},
 		PlanModifiers: []planmodifier.Int64{int64planmodifier.RequiresReplace()},
 		MarkdownDescription: "How many nodes the domain waits for before it is Ready and lets its workload start. 0, the default, waits for " +
-			"none: pods start as their own node is ready. " +
+			"none: pods start as their own node is ready. The plan warns where no NVLink clique has so many healthy nodes. " +
 			"The API does not allow a change, so a change replaces the domain.",
 	}
 	attributes["channel"] = schema.SingleNestedAttribute{Required: true, MarkdownDescription: "The IMEX channel that the domain's pods get.",
@@ -200,24 +201,26 @@ func (m *computeDomainModel) forget() {
 
 func (m *computeDomainModel) waiting(context.Context) string { return m.missing }
 
-// adviseComputeDomain warns of a domain with more nodes than the cluster's fabric has.
-func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *computeDomainModel) diag.Diagnostics {
+// adviseComputeDomain warns of a new domain for which no clique has enough healthy nodes now. A domain that stands is not looked at: its own
+// nodes are no others.
+func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, state, plan *computeDomainModel) diag.Diagnostics {
 	var diags diag.Diagnostics
-	fabric := int64(0)
-	for _, labels := range now.Labels {
-		if labels[inventory.CliqueLabel] != "" {
-			fabric++
-		}
+	if state != nil && state.NumNodes.Equal(plan.NumNodes) && state.Channel.Equal(plan.Channel) {
+		return diags
 	}
-	if wanted := plan.NumNodes.ValueInt64(); fabric > 0 && wanted > fabric {
-		diags.AddAttributeWarning(
-			path.Root("num_nodes"),
-			"More nodes than the fabric has",
-			fmt.Sprintf("num_nodes = %d, but now only %d nodes of the cluster have an NVLink clique. "+
-				"The domain will not become Ready before there are more.", wanted, fabric),
-		)
+	if short := cliques.Fit(now.Cliques, int(plan.NumNodes.ValueInt64())); short != nil {
+		diags.AddAttributeWarning(path.Root("num_nodes"), "The domain does not fit an NVLink clique now", sentences(short.Warnings()))
 	}
 	return diags
+}
+
+// sentences makes text of lines that begin small and have no full stop.
+func sentences(lines []string) string {
+	out := make([]string, 0, len(lines))
+	for _, line := range lines {
+		out = append(out, strings.ToUpper(line[:1])+line[1:]+".")
+	}
+	return strings.Join(out, " ")
 }
 
 // awaitComputeDomain waits for the domain as for every object, then for the template that its pods name.

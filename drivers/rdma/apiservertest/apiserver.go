@@ -3,6 +3,7 @@ package apiservertest
 
 import (
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -20,7 +21,8 @@ func Start(t *testing.T, crds ...string) *rest.Config {
 	ctrl.SetLogger(klog.Background())
 	config := &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}, QPS: -1}
 	if len(crds) > 0 {
-		if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}); err != nil {
+		if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true,
+			MaxTime: 2 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -233,8 +232,14 @@ func (g *GPU) Instances() []string {
 	return out
 }
 
+func (g *GPU) beforeMIG() {
+	if g.BeforeMIG != nil {
+		g.BeforeMIG()
+	}
+}
+
 func (g *GPU) create(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement) (nvml.GpuInstance, nvml.Return) {
-	time.Sleep(g.SlowMIG)
+	g.beforeMIG()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.mig {
@@ -305,7 +310,7 @@ func (i *instance) funcs() {
 		return ci, nvml.SUCCESS
 	}
 	i.DestroyFunc = func() nvml.Return {
-		time.Sleep(g.SlowMIG)
+		g.beforeMIG()
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if i.compute != nil {

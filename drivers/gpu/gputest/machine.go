@@ -33,8 +33,8 @@ type GPU struct {
 	mock.Device
 	Minor int
 	UUID  string
-	// SlowMIG is how long each MIG operation takes.
-	SlowMIG time.Duration
+	// BeforeMIG is called before each MIG operation, which waits for it to return; nil: none waits.
+	BeforeMIG func()
 
 	mu        sync.Mutex
 	mig       bool

@@ -161,7 +161,7 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	first := share("first")
 	// The scheduler would not do that. The node refuses it, also after a restart in between.
 	for range 2 {
-		if problem := b.prepareWithin(2*time.Second, first); !strings.Contains(problem, "claim default/claim-whole") {
+		if problem := b.prepareWithin(shortly, first); !strings.Contains(problem, "claim default/claim-whole") {
 			t.Errorf("a share beside a plain claim: %q", problem)
 		}
 		b.stop()
@@ -176,7 +176,7 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	b.mustPrepare(share("second"))
 	b.stop()
 	b.start()
-	if problem := b.prepareWithin(2*time.Second, plain("late")); !strings.Contains(problem, "is held by") {
+	if problem := b.prepareWithin(shortly, plain("late")); !strings.Contains(problem, "is held by") {
 		t.Errorf("a plain claim beside shares: %q", problem)
 	}
 }

@@ -47,7 +47,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	}
 	// A claim that slipped through is refused by name. The kubelet waits 45 s; the test waits a second.
 	late := b.claim("u2", nil, device{name: "gpu-1"})
-	if problem := b.prepareWithin(time.Second, late); !strings.Contains(problem, "the device plugin volcano") {
+	if problem := b.prepareWithin(shortly, late); !strings.Contains(problem, "the device plugin volcano") {
 		t.Errorf("the late claim got %q", problem)
 	}
 	// After it was returned, it is handed over again.

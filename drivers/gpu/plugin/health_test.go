@@ -333,7 +333,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 			[]string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
 			device{name: "gpu-3-shared", share: "s4"}),
 	} {
-		if problem := b.prepareWithin(2*time.Second, c); !strings.Contains(problem, "is held by claim") &&
+		if problem := b.prepareWithin(shortly, c); !strings.Contains(problem, "is held by claim") &&
 			!strings.Contains(problem, "is shared by") {
 			t.Errorf("%s: got %q", name, problem)
 		}

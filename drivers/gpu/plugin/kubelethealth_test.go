@@ -25,7 +25,7 @@ func (b *bench) healths() func() map[string]*drahealth.DeviceHealth {
 	if err != nil {
 		b.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	b.Cleanup(func() {
 		cancel()
 		_ = conn.Close()

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -240,7 +239,7 @@ func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
 	b.stop()
 	b.start()
 	second := b.claim("u2", nil, device{name: "gpu-1-mig-2g10gb-14-0"})
-	if problem := b.prepareWithin(time.Second, second); !strings.Contains(problem, "is held by claim default/claim-u1") {
+	if problem := b.prepareWithin(shortly, second); !strings.Contains(problem, "is held by claim default/claim-u1") {
 		t.Errorf("a second claim of the device: %q", problem)
 	}
 	b.layout("training", twoLayouts, "cut")
@@ -284,7 +283,8 @@ func TestAnInstanceStillInUseIsRemovedWhenItsProcessEnds(t *testing.T) {
 
 func TestASlowMIGOperationDelaysNoOtherGPU(t *testing.T) {
 	m := gputest.New(t, 2)
-	m.GPUs[0].SlowMIG = 3 * time.Second
+	begun, proceed := make(chan struct{}, 10), make(chan struct{})
+	m.GPUs[0].BeforeMIG = func() { begun <- struct{}{}; <-proceed }
 	b := newBench(t, m)
 	b.mustPrepare(b.claim("warm", nil, device{name: "gpu-1-mig-1g5gb-19-6"}))
 	slow := make(chan string, 1)
@@ -293,15 +293,12 @@ func TestASlowMIGOperationDelaysNoOtherGPU(t *testing.T) {
 		_, problem := b.prepare(c)
 		slow <- problem
 	}()
+	<-begun
 	for _, name := range []string{"gpu-1-mig-1g5gb-19-0", "gpu-1-mig-1g5gb-19-1"} {
 		b.mustPrepare(b.claim(name, nil, device{name: name}))
 	}
-	select {
-	case problem := <-slow:
-		t.Errorf("claims on GPU 1 were prepared after the slow one on GPU 0, which ended with %q", problem)
-	default:
-		if problem := <-slow; problem != "" {
-			t.Error(problem)
-		}
+	close(proceed)
+	if problem := <-slow; problem != "" {
+		t.Error(problem)
 	}
 }

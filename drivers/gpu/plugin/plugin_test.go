@@ -241,12 +241,15 @@ func (b *bench) claimFrom(
 	return c
 }
 
+// dialAgain has a call go on where the plugin starts its server again as it comes, for which the kubelet would ask once more.
+var dialAgain = grpc.WaitForReady(true) //nolint:gochecknoglobals // a constant
+
 // prepare prepares a claim as the kubelet does and returns the CDI IDs, or the error.
 func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]string, string) {
 	b.Helper()
 	answer, err := b.kubelet.NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{
 		{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)},
-	}})
+	}}, dialAgain)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -278,6 +281,9 @@ func (b *bench) await(so func() bool, what string) {
 	}
 }
 
+// shortly is for what waits until it is given up: long enough for a busy machine to get as far as the wait.
+const shortly = 5 * time.Second
+
 // prepareWithin prepares a claim with less patience than the kubelet, and returns the error.
 func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceClaim) string {
 	b.Helper()
@@ -285,7 +291,7 @@ func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceCla
 	defer cancel()
 	answer, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{
 		{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)},
-	}})
+	}}, dialAgain)
 	if err != nil {
 		return err.Error()
 	}
@@ -305,7 +311,7 @@ func (b *bench) unprepare(c *resourceapi.ResourceClaim) string {
 	b.Helper()
 	answer, err := b.kubelet.NodeUnprepareResources(context.Background(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{
 		{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)},
-	}})
+	}}, dialAgain)
 	if err != nil {
 		return err.Error()
 	}

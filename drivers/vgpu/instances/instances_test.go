@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
@@ -384,12 +383,14 @@ func TestAFaultyPlacementIsNotGiven(t *testing.T) {
 
 func TestAGiftThatTakesLongIsFoundByTheNextTry(t *testing.T) {
 	n := start(t)
-	n.machine.GPUs[0].SlowMIG = 50 * time.Millisecond
+	proceed := make(chan struct{})
+	n.machine.GPUs[0].BeforeMIG = func() { <-proceed }
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := n.Give(over, owner("train"), []Ask{n.memory(0, 3000)}); !errors.Is(err, ErrPending) {
 		t.Fatalf("got %v, want ErrPending", err)
 	}
+	close(proceed)
 	n.work.Wait()
 	n.stands("19@6")
 	given, err := n.give("train", n.memory(0, 3000))

@@ -271,7 +271,7 @@ func testRepartition(t *testing.T, s *apiserver.Server, succeeds, fails expectat
 	fails(
 		t,
 		"repartition",
-		"mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"2s\" }",
+		"mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"6s\" }",
 		"Not done in time",
 		"held by claim default/trainer-gpu",
 	)

@@ -86,7 +86,7 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 		})
 	})
 	t.Run("that is not ready in time is kept untainted, and the next apply waits on and names the node", func(t *testing.T) {
-		config := domainConfig(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"2s\", update = \"2s\" }")
+		config := domainConfig(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"6s\", update = \"6s\" }")
 		check(t, resource.TestStep{
 			Config: config, ExpectNonEmptyPlan: true,
 			Check: resource.TestCheckResourceAttr(domainAddress, "ready", "false"),

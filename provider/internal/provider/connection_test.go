@@ -54,7 +54,7 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 			`cannot list resource "secrets"`},
 		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  "+
 			"tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
-		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"1s\" }\n "+
+		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"6s\" }\n "+
 			"channel =", 1), "CustomResourceDefinition computedomains.resource.nvidia.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -100,11 +100,10 @@ func testInterruptedApply(t *testing.T, s *apiserver.Server) {
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	const n, written = 8, 3
 	proxy := newCounter(t, s)
-	config := proxy.domains("interrupted", n)
 	var before map[string]types.UID
 	check(t, resource.TestStep{
-		PreConfig: func() { proxy.leaveAfter(written) }, Config: config, ExpectError: words("What was done so far is in the state; run " +
-			"terraform apply again"),
+		PreConfig: func() { proxy.leaveAfter(written) }, Config: proxy.domains("interrupted", n, "20s"),
+		ExpectError: words("What was done so far is in the state; run terraform apply again"),
 	}, resource.TestStep{
 		PreConfig: func() {
 			if before = domainUIDs(t, s, "interrupted-"); len(before) != written {
@@ -112,7 +111,7 @@ func testInterruptedApply(t *testing.T, s *apiserver.Server) {
 			}
 			proxy.leaveAfter(-1)
 		},
-		Config: config,
+		Config: proxy.domains("interrupted", n, "5m"),
 		Check: func(*terraform.State) error {
 			after := domainUIDs(t, s, "interrupted-")
 			if len(after) != n {

@@ -129,7 +129,7 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 		)
 	})
 	t.Run("that waits for a claim says which", func(t *testing.T) {
-		config := layout(s, "busy", mixed+"\ntimeouts = { create = \"1s\", update = \"1s\" }")
+		config := layout(s, "busy", mixed+"\ntimeouts = { create = \"6s\", update = \"6s\" }")
 		check(
 			t,
 			resource.TestStep{Config: config, ExpectNonEmptyPlan: true},

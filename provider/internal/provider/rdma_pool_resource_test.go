@@ -97,7 +97,7 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 		config := pool(
 			s,
 			"port-down",
-			"resource_name = \"a\"\ndevices = [\"ib0\"]\nwait_for = \"ready\"\ntimeouts = { create = \"1s\", update = \"1s\" }",
+			"resource_name = \"a\"\ndevices = [\"ib0\"]\nwait_for = \"ready\"\ntimeouts = { create = \"6s\", update = \"6s\" }",
 		)
 		check(t, resource.TestStep{Config: config, ExpectNonEmptyPlan: true},
 			resource.TestStep{Config: config, ExpectError: words("a has 0 of 2 devices healthy (mlx5_0: port 1 is DOWN)")})

@@ -104,8 +104,8 @@ func (c *counter) take() (objects int, lists map[string]int, text string) {
 	return objects, lists, text
 }
 
-// domains configures n compute domains whose provider talks through the proxy.
-func (c *counter) domains(name string, n int) string {
+// domains configures n compute domains whose provider talks through the proxy and waits for them as long as create says.
+func (c *counter) domains(name string, n int, create string) string {
 	return fmt.Sprintf(`
 provider "gpufabric" {
   host     = %q
@@ -116,9 +116,9 @@ resource "gpufabric_compute_domain" "test" {
   count   = %d
   name    = "%s-${count.index}"
   channel = { resource_claim_template = "%s-${count.index}" }
-  timeouts = { create = "20s" }
+  timeouts = { create = %q }
 }
-`, c.url, apiserver.AdminToken, n, name, name)
+`, c.url, apiserver.AdminToken, n, name, name, create)
 }
 
 // testRequests counts what a resource costs the API server.
@@ -127,7 +127,7 @@ func testRequests(t *testing.T, s *apiserver.Server) {
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	counter := newCounter(t, s)
 	const n = 30
-	config := counter.domains("counted", n)
+	config := counter.domains("counted", n, "5m")
 	t.Run("an apply costs at most 4 requests a resource and one watch a kind; a plan costs 1", func(t *testing.T) {
 		check(t, resource.TestStep{Config: config, Check: func(*terraform.State) error {
 			// The framework has planned, applied, and read the state; the plan of a resource to be created costs nothing.

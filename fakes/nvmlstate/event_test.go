@@ -51,7 +51,7 @@ func TestAnEventReachesTheSetsThatWantIt(t *testing.T) {
 				post(state.Event{GPU: 3, Type: nvml.EventTypeXidCriticalError, Data: 79})
 				done <- sent
 			}()
-			e, r := set.Wait(5000)
+			e, r := set.Wait(60_000)
 			took := time.Since(<-done)
 			if r != nvml.SUCCESS || e.EventData != 79 || e.EventType != nvml.EventTypeXidCriticalError {
 				t.Fatalf("%+v %v", e, r)
@@ -62,7 +62,7 @@ func TestAnEventReachesTheSetsThatWantIt(t *testing.T) {
 			if index, _ := e.Device.GetIndex(); index != 3 {
 				t.Errorf("event of GPU %d", index)
 			}
-			if took > time.Second {
+			if took > 30*time.Second {
 				t.Errorf("the event took %v: it woke nobody (how fast it does is BenchmarkEvent's to say)", took)
 			}
 			if _, r := set.Wait(0); r != nvml.ERROR_TIMEOUT {
@@ -99,7 +99,7 @@ func TestASlowFunctionIsSlowInBothLibraries(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
-	const delay = 500 * time.Millisecond // beyond what a busy machine adds to a getter
+	const delay = 500 * time.Millisecond
 	if err := f.Update(func(b *state.Body) error { return b.Node.SetDelay("nvmlDeviceGetMigMode", delay) }); err != nil {
 		t.Fatal(err)
 	}
@@ -110,10 +110,14 @@ func TestASlowFunctionIsSlowInBothLibraries(t *testing.T) {
 		if took := time.Since(begin); took < delay {
 			t.Errorf("%s: GetMigMode took %v", name, took)
 		}
-		begin = time.Now()
-		d.GetUUID()
-		if took := time.Since(begin); took >= delay {
-			t.Errorf("%s: GetUUID, which is not slow, took %v", name, took)
+		fastest := delay // a busy machine may make one slow
+		for range 20 {
+			begin = time.Now()
+			d.GetUUID()
+			fastest = min(fastest, time.Since(begin))
+		}
+		if fastest >= delay {
+			t.Errorf("%s: GetUUID, which is not slow, took %v at least", name, fastest)
 		}
 	}
 }

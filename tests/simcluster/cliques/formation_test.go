@@ -27,7 +27,7 @@ func channelsOf(n *fixture.Namespace, pod string) []string {
 	return channels
 }
 
-// daemons are the pods of IMEX daemons, by UID.
+// daemons are the pods of IMEX daemons that stay, by UID.
 func daemons(t *testing.T) []string {
 	t.Helper()
 	pods, err := shared.Client.CoreV1().Pods(fixture.System).List(t.Context(),
@@ -36,8 +36,10 @@ func daemons(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	var uids []string
-	for _, pod := range pods.Items {
-		uids = append(uids, string(pod.UID))
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; pod.DeletionTimestamp == nil {
+			uids = append(uids, string(pod.UID))
+		}
 	}
 	slices.Sort(uids)
 	return uids

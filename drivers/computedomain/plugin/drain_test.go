@@ -55,7 +55,7 @@ func TestADrainedNodesFabricIsLeftAloneAndReadAgainLater(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	within, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	within, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
 	state := func(good func(fabric) bool, what string) fabric {
 		t.Helper()

@@ -35,7 +35,7 @@ func (n *testNode) relabel(t *testing.T, domain string) {
 
 func (n *testNode) awaitLabel(t *testing.T, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if got, ok := n.node.labels.Await(ctx, func(l nodeLabels) bool { return l.domain == types.UID(want) }); !ok {
 		t.Errorf("the label is %q, want %q", got.domain, want)

@@ -176,7 +176,7 @@ func daemonClaim(namespace string) *resourceapi.ResourceClaim {
 
 func (n *testNode) prepare(t *testing.T, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	results, err := n.plugin.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim})
 	if err != nil {
@@ -345,7 +345,7 @@ func TestAModeThatTheDomainDoesNotAllowIsRefused(t *testing.T) {
 func TestAWaitThatEndsSaysWhatWasMissing(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(false)
-	ctx, cancel := context.WithTimeout(t.Context(), 3050*time.Millisecond) // 50 ms beyond what is kept for the answer
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second) // three of them are kept for the answer
 	defer cancel()
 	claim := channelClaim("user", v1beta1.AllocationModeSingle)
 	results, err := n.plugin.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim})

@@ -121,7 +121,7 @@ func (s *server) token(t *testing.T, account string) dynamic.Interface {
 // refusal is an attempt's error, once there is one: the server takes new policies up within a second or two, and says nowhere when.
 func refusal(t *testing.T, client dynamic.Interface, try attempt) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()

@@ -58,7 +58,7 @@ func expect(t *testing.T, uses chan bool, want bool) {
 		if got != want {
 			t.Fatalf("NVML open: %v, want %v", got, want)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("NVML is not open: %v", want)
 	}
 }
@@ -66,7 +66,7 @@ func expect(t *testing.T, uses chan bool, want bool) {
 // holders waits until the roles that hold NVML are as wanted.
 func holders(t *testing.T, d Directory, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	changes, err := d.Changes(ctx)
 	if err != nil {

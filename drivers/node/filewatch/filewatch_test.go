@@ -20,7 +20,7 @@ import (
 )
 
 // soon is how long the report of a change may take. quiet is how long to wait for the absence of one.
-const soon, quiet = 20 * time.Second, 100 * time.Millisecond
+const soon, quiet = 2 * time.Minute, 100 * time.Millisecond
 
 func await(t *testing.T, changed <-chan struct{}, what string) {
 	t.Helper()

@@ -26,7 +26,7 @@ import (
 )
 
 // patience bounds every wait for the API server.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // serve runs a real API server with the CRD until the test ends.
 func serve(t *testing.T) (*rest.Config, client.Client) {

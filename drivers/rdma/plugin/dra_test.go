@@ -239,7 +239,7 @@ func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 		n.t.Fatal(err)
 	}
 	defer func() { _ = connection.Close() }()
-	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
 	defer cancel()
 	answer, err := drapb.NewDRAPluginClient(connection).NodePrepareResources(ctx,
 		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}}, grpc.WaitForReady(true))

@@ -30,7 +30,7 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // serve runs a real API server with the CRDs, and the controller, until the test ends.
 func serve(t *testing.T) client.Client {

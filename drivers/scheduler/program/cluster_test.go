@@ -34,7 +34,7 @@ import (
 )
 
 // patience bounds every wait; each ends with its event.
-const patience = 90 * time.Second
+const patience = 5 * time.Minute
 
 // cluster is a control plane with our scheduler, which has the chart's configuration and rights. Its nodes are only objects.
 type cluster struct {

@@ -32,7 +32,7 @@ func resetter(root string) func() error {
 // heldBy waits until the description of a node's GPU holders contains want; empty: until nothing holds them.
 func heldBy(t *testing.T, shared drain.Directory, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	changes, err := shared.Changes(ctx)
 	if err != nil {

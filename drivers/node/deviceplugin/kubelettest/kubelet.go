@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds every wait. It is far more than any step takes, so that only a step that never happens fails.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // Kubelet is a fake kubelet. Its methods fail the test on errors that no plugin may cause.
 type Kubelet struct {

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fixture"
@@ -19,18 +21,32 @@ const register = "volcano.sh/node-vgpu-register"
 
 var wholeGPU = regexp.MustCompile(`^/dev/nvidia\d+$`)
 
-// gpuOf is the first GPU that a node registers for Volcano's scheduler.
+// gpuOf is the first GPU that a node registers for Volcano's scheduler, which may be after the kubelet counts its shares.
 func gpuOf(t *testing.T, node string) (uuid string) {
 	t.Helper()
-	object, err := shared.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	uuid, _, ok := strings.Cut(object.Annotations[register], ",")
-	if !ok || !strings.HasPrefix(uuid, "GPU-") {
-		t.Fatalf("node %s registers %q; want its GPUs", node, object.Annotations[register])
+	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
+	defer cancel()
+	registered := ""
+	if err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		object, err := shared.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		registered = object.Annotations[register]
+		first, _, ok := strings.Cut(registered, ",")
+		uuid = first
+		return ok && strings.HasPrefix(uuid, "GPU-"), nil
+	}); err != nil {
+		t.Fatalf("node %s registers %q; want its GPUs (%v)", node, registered, err)
 	}
 	return uuid
+}
+
+// awaitShares waits until the kubelet counts all that sharedPod asks for: it refuses a pod that is bound before, for good.
+func awaitShares(n *fixture.Namespace, node string) {
+	for resource, count := range map[string]int64{"number": 1, "memory": 3000, "cores": 50} {
+		n.AwaitAllocatable(node, corev1.ResourceName("volcano.sh/vgpu-"+resource), count)
+	}
 }
 
 // sharedPod makes a pod that asks for a share, which no scheduler of this cluster looks at.
@@ -73,7 +89,7 @@ func schedule(ctx context.Context, n *fixture.Namespace, name, node, devices str
 func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(0)
-	n.AwaitAllocatable(node, "volcano.sh/vgpu-number", 1)
+	awaitShares(n, node)
 	uuid := gpuOf(t, node)
 	sharedPod(n, "half")
 	if err := schedule(t.Context(), n, "half", node, uuid+",NVIDIA,3000,50:;"); err != nil {
@@ -96,7 +112,7 @@ func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
 func TestAShareOfAGPUThatTheNodeHasNotIsRefusedInWords(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(1)
-	n.AwaitAllocatable(node, "volcano.sh/vgpu-number", 1)
+	awaitShares(n, node)
 	sharedPod(n, "lost")
 	if err := schedule(t.Context(), n, "lost", node, "GPU-00000000-0000-0000-0000-000000000000,NVIDIA,3000,50:;"); err != nil {
 		t.Fatal(err)

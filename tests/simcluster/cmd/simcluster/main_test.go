@@ -117,7 +117,7 @@ func TestUpRefusesMistakesBeforeItStartsAnything(t *testing.T) {
 // serving waits until the cluster's control plane and nodes run.
 func serving(t *testing.T, dir string) {
 	t.Helper()
-	const patience = time.Minute
+	const patience = 5 * time.Minute
 	// another's children have no event
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		running, err := process.Find(dir)

@@ -120,9 +120,12 @@ func testSlicePreempted(t *testing.T, e *environment) {
 	if env := e.kubectl(t, "exec", "urgent", "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=25000m", "NVIDIA_VISIBLE_DEVICES="+uuid) {
 		t.Errorf("the pod that preempted has not its share:\n%s", env)
 	}
-	if left := e.kubectl(t, "get", "pods", "cheap", "dear", "--ignore-not-found", "--output", "name"); strings.TrimSpace(left) != "pod/dear" {
-		t.Errorf("of the two pods %q is left, want dear, of the priority of the one that preempted", left)
-	}
+	// A pod's shares are free when its containers have ended, which is before the pod is gone.
+	e.eventually(t, "cheap to go and dear, of the priority of the one that preempted, to stay",
+		func(ctx context.Context) (bool, string, error) {
+			left, err := e.Kubectl(ctx, nil, "get", "pods", "cheap", "dear", "--ignore-not-found", "--output", "name")
+			return left == "pod/dear", left, err
+		})
 	e.kubectl(t, "delete", "pod/urgent", "pod/dear", inTime)
 }
 

@@ -66,7 +66,7 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got %v, want an error with %q", err, test.want)
 			}
-			if took := time.Since(begun); took > answerTimeout+5*time.Second {
+			if took := time.Since(begun); took > time.Minute {
 				t.Errorf("it took %s to say so", took)
 			}
 			families, err := measured.Registry.Gather()

@@ -90,11 +90,15 @@ func TestAClaimWithAnotherAllocationIsPreparedAgain(t *testing.T) {
 }
 
 func TestADeviceWhoseClaimIsAllocatedElsewhereIsFreedAtOnce(t *testing.T) {
-	b := newBench(t, t.TempDir(), atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
-	b.mustPrepare(t, claimOf("u1", "d0"))
-	began := time.Now()
-	b.mustPrepare(t, claimOf("u2", "d0"))
-	if took := time.Since(began); took > holdPatience {
-		t.Errorf("took %s", took)
+	fastest := time.Hour // one that waits in vain takes holdPatience each time; a busy machine may take as long now and then
+	for range 10 {
+		b := newBench(t, t.TempDir(), atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
+		b.mustPrepare(t, claimOf("u1", "d0"))
+		began := time.Now()
+		b.mustPrepare(t, claimOf("u2", "d0"))
+		if fastest = min(fastest, time.Since(began)); fastest < holdPatience {
+			return
+		}
 	}
+	t.Errorf("took %s at least", fastest)
 }

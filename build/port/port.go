@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// The ports that Free chooses among lie below those that Linux gives out by itself (net.ipv4.ip_local_port_range, from 32768 on by default).
-// One of that range would be free when it was chosen, and another's listener or connection could have it before its program listens, or while
-// the program is away and comes back.
+// The ports that Free chooses among lie below those that Linux gives out by itself (net.ipv4.ip_local_port_range, from 32768 on by
+// default). One of that range would be free when it was chosen, and another's listener or connection could have it before its program
+// listens, or while the program is away and comes back.
 const (
 	lowest, highest = 12_000, 32_000
 	// tries is how many ports are looked at for one that is free.

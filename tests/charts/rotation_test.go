@@ -118,8 +118,8 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
-	// A certificate is renewed after two thirds of its life and served an overlap later: 12 seconds before its end, for which the controller, the
-	// played kubelet and the webhook may be late on a busy machine.
+	// A certificate is renewed after two thirds of its life and served an overlap later: 12 seconds before its end, for which the
+	// controller, the played kubelet and the webhook may be late on a busy machine.
 	const life, overlap, keep, rotations = 60 * time.Second, 8 * time.Second, 15 * time.Second, 2
 	program, live := buildProgram(t), startServer(t)
 	tool, values := newHelm(t, live.config), map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}
@@ -165,7 +165,7 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 			DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	for end := time.Now().Add(5 * time.Minute); write(t.Context()) != nil; time.Sleep(100 * time.Millisecond) { // nothing tells when it listens
+	for end := time.Now().Add(5 * time.Minute); write(t.Context()) != nil; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the webhook does not answer: %v", write(t.Context()))
 		}

@@ -77,7 +77,8 @@ func look(ctx context.Context, client kubernetes.Interface) ([]cliques.Node, err
 		}
 		options.Continue = page.Continue
 	}
-	options = metav1.ListOptions{Limit: pageSize, FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + validation.ComputeDomainDriver}
+	options = metav1.ListOptions{Limit: pageSize,
+		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + validation.ComputeDomainDriver}
 	newest := map[string][]*resourceapi.ResourceSlice{} // by pool
 	for more := true; more; more = options.Continue != "" {
 		page, err := client.ResourceV1().ResourceSlices().List(ctx, options)

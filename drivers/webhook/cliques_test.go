@@ -26,8 +26,9 @@ func rack(size int, cordoned ...int) *fake.Clientset {
 	for i := range size {
 		name := fmt.Sprintf("node-%02d", i)
 		node := &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"nvidia.com/gpu.clique": clique, "topology.kubernetes.io/rack": "3"}},
-			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+			ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{"nvidia.com/gpu.clique": clique, "topology.kubernetes.io/rack": "3"}},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 		for _, c := range cordoned {
 			node.Spec.Unschedulable = node.Spec.Unschedulable || c == i
 		}
@@ -39,15 +40,17 @@ func rack(size int, cordoned ...int) *fake.Clientset {
 // channelSlice is what the plugin of compute domains publishes of a node, with a taint where the fabric is not usable.
 func channelSlice(node string, generation int64, taint string) *resourceapi.ResourceSlice {
 	kind := "channel"
-	device := resourceapi.Device{Name: "channel-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: &kind}}}
+	device := resourceapi.Device{Name: "channel-0",
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: &kind}}}
 	if taint != "" {
 		device.Taints = []resourceapi.DeviceTaint{{Key: "compute-domain.nvidia.com/fabric", Value: taint,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
-	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, generation)}, Spec: resourceapi.ResourceSliceSpec{
-		Driver: "compute-domain.nvidia.com", NodeName: &node,
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, generation)}}
+	slice.Spec = resourceapi.ResourceSliceSpec{Driver: "compute-domain.nvidia.com", NodeName: &node,
 		Pool:    resourceapi.ResourcePool{Name: node + "-compute-domain", Generation: generation, ResourceSliceCount: 1},
-		Devices: []resourceapi.Device{device}}}
+		Devices: []resourceapi.Device{device}}
+	return slice
 }
 
 func create(kind, object string) admission.Request {

@@ -201,8 +201,8 @@ func (m *computeDomainModel) forget() {
 
 func (m *computeDomainModel) waiting(context.Context) string { return m.missing }
 
-// adviseComputeDomain warns of a new domain for which no clique has enough healthy nodes now. A domain that stands is not looked at: its own
-// nodes are no others.
+// adviseComputeDomain warns of a new domain for which no clique has enough healthy nodes now. A domain that stands is not looked at: it
+// has its nodes already.
 func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, state, plan *computeDomainModel) diag.Diagnostics {
 	var diags diag.Diagnostics
 	if state != nil && state.NumNodes.Equal(plan.NumNodes) && state.Channel.Equal(plan.Channel) {

@@ -115,7 +115,8 @@ func TestWhatKeepsDomainsOffANode(t *testing.T) {
 		want   string
 	}{
 		{"nothing", nil, imex, channel, ""},
-		{"its kubelet reports trouble", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, imex, channel, "not Ready"},
+		{"its kubelet reports trouble", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, imex, channel,
+			"not Ready"},
 		{"its kubelet is silent", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, imex, channel, "not Ready"},
 		{"it never reported", func(n *corev1.Node) { n.Status.Conditions = nil }, imex, channel, "not Ready"},
 		{"cordoned", func(n *corev1.Node) { n.Spec.Unschedulable = true }, imex, channel, "cordoned"},
@@ -123,7 +124,8 @@ func TestWhatKeepsDomainsOffANode(t *testing.T) {
 		{"an administrator's taint", func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}}
 		}, imex, channel, ""},
-		{"its fabric is in trouble", nil, imex, device("channel-0", "channel", taint(imex+"/fabric", "DriverTooOld", noSchedule)), "DriverTooOld"},
+		{"its fabric is in trouble", nil, imex, device("channel-0", "channel", taint(imex+"/fabric", "DriverTooOld", noSchedule)),
+			"DriverTooOld"},
 		{"a taint without a value", nil, imex, device("channel-0", "channel", taint("example.com/away", "", noExecute)), "example.com/away"},
 		{"only the daemon is there", nil, imex, device("daemon-0", "daemon"), "publishes no IMEX channel"},
 		{"a device without a type", nil, imex, &resourceapi.Device{Name: "channel-0"}, "publishes no IMEX channel"},

@@ -24,7 +24,7 @@ func (d *device) limitable(b *state.Body) (part, nvml.Return) {
 	return p, nvml.SUCCESS
 }
 
-// In drivers before r615 SetMemoryLimits_v1 answers FUNCTION_NOT_FOUND, where go-nvml's own ends the process: look up the name
+// SetMemoryLimits_v1 answers FUNCTION_NOT_FOUND in drivers before r615, where go-nvml's own ends the process: look up the name
 // first.
 func (d *device) SetMemoryLimits_v1(cgroup string, soft, hard uint64) nvml.Return {
 	if d.lib.LookupSymbol(setMemoryLimits) != nil {

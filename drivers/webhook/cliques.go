@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// freshFor is how long one look at the cluster serves, also one that failed: however many domains are written, the API server is asked
-	// for its nodes six times a minute.
+	// freshFor is how long one survey of the cluster is used, also a failed one: however many domains are written, the API server is
+	// asked for its nodes at most six times a minute.
 	freshFor = 10 * time.Second
-	// patience bounds that look. The API server waits 3 s for a review, and a domain must not wait longer for words about it.
+	// patience bounds the survey. The API server waits 3 s for a review, and a domain must not wait longer for a warning.
 	patience = 2 * time.Second
 	// pageSize bounds one answer: a Node is some 10 KB, most of it the names of its images.
 	pageSize = 250
 )
 
-// Cliques is what the nodes of NVLink cliques can do now, read when somebody asks.
+// Cliques is the present state of the nodes of NVLink cliques, read on demand.
 type Cliques struct {
 	client kubernetes.Interface
 	now    func() time.Time
 
-	turn  chan struct{} // holds one value while somebody reads; it guards what follows
+	turn  chan struct{} // holds one token while somebody reads; it guards the fields below
 	nodes []cliques.Node
 	err   error
 	at    time.Time
@@ -44,7 +44,7 @@ func NewCliques(client kubernetes.Interface) *Cliques {
 	return &Cliques{client: client, now: time.Now, turn: make(chan struct{}, 1)}
 }
 
-// Nodes are the nodes of cliques, as they were at most freshFor ago. It returns with ctx at the latest.
+// Nodes returns the nodes of cliques as they were at most freshFor ago. It returns when ctx ends, at the latest.
 func (c *Cliques) Nodes(ctx context.Context) ([]cliques.Node, error) {
 	select {
 	case c.turn <- struct{}{}:
@@ -55,7 +55,7 @@ func (c *Cliques) Nodes(ctx context.Context) ([]cliques.Node, error) {
 	if !c.at.IsZero() && c.now().Sub(c.at) < freshFor {
 		return c.nodes, c.err
 	}
-	// Who asked may go away; the answer is for those who ask next too.
+	// The caller may go away; the answer also serves later callers.
 	looking, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	c.nodes, c.err = look(looking, c.client)
@@ -63,7 +63,7 @@ func (c *Cliques) Nodes(ctx context.Context) ([]cliques.Node, error) {
 	return c.nodes, c.err
 }
 
-// look lists the nodes that are in a clique, and the channels of compute domains.
+// look lists the nodes with a clique, and the channels of compute domains.
 func look(ctx context.Context, client kubernetes.Interface) ([]cliques.Node, error) {
 	var survey cliques.Survey
 	options := metav1.ListOptions{Limit: pageSize, LabelSelector: v1beta1.LabelClique}
@@ -111,7 +111,7 @@ func look(ctx context.Context, client kubernetes.Interface) ([]cliques.Node, err
 	return survey.Nodes(), nil
 }
 
-// warnings say that a new ComputeDomain fits no clique now. Nothing is refused for it, and what cannot be found out is no warning: nodes
+// warnings say that a new ComputeDomain fits no clique now. It refuses nothing, and what cannot be determined gives no warning: nodes
 // come back, and a domain may be meant for more than one clique.
 func (r Reviewer) warnings(ctx context.Context, request *admission.Request) []string {
 	if r.Cliques == nil || request.Operation != admissionv1.Create || request.Kind.Kind != "ComputeDomain" ||
@@ -120,7 +120,7 @@ func (r Reviewer) warnings(ctx context.Context, request *admission.Request) []st
 	}
 	var domain v1beta1.ComputeDomain
 	if err := json.Unmarshal(request.Object.Raw, &domain); err != nil || domain.Spec.NumNodes <= 0 {
-		return nil // one that is wrong is the schema's to refuse
+		return nil // the schema refuses an invalid one
 	}
 	nodes, err := r.Cliques.Nodes(ctx)
 	if err != nil {

@@ -23,7 +23,7 @@ func RackLabels() []string {
 	return []string{"topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", "network.topology.nvidia.com/leaf"}
 }
 
-// RackOf is the rack that a node's labels name, or empty.
+// RackOf is the rack in a node's labels, or empty.
 func RackOf(labels map[string]string) string {
 	for _, label := range RackLabels() {
 		if value := labels[label]; value != "" {
@@ -36,18 +36,18 @@ func RackOf(labels map[string]string) string {
 // Node is a node of a clique.
 type Node struct {
 	Name, Clique, Rack string
-	// Why is what keeps new compute domains away, in a few words; empty for a healthy node.
+	// Why is what keeps new compute domains away; empty for a healthy node.
 	Why string
 }
 
-// Survey is what is known of the nodes that are in a clique. Its zero value knows none.
+// Survey is the state of the nodes of cliques. Its zero value has none.
 type Survey struct {
 	nodes map[string]*Node
 	// channels are the nodes that publish an IMEX channel.
 	channels map[string]bool
 }
 
-// AddNode takes a node in; one without the clique's label is passed over.
+// AddNode adds a node; it ignores one without the clique's label.
 func (s *Survey) AddNode(n *corev1.Node) {
 	clique := n.Labels[v1beta1.LabelClique]
 	if clique == "" {
@@ -59,7 +59,7 @@ func (s *Survey) AddNode(n *corev1.Node) {
 	s.nodes[n.Name] = &Node{Name: n.Name, Clique: clique, Rack: RackOf(n.Labels), Why: trouble(n)}
 }
 
-// trouble is what keeps pods off a whole node. Taints that administrators set are not counted: pods of GPU nodes tolerate them.
+// trouble is what keeps pods off a whole node. It ignores taints that administrators set: pods of GPU nodes tolerate them.
 func trouble(n *corev1.Node) string {
 	if n.DeletionTimestamp != nil {
 		return "it is being deleted"
@@ -77,8 +77,8 @@ func trouble(n *corev1.Node) string {
 	}
 }
 
-// AddDevice takes in a device that a node publishes, of the newest generation of its pool: an IMEX channel, or a GPU. Other devices, and
-// those of nodes that were not added, are passed over.
+// AddDevice adds a device that a node publishes, of the newest generation of its pool: an IMEX channel, or a GPU. It ignores other
+// devices, and those of nodes that were not added.
 func (s *Survey) AddDevice(node, driver string, d *resourceapi.Device) {
 	known := s.nodes[node]
 	if known == nil {

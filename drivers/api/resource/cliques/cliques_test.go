@@ -77,8 +77,8 @@ func TestADomainThatFitsNoCliqueSaysWhereAndWhy(t *testing.T) {
 	}
 }
 
-// The API server may cut a warning of more than 256 bytes (k8s.io/apiserver, warnings). Labels have at most 63, names of nodes are bounded
-// by what people choose.
+// The API server may cut a warning of more than 256 bytes (k8s.io/apiserver, warnings). Labels have at most 63; the names of nodes
+// have no such limit in practice.
 func TestTheLineThatSaysHowManyFitIsNotCut(t *testing.T) {
 	nodes := rack(strings.Repeat("c", 63), strings.Repeat("r", 63), 18)
 	if line := Fit(nodes, 1_000_000).Warnings()[0]; len(line) > 256 {

@@ -7,31 +7,31 @@ import (
 	"strings"
 )
 
-// Shortfall is a compute domain that no clique has enough healthy nodes for.
+// Shortfall is a compute domain for which no clique has enough healthy nodes.
 type Shortfall struct {
 	// Wanted is how many nodes the domain waits for.
 	Wanted int
 	// Best is the clique with the most healthy nodes.
 	Best Clique
-	// Cliques is how many there are; Healthy is how many healthy nodes they have together.
+	// Cliques is the number of cliques; Healthy is the number of their healthy nodes together.
 	Cliques, Healthy int
 }
 
-// Clique is what is known of the nodes of one clique.
+// Clique is the state of the nodes of one clique.
 type Clique struct {
 	ID string
 	// Rack is the rack that all its nodes' labels name; empty where they name none, or several.
 	Rack string
 	// Nodes is how many it has.
 	Nodes int
-	// Unhealthy are those of them that cannot take part in a new domain, by name.
+	// Unhealthy are its nodes that cannot take part in a new domain, by name.
 	Unhealthy []Node
 }
 
 // Healthy is how many nodes of the clique can take part in a new domain.
 func (c *Clique) Healthy() int { return c.Nodes - len(c.Unhealthy) }
 
-// Fit returns nil where some clique has enough healthy nodes for a domain of so many, and where nothing can be said: no node is in a
+// Fit returns nil where some clique has enough healthy nodes for a domain of so many, and where nothing is known: no node is in a
 // clique, or the domain waits for none.
 func Fit(nodes []Node, wanted int) *Shortfall {
 	all := group(nodes)
@@ -73,7 +73,7 @@ func group(nodes []Node) []*Clique {
 // named is how many unhealthy nodes a warning names before it counts the rest. kubectl shows 256 bytes of a warning for certain.
 const named = 3
 
-// Warnings say what is missing, a sentence each: where, which nodes, and what follows.
+// Warnings say what is missing, one sentence each: where, which nodes, and what follows.
 func (s *Shortfall) Warnings() []string {
 	where := "NVLink clique " + s.Best.ID
 	if s.Best.Rack != "" {

@@ -95,8 +95,9 @@ func Run(ctx context.Context, o Options) error {
 	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files, layouts.Collector(), networks.mover.Collector())...)
 
 	group, ctx := errgroup.WithContext(ctx)
-	// It has the plugin's context
-	answers := func() error { return errors.Join(p.claims.Answers(), kubelet.Answers()) } //nolint:contextcheck
+	answers := func() error { //nolint:contextcheck // it has the plugin's context
+		return errors.Join(p.claims.Answers(), kubelet.Answers())
+	}
 	group.Go(func() error {
 		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, answers, p.claims.Started)
 	})

@@ -11,6 +11,9 @@
 // into the clique's table of channels, and the plugin hands out the number that it reads there: the table stands in the controller's
 // namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes. The entry goes when the
 // domain is being deleted or gone and no node has its label. A number is thus held from before its first use until after its last.
+//
+// In host mode the same holds, but the controller runs no daemons: each node's own nvidia-imex serves. Its node plugin asks it for READY,
+// labels the node with the answer, and gives a claim its channel when the service is READY and lists the nodes of the domain.
 package computedomain
 
 import (
@@ -72,6 +75,10 @@ const (
 	LabelMemberPrefix = "computedomain.gpufabric.io/"
 	// LabelChannels is how many IMEX channels the node's driver made.
 	LabelChannels = "gpufabric.io/imex-channels"
+	// LabelHostIMEX is, where nodes run nvidia-imex themselves, HostIMEXReady or why this node's cannot serve domains (package hostimex).
+	LabelHostIMEX = "gpufabric.io/host-imex"
+	// HostIMEXReady is the label's value on a node whose nvidia-imex is READY.
+	HostIMEXReady = "Ready"
 )
 
 // MemberLabel is the label of a node that is part of a domain which has a channel of the node's clique.

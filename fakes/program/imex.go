@@ -22,7 +22,8 @@ import (
 func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("nvidia-imex", flag.ContinueOnError)
 	path := flags.String("c", imex.DefaultConfig, "configuration file")
-	version := flags.Bool("v", false, "print the version and exit")
+	version := flags.Bool("version", false, "print the version and exit")
+	flags.BoolVar(version, "v", false, "print the version and exit")
 	if done, err := parse(flags, args, stdout); done || err != nil {
 		return err
 	}
@@ -35,7 +36,7 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if *version {
-		fmt.Fprintln(stderr, "IMEX version is:", o.Version)
+		fmt.Fprintln(stdout, "IMEX version is:", o.Version)
 		return nil
 	}
 	if o.Needs, err = imex.Needs(root); err != nil {
@@ -131,6 +132,8 @@ func libraryDirs() []string {
 func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("nvidia-imex-ctl", flag.ContinueOnError)
 	path := flags.String("c", imex.DefaultConfig, "configuration file of the daemon to ask")
+	// NVIDIA's DRA driver asks a host's service so (its page on prerequisites, "Host IMEX readiness check").
+	socket := flags.String("u", "", "control socket of the daemon to ask; it needs no configuration file")
 	local := flags.Bool("q", false, "print the local daemon's state")
 	all := flags.Bool("N", false, "print all nodes, their connections and the domain's state")
 	nodes := flags.Bool("n", false, "print all nodes without their connections")
@@ -142,9 +145,12 @@ func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error 
 	if !*local && !*all && !*nodes {
 		return errors.New("say what to ask: -q, -N or -n")
 	}
-	config, err := imex.ReadConfig(*path)
-	if err != nil {
-		return err
+	config := imex.Config{CommandSocket: *socket}
+	if *socket == "" {
+		var err error
+		if config, err = imex.ReadConfig(*path); err != nil {
+			return err
+		}
 	}
 	question := imex.OfDomain
 	if *local {

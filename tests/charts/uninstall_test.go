@@ -130,10 +130,11 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 		want   []string
 	}{
 		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels",
-			"--compute-domains"}},
+			"--node-label=gpufabric.io/host-imex", "--compute-domains"}},
 		{"ComputeDomains go too", map[string]any{"crds": map[string]any{"keep": false}},
 			[]string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels",
-				"--node-label=resource.nvidia.com/computeDomain", "--node-label=computedomain.gpufabric.io/", "--compute-domains"}},
+				"--node-label=gpufabric.io/host-imex", "--node-label=resource.nvidia.com/computeDomain",
+				"--node-label=computedomain.gpufabric.io/", "--compute-domains"}},
 		{"GPUs alone", map[string]any{"gpus": on(), "computeDomains": off()}, nil},
 		{"told not to", map[string]any{"gpus": on(), "vgpu": on(), "uninstall": map[string]any{"cleanNodes": false}}, nil},
 	} {

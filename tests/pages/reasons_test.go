@@ -27,7 +27,7 @@ var noReasons = map[string]string{
 		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
 		"VGPUProfile VfioDeviceConfig",
 	"types of conditions": "Conflicting DaemonsCurrent Degraded GPUDriver GPUForms Progressing Ready",
-	"values of fields": "Allocated Binpack Clique Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
+	"values of fields": "Allocated Binpack Clique Default Exclusive Host List Long Medium None NotReady Pool Shared Short Single Software " +
 		"Spread TimeSlicing",
 	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount NodeName " +
 		"SystemGetDriverVersion",

@@ -12,6 +12,9 @@
 {{- if not (or .Values.computeDomains.enabled .Values.gpus.enabled .Values.rdma.enabled .Values.vgpu.enabled) }}
 {{- fail "nothing is enabled: set at least one of computeDomains.enabled, gpus.enabled, rdma.enabled, vgpu.enabled to true" }}
 {{- end }}
+{{- if and (eq .Values.computeDomains.imex "host") (has (dir .Values.computeDomains.hostSocket) (list "/var/run" "/var/lib" "/var/tmp" "/usr/lib" "/etc/systemd")) }}
+{{- fail (printf "computeDomains.hostSocket=%s: the node plugin sees the whole directory of the socket, so give it one of its own, such as /etc/nvidia-imex/imex_ctrl.sock" .Values.computeDomains.hostSocket) }}
+{{- end }}
 {{- if and .Values.vgpu.enabled (not .Values.gpus.enabled) }}
 {{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
 {{- end }}

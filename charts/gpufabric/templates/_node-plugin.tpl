@@ -8,6 +8,7 @@ A node plugin's DaemonSet. Called with a dict:
   port         of /metrics and /healthz
   kubelet      directories under the kubelet's root through which the two speak; a plugin sees no other plugin's sockets
   shared       further directories of the node that are made where they are missing, at the same path in the pod
+  seen         further directories of the node that it reads and does not write, at the same path in the pod; may be missing
   configMaps   ConfigMaps of its namespace as a list of {name, path}; one that is missing is waited for by none
   args         further flags
   stateOf      a role whose state it reads and does not write, instead of having one; "" for none
@@ -22,6 +23,17 @@ A node plugin's DaemonSet. Called with a dict:
 {{- $hardware := list }}
 {{- if not .noHardware }}
 {{- $hardware = include "gpufabric.hardwareMounts" . | fromJsonArray }}
+{{- end }}
+{{- range $path := .seen }}
+{{- $covered := false }}
+{{- range $hardware }}
+{{- if hasPrefix (printf "%s/" .inside) (printf "%s/" $path) }}
+{{- $covered = true }}
+{{- end }}
+{{- end }}
+{{- if not $covered }}
+{{- $hardware = append $hardware (dict "path" $path "inside" $path "writable" false "made" true) }}
+{{- end }}
 {{- end }}
 {{- $state := printf "%s/%s" $values.stateDir (.stateOf | default .role) }}
 {{- $own := ternary list (list $values.cdi.root $state) (ne .stateOf "") }}

@@ -17,23 +17,53 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// decideMode writes down whose IMEX daemons serve the domain, once: a domain keeps them whatever the controller is told later. One that an
-// earlier version has reconciled has its own.
-func (r *Reconciler) decideMode(p *pass) {
+// decideMode writes down whose IMEX daemons serve the domain, once: a domain keeps them whatever the controller is told later. One that
+// an earlier version has reconciled has its own. One that waits for its first channel of a clique follows the controller from Clique to
+// Host and back, since no daemon serves it yet.
+func (r *Reconciler) decideMode(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
+	told := r.settings.IMEX
 	switch {
+	case p.clique != "" && status.IMEX != "":
+	case p.clique != "" && told == v1beta1.IMEXHost:
+		status.IMEX = v1beta1.IMEXHost
 	case p.clique != "":
 		status.IMEX = v1beta1.IMEXClique
+	case status.IMEX.Shared() && told.Shared() && status.IMEX != told && len(status.Nodes) == 0:
+		holds, err := r.holdsChannel(ctx, p.domain.UID)
+		if err != nil {
+			return err
+		}
+		if !holds {
+			status.IMEX = told
+		}
 	case status.IMEX != "":
-	case len(status.Conditions) == 0 && r.settings.IMEX == v1beta1.IMEXClique:
-		status.IMEX = v1beta1.IMEXClique
+	case len(status.Conditions) == 0 && told.Shared():
+		status.IMEX = told
 	default:
 		status.IMEX = v1beta1.IMEXDomain
 	}
+	return nil
+}
+
+// holdsChannel says whether a domain holds a channel of any clique.
+func (r *Reconciler) holdsChannel(ctx context.Context, domain types.UID) (bool, error) {
+	var list v1beta1.ComputeDomainList
+	if err := r.client.List(ctx, &list, client.InNamespace(r.settings.Namespace), client.HasLabels{v1beta1.LabelClique}); err != nil {
+		return false, fmt.Errorf("look for channels that ComputeDomain %s holds: %w", domain, err)
+	}
+	for i := range list.Items {
+		if computedomain.ChannelOf(r.memory.newest(&list.Items[i]), domain) != nil {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // ownDaemons says whether daemons run for this very domain.
-func (p *pass) ownDaemons() bool { return p.clique != "" || p.domain.Status.IMEX != v1beta1.IMEXClique }
+func (p *pass) ownDaemons() bool {
+	return p.domain.Status.IMEX != v1beta1.IMEXHost && (p.clique != "" || p.domain.Status.IMEX != v1beta1.IMEXClique)
+}
 
 // channelsOf enters into a clique's table of channels the domains that its nodes have joined. Each that is new gets the lowest number that
 // is free, of the count that every node of the clique has, or none: there is no room for it, or it wants all channels while others hold
@@ -90,7 +120,7 @@ func channelCount(nodes []metav1.PartialObjectMetadata) int {
 func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
 	if p.clique == "" {
-		if status.IMEX != v1beta1.IMEXClique {
+		if !status.IMEX.Shared() {
 			return nil
 		}
 		for i := range status.Cliques {
@@ -122,7 +152,7 @@ func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 			kept = append(kept, channel)
 		}
 	}
-	wanted, err := r.joined(ctx, nodes)
+	wanted, err := r.joined(ctx, nodes, status.IMEX)
 	if err != nil {
 		return err
 	}
@@ -130,8 +160,9 @@ func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// joined are the domains that nodes are part of, without those that are going.
-func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMetadata) ([]*v1beta1.ComputeDomain, error) {
+// joined are the domains of a mode that nodes are part of, without those that are going.
+func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMetadata, mode v1beta1.IMEXMode) ([]*v1beta1.ComputeDomain,
+	error) {
 	var uids []types.UID
 	for _, node := range nodes {
 		uids = append(uids, computedomain.MemberOf(node.Labels)...)
@@ -143,7 +174,7 @@ func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMet
 		if err != nil {
 			return nil, err
 		}
-		if domain != nil && domain.DeletionTimestamp == nil && domain.Status.IMEX == v1beta1.IMEXClique {
+		if domain != nil && domain.DeletionTimestamp == nil && domain.Status.IMEX == mode {
 			domains = append(domains, domain)
 		}
 	}
@@ -192,11 +223,14 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 		return membersOf(nodes, pods), pods, nil
 	}
 	members := make([]member, 0, len(nodes))
-	for _, node := range nodes {
+	for i := range nodes {
+		node := &nodes[i]
 		m := member{name: node.Name, clique: node.Labels[v1beta1.LabelClique], cliqueKnown: true}
-		if m.clique == "" {
+		if p.clique != "" {
+			m.ready, m.why = hostService(node)
+		} else if m.clique == "" {
 			m.ready = true // a node without fabric needs no daemon
-		} else if err := r.servedBy(ctx, p.domain, &m); err != nil {
+		} else if err := r.servedBy(ctx, p.domain, node, &m); err != nil {
 			return nil, nil, err
 		}
 		members = append(members, m)
@@ -205,8 +239,20 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 	return members, nil, nil
 }
 
+// hostService says whether a node's own nvidia-imex serves it, and if not why, by what its plugin wrote on the node.
+func hostService(node *metav1.PartialObjectMetadata) (ready bool, why string) {
+	switch state := node.Labels[computedomain.LabelHostIMEX]; state {
+	case computedomain.HostIMEXReady:
+		return true, ""
+	case "":
+		return false, "its node plugin has not looked at the node's nvidia-imex yet"
+	default:
+		return false, "the node's nvidia-imex cannot serve: " + state + " (the node's Events say more)"
+	}
+}
+
 // servedBy fills in what a member's clique has for it: the node's daemon, and the domain's channel.
-func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain, m *member) error {
+func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain, node *metav1.PartialObjectMetadata, m *member) error {
 	clique, err := r.clique(ctx, m.clique)
 	if err != nil {
 		return err
@@ -215,15 +261,18 @@ func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain
 		m.why = "its clique " + m.clique + " has no IMEX daemons yet"
 		return nil
 	}
-	for _, node := range clique.Status.Nodes {
-		if node.Name == m.name {
-			m.address, m.ready = node.IPAddress, node.Status == v1beta1.Ready
+	if clique.Status.IMEX == v1beta1.IMEXHost {
+		m.ready, m.why = hostService(node)
+	}
+	for _, served := range clique.Status.Nodes {
+		if served.Name == m.name && clique.Status.IMEX != v1beta1.IMEXHost {
+			m.address, m.ready = served.IPAddress, served.Status == v1beta1.Ready
 		}
 	}
 	switch {
 	case computedomain.ChannelOf(clique, domain.UID) == nil:
 		m.ready, m.why = false, noChannel(clique, domain)
-	case !m.ready:
+	case !m.ready && m.why == "":
 		m.why = fmt.Sprintf("the IMEX daemon of its clique is not READY there: see ComputeDomain %s/%s", clique.Namespace, clique.Name)
 	}
 	return nil
@@ -233,6 +282,9 @@ func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain
 func noChannel(clique, domain *v1beta1.ComputeDomain) string {
 	held := len(clique.Status.Channels)
 	switch {
+	case clique.Status.IMEX != "" && clique.Status.IMEX != domain.Status.IMEX:
+		return fmt.Sprintf("its clique is still served in mode %s, by which %d %s a channel: it goes over to %s when they have ended",
+			clique.Status.IMEX, held, plural(held, "domain holds", "domains hold"), domain.Status.IMEX)
 	case held == 0:
 		return "it has no IMEX channel yet"
 	case clique.Status.Channels[0].All:
@@ -286,7 +338,7 @@ func (r *Reconciler) concerns(ctx context.Context, o client.Object) []types.UID 
 	if !ok {
 		return concerned
 	}
-	if domain.DeletionTimestamp != nil && domain.Status.IMEX == v1beta1.IMEXClique {
+	if domain.DeletionTimestamp != nil && domain.Status.IMEX.Shared() {
 		for _, part := range domain.Status.Cliques {
 			if clique, err := r.clique(ctx, part.ID); err == nil && clique != nil {
 				concerned = append(concerned, clique.UID)

@@ -18,7 +18,8 @@ import (
 )
 
 // cliques keeps a ComputeDomain for every clique that has nodes, where the daemons of cliques serve all domains. A request is a clique.
-// What such a domain needs, the Reconciler makes, as for any other.
+// What such a domain needs, the Reconciler makes, as for any other. It keeps the mode that it was made in: another mode gets a
+// ComputeDomain of its own once no domain holds a channel of this one.
 type cliques struct {
 	client   client.Client
 	settings Settings
@@ -46,10 +47,11 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 	if err := c.client.List(ctx, &nodes, client.MatchingFields{byClique: clique}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list the nodes of clique %s: %w", clique, err)
 	}
-	wanted := len(nodes.Items) > 0 && c.settings.IMEX == v1beta1.IMEXClique
+	wanted := len(nodes.Items) > 0 && c.settings.IMEX.Shared()
 	found := &v1beta1.ComputeDomain{}
 	want := cliqueDomain(clique, c.settings.Namespace)
 	err := c.client.Get(ctx, client.ObjectKeyFromObject(want), found)
+	ofOtherMode := err == nil && found.Status.IMEX != "" && found.Status.IMEX != c.settings.IMEX
 	switch {
 	case client.IgnoreNotFound(err) != nil:
 		return ctrl.Result{}, fmt.Errorf("look up the ComputeDomain of clique %s: %w", clique, err)
@@ -57,7 +59,7 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 		if err := c.client.Create(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 			return ctrl.Result{}, fmt.Errorf("make the ComputeDomain of clique %s: %w", clique, err)
 		}
-	case err == nil && !wanted && len(found.Status.Channels) == 0 && found.DeletionTimestamp == nil:
+	case err == nil && (!wanted || ofOtherMode) && len(found.Status.Channels) == 0 && found.DeletionTimestamp == nil:
 		// The version that was seen: one that a domain got a channel of since stays.
 		precondition := client.Preconditions{UID: &found.UID, ResourceVersion: &found.ResourceVersion}
 		err := c.client.Delete(ctx, found, precondition)

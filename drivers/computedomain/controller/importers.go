@@ -41,8 +41,9 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second))
 		return min(left, importersInterval), r.tellDeleting(ctx, domain, message)
 	}
-	if domain.Status.IMEX == v1beta1.IMEXClique && computedomain.CliqueOf(domain, r.settings.Namespace) == "" {
-		return 0, nil // the clique's daemons run on, and its pods keep what they share
+	ofClique := computedomain.CliqueOf(domain, r.settings.Namespace) != ""
+	if domain.Status.IMEX == v1beta1.IMEXHost || domain.Status.IMEX == v1beta1.IMEXClique && !ofClique {
+		return 0, nil // the daemons run on, and the domain's pods keep what they share
 	}
 	if r.memory.once(domain.UID, "importers") {
 		message := fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: "+

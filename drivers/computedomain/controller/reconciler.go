@@ -129,6 +129,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	}
 	p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace)}
 	before := domain.Status.DeepCopy()
+	if err := r.decideMode(ctx, p); err != nil {
+		return ctrl.Result{}, err
+	}
 	var failed error
 	for _, step := range r.steps(p) {
 		if failed = step(ctx, p); failed != nil {
@@ -145,7 +148,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 
 // steps are what brings a domain into being, by whose daemons serve it.
 func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
-	r.decideMode(p)
 	steps := []func(context.Context, *pass) error{r.ensureFinalizer}
 	if p.ownDaemons() {
 		steps = append(steps, r.ensureDaemonTemplate, r.ensureDaemonSet, r.ensureNetworkPolicy)

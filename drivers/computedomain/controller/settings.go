@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -56,7 +57,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&s.Namespace, "namespace", getenv("POD_NAMESPACE"),
 		"namespace in which IMEX daemons run: the controller's own (environment: POD_NAMESPACE)")
 	flags.StringVar((*string)(&s.IMEX), "imex", string(v1beta1.IMEXDomain),
-		"whose IMEX daemons serve domains that are made from now on: Domain (each its own) or Clique (those of the clique, by a channel each)")
+		"whose IMEX daemons serve domains that are made from now on: Domain (each its own), Clique (those of the clique, by a channel each) or "+
+			"Host (the service nvidia-imex of each node, by a channel each)")
 	flags.StringVar(&s.Image, "image", "", "image of the IMEX daemons: this program's")
 	flags.StringVar(&s.ImagePullPolicy, "image-pull-policy", string(corev1.PullIfNotPresent), "Always, IfNotPresent or Never")
 	flags.StringSliceVar(&s.ImagePullSecrets, "image-pull-secrets", nil, "names of the secrets to pull the image with, in the namespace")
@@ -79,8 +81,8 @@ func (s *Settings) Validate() error {
 	if s.Image == "" {
 		errs = append(errs, errors.New("--image is empty: give this program's image, which the IMEX daemons run too"))
 	}
-	if s.IMEX != v1beta1.IMEXDomain && s.IMEX != v1beta1.IMEXClique {
-		errs = append(errs, fmt.Errorf("--imex %q: allowed are %s and %s", s.IMEX, v1beta1.IMEXDomain, v1beta1.IMEXClique))
+	if !slices.Contains(v1beta1.IMEXModes(), s.IMEX) {
+		errs = append(errs, fmt.Errorf("--imex %q: allowed are %v", s.IMEX, v1beta1.IMEXModes()))
 	}
 	switch corev1.PullPolicy(s.ImagePullPolicy) {
 	case corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
@@ -126,7 +128,7 @@ func keepLabels(obj any) (any, error) {
 	kept.Name, kept.UID, kept.ResourceVersion, kept.Labels = node.Name, node.UID, node.ResourceVersion, map[string]string{}
 	for label, value := range node.Labels {
 		if ours := strings.HasPrefix(label, computedomain.LabelMemberPrefix); ours || label == v1beta1.LabelClique ||
-			label == v1beta1.LabelComputeDomain || label == computedomain.LabelChannels {
+			label == v1beta1.LabelComputeDomain || label == computedomain.LabelChannels || label == computedomain.LabelHostIMEX {
 			kept.Labels[label] = value
 		}
 	}

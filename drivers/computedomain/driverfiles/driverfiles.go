@@ -27,8 +27,8 @@ import (
 
 // File is a file of the driver that a container sees at another path.
 type File struct {
-	// Host is the file's path on the node, without links; Container is where the container has it.
-	Host, Container string
+	// Host is the file's path on the node, without links; Container is where the container has it; Here is where this process sees it.
+	Host, Container, Here string
 }
 
 // Set is what a container needs.
@@ -92,7 +92,7 @@ func (f *finder) find() error {
 				err)
 		}
 		*program.path = filepath.Join(computedomain.DriverDir, "bin", program.name)
-		f.set.Files = append(f.set.Files, File{Host: f.root.OnHost(found), Container: *program.path})
+		f.set.Files = append(f.set.Files, File{Host: f.root.OnHost(found), Container: *program.path, Here: found})
 		if err := f.program(found); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (f *finder) add(name, found string) string {
 	path := filepath.Join(computedomain.DriverDir, "lib", name)
 	if !f.have[name] {
 		f.have[name] = true
-		f.set.Files = append(f.set.Files, File{Host: f.root.OnHost(found), Container: path})
+		f.set.Files = append(f.set.Files, File{Host: f.root.OnHost(found), Container: path, Here: found})
 	}
 	return path
 }

@@ -63,16 +63,23 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 	}
 }
 
-// await returns the entry of a domain in the clique's table, and whose daemons serve the clique. Until there is one it tells waiting what
-// is missing; when ctx ends first, the error does.
-func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string),
-) (channel v1beta1.ComputeDomainChannel, daemons types.UID, err error) {
+// entry is what the table of a clique says of a domain.
+type entry struct {
+	channel v1beta1.ComputeDomainChannel
+	// daemons is whose daemons serve the clique, and mode says who runs these.
+	daemons types.UID
+	mode    v1beta1.IMEXMode
+}
+
+// await returns the entry of a domain in the clique's table. Until there is one it tells waiting what is missing; when ctx ends first, the
+// error does.
+func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string)) (entry, error) {
 	for {
 		object, changed := c.object.Get()
 		missing := "the controller has made no ComputeDomain for clique " + id + " yet"
 		if object != nil && object.Labels[v1beta1.LabelClique] == id {
 			if found := computedomain.ChannelOf(object, domain); found != nil {
-				return *found, object.UID, nil
+				return entry{channel: *found, daemons: object.UID, mode: object.Status.IMEX}, nil
 			}
 			missing = fmt.Sprintf("it has no IMEX channel of clique %s yet, of which %d are held", id, len(object.Status.Channels))
 		}
@@ -80,7 +87,7 @@ func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return channel, "", errors.New(missing)
+			return entry{}, errors.New(missing)
 		}
 	}
 }

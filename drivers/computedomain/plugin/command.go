@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,6 +24,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/hostimex"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/drain"
@@ -37,7 +40,7 @@ const role = "compute-domain-plugin"
 // Command is `gpufabric compute-domain-plugin`.
 func Command(h host.Host) *cobra.Command {
 	var node options.Node
-	var namespace, mode string
+	var namespace, mode, socket string
 	command := &cobra.Command{
 		Use:   role,
 		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
@@ -48,25 +51,30 @@ func Command(h host.Host) *cobra.Command {
 				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set "+
 					"POD_NAMESPACE"))
 			}
-			if mode != string(v1beta1.IMEXDomain) && mode != string(v1beta1.IMEXClique) {
-				err = errors.Join(err, fmt.Errorf("--imex %q: allowed are %s and %s", mode, v1beta1.IMEXDomain, v1beta1.IMEXClique))
+			if !slices.Contains(v1beta1.IMEXModes(), v1beta1.IMEXMode(mode)) {
+				err = errors.Join(err, fmt.Errorf("--imex %q: allowed are %v", mode, v1beta1.IMEXModes()))
+			}
+			if !filepath.IsAbs(socket) {
+				err = errors.Join(err, fmt.Errorf("--host-imex-socket takes an absolute path, not %q", socket))
 			}
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), h, node, namespace, v1beta1.IMEXMode(mode))
+			return run(cmd.Context(), h, node, namespace, v1beta1.IMEXMode(mode), socket)
 		},
 	}
 	node.Bind(command.Flags(), h.Env, role)
 	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"),
 		"namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
 	command.Flags().StringVar(&mode, "imex", string(v1beta1.IMEXDomain),
-		"whose IMEX daemons serve domains: Domain (each its own, so that the channel is for one claim at a time) or Clique (those of the "+
-			"clique, so that several claims and domains share the node's channels)")
+		"whose IMEX daemons serve domains: Domain (each its own, so that the channel is for one claim at a time), Clique (those of the "+
+			"clique, so that several claims and domains share the node's channels) or Host (as Clique, by the node's own service nvidia-imex)")
+	command.Flags().StringVar(&socket, "host-imex-socket", DefaultHostSocket,
+		"with --imex=Host: control socket of the node's nvidia-imex (its IMEX_CMD_UNIX_DOMAIN_PATH), at the same path here as on the node")
 	return command
 }
 
-func run(ctx context.Context, h host.Host, node options.Node, namespace string, mode v1beta1.IMEXMode) error {
+func run(ctx context.Context, h host.Host, node options.Node, namespace string, mode v1beta1.IMEXMode, socket string) error {
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err
@@ -85,9 +93,15 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	defer stopRecorder()
 
 	p := newPlugin(node, namespace, client, finder)
-	p.shared = mode == v1beta1.IMEXClique
+	p.shared = mode.Shared()
 	p.clique.wanted.Set(p.shared)
 	reader := newFabricReader(h, node)
+	if mode == v1beta1.IMEXHost {
+		reader.hostServes = true
+		p.host = &hostimex.Service{Driver: node.Driver(), SysfsRoot: node.SysfsRoot, Socket: socket,
+			Directory: filepath.Join(node.StateDir, "host-imex"), Execute: h.Executer()}
+		p.hostRuns = reader.hostDaemon
+	}
 	collected := metrics.New(computedomain.Driver)
 	collected.Registry.MustRegister(fabricMetric(&p.fabric))
 
@@ -95,10 +109,19 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	// Everything the kubelet's first call may need is under way before the kubelet can call.
 	group.Go(func() error { p.node.follow(ctx); return nil })
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
-	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.shared); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.shared, &p.hostState); return nil })
 	group.Go(func() error { p.clique.follow(ctx, &p.fabric, finder, namespace); return nil })
-	if p.shared {
+	switch mode {
+	case v1beta1.IMEXClique:
 		group.Go(func() error { p.followDaemon(ctx); return nil })
+	case v1beta1.IMEXHost:
+		group.Go(func() error {
+			p.followHost(ctx, func(finding hostimex.Finding) { tellHost(ctx, recorder, node.NodeName, finding) })
+			return nil
+		})
+	}
+	if p.host == nil {
+		p.hostState.Set(hostState{known: true}) // a label of an earlier mode goes
 	}
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
@@ -168,7 +191,7 @@ func newFabricReader(h host.Host, node options.Node) *fabricReader {
 		library:    h.Library(node.Driver()),
 		board:      func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(node.SysfsRoot)) },
 		last:       newLastFabric(node.StateDir),
-		hostDaemon: func() bool { return hostDaemon(node.SysfsRoot) },
+		hostDaemon: func() bool { return hostimex.Running(node.SysfsRoot) },
 		channels:   imex.FS{ProcDevices: node.ProcDevices}.ChannelCount,
 	}
 }

@@ -82,10 +82,10 @@ func (k *kind) followDaemon(ctx context.Context) {
 		object, objectChanged := k.clique.object.Get()
 		pods, podsChanged := k.daemons.pods.Get()
 		ready := object != nil && missingOf(pods, object.UID) == ""
-		switch lame := k.lame.Now(); {
+		switch lame := k.lame.Now() != ""; {
 		case ready:
 			if limit = nil; lame {
-				k.lame.Set(false)
+				k.lame.Set("")
 			}
 		case limit == nil && !lame:
 			limit = time.After(lameAfter)
@@ -95,7 +95,7 @@ func (k *kind) followDaemon(ctx context.Context) {
 		case <-podsChanged:
 		case <-limit:
 			limit = nil
-			k.lame.Set(true)
+			k.lame.Set(problemDaemon)
 		case <-ctx.Done():
 			return
 		}

@@ -33,7 +33,7 @@ func TestANodeWhoseCliqueDaemonStaysDownIsTaintedUntilItIsReady(t *testing.T) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if got := k.lame.Now(); got != want {
+			if got := k.lame.Now() != ""; got != want {
 				t.Errorf("%s: tainted %t", what, got)
 			}
 		}
@@ -58,15 +58,16 @@ func TestOnlyASharedChannelInAFabricIsTaintedForItsDaemon(t *testing.T) {
 	troubled := joined
 	troubled.problem, troubled.problemKind = "the GPU fell off the bus", problemGPU
 	for name, c := range map[string]struct {
-		fabric       fabric
-		shared, lame bool
-		taint        string
+		fabric fabric
+		shared bool
+		lame   string
+		taint  string
 	}{
-		"a shared channel whose daemon is not ready":      {joined, true, true, problemDaemon},
-		"a shared channel whose daemon is ready":          {joined, true, false, ""},
-		"a channel whose domain brings its daemon":        {joined, false, true, ""},
-		"a node without fabric":                           {noFabric, true, true, ""},
-		"a node with trouble that is older than its word": {troubled, true, true, problemGPU},
+		"a shared channel whose daemon is not ready":      {joined, true, problemDaemon, problemDaemon},
+		"a shared channel whose daemon is ready":          {joined, true, "", ""},
+		"a channel whose domain brings its daemon":        {joined, false, problemDaemon, ""},
+		"a node without fabric":                           {noFabric, true, problemDaemon, ""},
+		"a node with trouble that is older than its word": {troubled, true, problemDaemon, problemGPU},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ""

@@ -11,6 +11,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/computedomain/hostimex"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/observed"
@@ -64,6 +65,10 @@ const (
 	problemDrained = "GPUsDrained"
 )
 
+// besideHostDaemon says why no daemon of ours can run beside the node's own: it would not become READY (#524 of NVIDIA's DRA driver).
+const besideHostDaemon = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl " +
+	"disable --now " + hostimex.Unit
+
 // minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without
 // that each change of peers would be a restart).
 const minimumDriver = "570.158.01"
@@ -92,8 +97,10 @@ type fabricReader struct {
 	version string       // of the driver that is open
 	board   func(context.Context) (board, error)
 	last    lastFabric
-	// hostDaemon says whether the node runs an nvidia-imex of its own.
+	// hostDaemon says whether the node runs an nvidia-imex of its own. hostServes says that this is the one which is to serve: the node needs
+	// no other daemon, and none that takes names for its peers.
 	hostDaemon func() bool
+	hostServes bool
 	// channels is how many IMEX channels the driver made.
 	channels func() (int, error)
 }
@@ -205,15 +212,13 @@ func (r *fabricReader) withChannels(ctx context.Context, f fabric) fabric {
 // usable adds why no daemon can run on a node that is in its fabric.
 func (r *fabricReader) usable(f fabric) fabric {
 	switch {
-	case f.state != nvml.Joined, f.problem != "":
+	case f.state != nvml.Joined, f.problem != "", r.hostServes:
 	case r.version != "" && older(r.version, minimumDriver):
 		f.problemKind = problemOldDriver
 		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update "+
 			"the driver", r.version, minimumDriver)
 	case r.hostDaemon():
-		f.problemKind = problemHostDaemon
-		f.problem = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl disable " +
-			"--now " + hostService
+		f.problemKind, f.problem = problemHostDaemon, besideHostDaemon
 	}
 	return f
 }

@@ -11,6 +11,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 
+	"gpufabric.io/drivers/computedomain/hostimex"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/fakes/fault"
@@ -187,11 +188,11 @@ func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 		sysfs := t.TempDir()
 		processes := filepath.Join(sysfs, hierarchy, "system.slice/nvidia-imex.service/cgroup.procs")
 		writeFile(t, processes, "")
-		if hostDaemon(sysfs) {
+		if hostimex.Running(sysfs) {
 			t.Errorf("%s: a service without processes runs", hierarchy)
 		}
 		writeFile(t, processes, "4711\n")
-		if !hostDaemon(sysfs) {
+		if !hostimex.Running(sysfs) {
 			t.Errorf("%s: not seen", hierarchy)
 		}
 	}
@@ -237,7 +238,7 @@ func TestFakeNodesInEachStateOfTheirFabricAreToldApart(t *testing.T) {
 			}
 			sysfs := filepath.Join(root, "sys")
 			reader := &fabricReader{
-				library: nvmlstate.New(root), last: newLastFabric(t.TempDir()), hostDaemon: func() bool { return hostDaemon(sysfs) },
+				library: nvmlstate.New(root), last: newLastFabric(t.TempDir()), hostDaemon: func() bool { return hostimex.Running(sysfs) },
 				board: func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(sysfs)) },
 			}
 			if got := reader.read(t.Context()); got.state != c.want || got.problemKind != c.kind {

@@ -54,8 +54,13 @@ type kind struct {
 	// shared says that the node's channels are shared by domains from now on.
 	shared bool
 	clique clique
-	// lame says that the clique's daemon here has not been ready for lameAfter.
-	lame observed.Value[bool]
+	// lame is a taint's value for as long as what serves shared channels here has not been ready for lameAfter, and empty otherwise.
+	lame observed.Value[string]
+	// host is the node's own nvidia-imex, where that serves; nil elsewhere. hostState is what the plugin makes known of it, and hostRuns says
+	// whether it runs.
+	host      hostService
+	hostState observed.Value[hostState]
+	hostRuns  func() bool
 	// joining is held while a node joins or leaves a domain whose channel several claims of the node may have.
 	joining keylock.Locks
 }
@@ -162,10 +167,13 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	if domain, err = k.awaitMode(ctx, claim, domain); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if domain.Status.IMEX == v1beta1.IMEXClique {
+	if domain.Status.IMEX.Shared() {
 		return k.prepareShared(ctx, claim, config, domain, data)
 	}
 	if _, err := k.awaitFabric(ctx, claim); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if err := k.refuseBesideHost(); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	// Before the label, which a crash must not leave without a claim to answer for it.
@@ -309,6 +317,9 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
+	if err := k.refuseBesideHost(); err != nil {
+		return specs.ContainerEdits{}, err
+	}
 	data.Fabric = current.clique
 	if err := k.intend(claim, *data); err != nil {
 		return specs.ContainerEdits{}, err
@@ -439,8 +450,8 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 }
 
 // devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim
-// gets is its domain's to say, and any number of claims may have it. lame says that the daemon which serves it is not ready.
-func devicesOf(f fabric, shared, lame bool) []resourceapi.Device {
+// gets is its domain's to say, and any number of claims may have it. lame is a taint's value where the daemon which serves it is not ready.
+func devicesOf(f fabric, shared bool, lame string) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {
 		count := int64(f.channelCount())
@@ -448,8 +459,8 @@ func devicesOf(f fabric, shared, lame bool) []resourceapi.Device {
 		channel.Attributes[computedomain.AttributeChannels] = resourceapi.DeviceAttribute{IntValue: &count}
 	}
 	value := f.taint()
-	if value == "" && shared && lame && f.state == nvml.Joined {
-		value = problemDaemon
+	if value == "" && shared && f.state == nvml.Joined {
+		value = lame
 	}
 	if value != "" {
 		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value,

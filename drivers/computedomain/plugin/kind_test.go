@@ -393,7 +393,7 @@ func TestTheChannelOfANodeInTroubleIsTainted(t *testing.T) {
 		"GPUs that disagree": {fabric{known: true, state: nvml.NoFabric, problem: "x", problemKind: problemDisagree}, problemDisagree},
 	} {
 		t.Run(name, func(t *testing.T) {
-			devices := devicesOf(c.fabric, false, false)
+			devices := devicesOf(c.fabric, false, "")
 			taint := ""
 			if len(devices[0].Taints) > 0 {
 				taint = devices[0].Taints[0].Value
@@ -427,7 +427,7 @@ func TestTheCliqueLabelFollowsTheFabric(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); n.node.labelClique(ctx, &n.fabric, false) }()
+	go func() { defer close(done); n.node.labelClique(ctx, &n.fabric, false, &n.hostState) }()
 	for _, step := range []fabric{inFabric, noFabric, inFabric} {
 		n.fabric.Set(step)
 		if _, ok := n.node.labels.Await(t.Context(), func(l nodeLabels) bool { return l.clique == step.clique }); !ok {

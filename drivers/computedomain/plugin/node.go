@@ -34,6 +34,8 @@ type nodeLabels struct {
 	domain types.UID
 	// channels is how many IMEX channels the label says that the node has, members the domains that have one of them, with commas between.
 	channels, members string
+	// hostIMEX is what the label says of the node's own nvidia-imex.
+	hostIMEX string
 }
 
 // domains are the domains that have a channel of the node's clique, as the labels say.
@@ -97,6 +99,7 @@ func labelsOf(object *corev1.Node) nodeLabels {
 	return nodeLabels{
 		known: true, clique: object.Labels[v1beta1.LabelClique], domain: types.UID(object.Labels[v1beta1.LabelComputeDomain]),
 		channels: object.Labels[computedomain.LabelChannels], members: strings.Join(members, ","),
+		hostIMEX: object.Labels[computedomain.LabelHostIMEX],
 	}
 }
 
@@ -109,27 +112,20 @@ func keepMetadata(obj any) (any, error) {
 	return obj, nil
 }
 
-// labelClique keeps the node's clique label as the fabric says, and with it that of the node's channels where they are shared, until ctx
-// ends: also when someone else changes it, or when the Node object is made again. While GPUs are in trouble or drained the label stays as
-// it was, since the jobs that run do; a disagreement takes it away.
-func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool) {
+// labelClique keeps the node's clique label as the fabric says, with it that of the node's channels where they are shared, and that of
+// the node's own nvidia-imex, until ctx ends: also when someone else changes it, or when the Node object is made again. While GPUs are in
+// trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool, host *observed.Value[hostState]) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff
 	for ctx.Err() == nil {
 		now, fabricChanged := current.Get()
+		service, serviceChanged := host.Get()
 		labels, labelsChanged := n.labels.Get()
 		var again <-chan time.Time
-		channels := ""
-		if shared && now.clique != "" {
-			channels = strconv.Itoa(now.channelCount())
-		}
-		if want, decided := cliqueLabel(now); decided && labels.known && (labels.clique != want || labels.channels != channels) {
-			wanted := map[string]any{v1beta1.LabelClique: orNil(want)}
-			if labels.channels != channels {
-				wanted[computedomain.LabelChannels] = orNil(channels)
-			}
+		if wanted := labels.differences(now, shared, service); len(wanted) > 0 {
 			if err := n.patch(ctx, wanted); err != nil {
-				klog.FromContext(ctx).Error(err, "Clique label not set", "clique", want)
+				klog.FromContext(ctx).Error(err, "Labels of the node's clique not set", "labels", wanted)
 				again = time.After(retry.Step())
 			} else {
 				retry = backoff
@@ -137,11 +133,34 @@ func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric],
 		}
 		select {
 		case <-fabricChanged:
+		case <-serviceChanged:
 		case <-labelsChanged:
 		case <-again:
 		case <-ctx.Done():
 		}
 	}
+}
+
+// differences are the labels that are to be set or, where they are nil, removed.
+func (l nodeLabels) differences(now fabric, shared bool, service hostState) map[string]any {
+	wanted := map[string]any{}
+	if !l.known {
+		return wanted
+	}
+	channels := ""
+	if shared && now.clique != "" {
+		channels = strconv.Itoa(now.channelCount())
+	}
+	if clique, decided := cliqueLabel(now); decided && (l.clique != clique || l.channels != channels) {
+		wanted[v1beta1.LabelClique] = orNil(clique)
+		if l.channels != channels {
+			wanted[computedomain.LabelChannels] = orNil(channels)
+		}
+	}
+	if service.known && l.hostIMEX != service.label {
+		wanted[computedomain.LabelHostIMEX] = orNil(service.label)
+	}
+	return wanted
 }
 
 // cliqueLabel is the label's value, or undecided.

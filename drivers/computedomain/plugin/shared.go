@@ -58,19 +58,24 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 	if domain, err = k.findDomain(ctx, claim, domain.UID); err != nil || before.state != nvml.Joined {
 		return none, err
 	}
-	var channel v1beta1.ComputeDomainChannel
-	var daemons types.UID
+	var held entry
 	err = k.awaitQuietly(ctx, claim, "WaitingForChannel", domain, func(ctx context.Context, waiting func(string)) error {
-		channel, daemons, err = k.clique.await(ctx, before.clique, domain.UID, waiting)
+		held, err = k.clique.await(ctx, before.clique, domain.UID, waiting)
 		return err
 	})
 	if err != nil {
 		return none, err
 	}
-	if err := k.awaitDaemon(ctx, claim, domain, daemons); err != nil {
+	channel := held.channel
+	if held.mode == v1beta1.IMEXHost {
+		err = k.awaitHost(ctx, claim, domain, before.clique)
+	} else if err = k.refuseBesideHost(); err == nil {
+		err = k.awaitDaemon(ctx, claim, domain, held.daemons)
+	}
+	if err != nil {
 		return none, err
 	}
-	data.Server = daemons
+	data.Server = held.daemons
 	// Asked last, as for any other channel.
 	current, err := k.awaitFabric(ctx, claim)
 	if err != nil {

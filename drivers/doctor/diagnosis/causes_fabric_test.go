@@ -168,7 +168,8 @@ func domainCauses() []cause {
 			d.Status = v1beta1.ComputeDomainStatus{}
 			g.put(d)
 		}},
-		fabric("HostIMEXRunning"), fabric("DriverTooOld"), fabric("CliquesDisagree"), fabric("Joining"),
+		fabric("HostIMEXRunning"), fabric("HostIMEXNotRunning"), fabric("HostIMEXNotReady"),
+		fabric("DriverTooOld"), fabric("CliquesDisagree"), fabric("Joining"),
 		{part, "a pod's channel claim is of another namespace", ofPod("p"), "NotInDomainNamespace", nil, func(g *ground) {
 			refusedClaim(g, "NotInDomainNamespace", "another namespace")
 		}},

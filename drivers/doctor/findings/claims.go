@@ -29,6 +29,7 @@ func claims() []Finding {
 		{"SharingNotReset", Prepare, "Read the message; it is tried again."},
 		{"SharingNotSet", Prepare, "Read the message, which has what nvidia-smi or NVML said."},
 		{"NotExclusive", Prepare, "Read the message: the device cannot be given with network: Exclusive."},
+		{"IMEXModeChanged", Prepare, "Set computeDomains.imex to host again, or make the ComputeDomain again."},
 		{"WaitingForChannel", Prepare, "Read the message: delete ComputeDomains that nobody needs, which frees their channels."},
 		{"WaitingForController", Prepare, "Look at the controller's pods and their log: the claim waits for what it writes."},
 		{"WaitingForIMEXDaemon", Prepare, "Look at the daemon's pod in gpufabric's namespace."},

@@ -1,7 +1,6 @@
 package imex
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,9 +13,6 @@ import (
 	"syscall"
 	"time"
 )
-
-// queryTimeout bounds one call of nvidia-imex-ctl, since the call may hang.
-const queryTimeout = 2 * time.Second
 
 // Programs are NVIDIA's programs in the daemon's container.
 type Programs struct {
@@ -107,28 +103,7 @@ func (c *child) Reload() error {
 
 // State implements Daemon.
 func (c *child) State(ctx context.Context) (State, error) {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
-	command := exec.CommandContext(ctx, c.control[0], c.control[1:]...)
-	// A process that the daemon left behind must not delay this.
-	command.WaitDelay = time.Second
-	var stderr bytes.Buffer
-	command.Stderr = &stderr
-	out, err := command.Output()
-	if ctx.Err() != nil && err != nil {
-		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q did not answer within %s", queryTimeout)
-	}
-	if err != nil {
-		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	// The answer must be exactly one word; anything else is no state.
-	state := State(strings.TrimSuffix(string(out), "\n"))
-	switch state {
-	case Initializing, StartingAuthServer, WaitingForPeers, WaitingForRecovery, InitGPU, Ready, ShuttingDown, Unavailable:
-		return state, nil
-	default:
-		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q answered %.100q, which is no state", out)
-	}
+	return queryState(ctx, Run, c.control)
 }
 
 // Exited implements Daemon.

@@ -27,6 +27,7 @@ type Host struct {
 	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
 	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
 	IMEX           imex.Runner                               // nil: run the node's nvidia-imex as a child process
+	Execute        imex.Execute                              // nil: run the driver's programs as child processes
 	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
 	Files          *filewatch.Watcher                        // reports changed directories; nil: one of the role's own
 }
@@ -83,6 +84,14 @@ func (h Host) Runner(programs imex.Programs) imex.Runner {
 		return h.IMEX
 	}
 	return &imex.Process{Programs: programs, Output: h.Err()}
+}
+
+// Executer returns what runs the driver's programs that end by themselves.
+func (h Host) Executer() imex.Execute {
+	if h.Execute != nil {
+		return h.Execute
+	}
+	return imex.Run
 }
 
 // Kubernetes returns how to reach the API server.

@@ -20,14 +20,15 @@ import (
 // cliquePrefix is the prefix of the ComputeDomains that the controller keeps for cliques.
 const cliquePrefix = "clique-"
 
-// The controller's argument that makes it keep a ComputeDomain for each NVLink clique, and the one that makes it remove them.
+// The controller's arguments that make it keep a ComputeDomain for each NVLink clique, and the one that makes it remove them.
 const (
 	argumentClique = "--imex=Clique"
+	argumentHost   = "--imex=Host"
 	argumentDomain = "--imex=Domain"
 )
 
-// standsForClique says whether a ComputeDomain is one that the controller keeps for an NVLink clique (computeDomains.imex: clique). It goes
-// with the drivers, and nobody else can remove it for good.
+// standsForClique says whether a ComputeDomain is one that the controller keeps for an NVLink clique (computeDomains.imex: clique or
+// host). It goes with the drivers, and nobody else can remove it for good.
 func standsForClique(obj metav1.Object, namespace string) bool {
 	clique := obj.GetLabels()[v1beta1.LabelClique]
 	return clique != "" && obj.GetNamespace() == namespace && strings.HasPrefix(obj.GetName(), cliquePrefix)
@@ -109,7 +110,7 @@ func withoutCliques(controller *appsv1.Deployment) []map[string]any {
 	var patch []map[string]any
 	for c, container := range controller.Spec.Template.Spec.Containers {
 		for a, argument := range container.Args {
-			if !strings.EqualFold(argument, argumentClique) {
+			if !strings.EqualFold(argument, argumentClique) && !strings.EqualFold(argument, argumentHost) {
 				continue
 			}
 			path := fmt.Sprintf("/spec/template/spec/containers/%d/args/%d", c, a)

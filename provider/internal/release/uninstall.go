@@ -157,7 +157,7 @@ type onNodes struct{ labels, annotations []string }
 func (r *Release) writtenOnNodes() onNodes {
 	var written onNodes
 	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
-		written.labels = []string{v1beta1.LabelClique, v1beta1.LabelComputeDomain, "gpufabric.io/imex-channels"}
+		written.labels = []string{v1beta1.LabelClique, v1beta1.LabelComputeDomain, "gpufabric.io/imex-channels", "gpufabric.io/host-imex"}
 	}
 	if strings.Contains(r.Manifest, "gpufabric-vgpu-plugin") {
 		written.annotations = []string{"volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit"}

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/hardware/imex"
 	fakeimex "gpufabric.io/fakes/imex"
+	"gpufabric.io/fakes/program"
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
@@ -128,6 +130,19 @@ func (d *imexDaemon) Err() error {
 func (d *imexDaemon) Stop(time.Duration) {
 	d.cancel()
 	<-d.exited
+}
+
+// execute runs a program of a node's driver to its end, as if it were a process. The files in its place are empty.
+func execute(ctx context.Context, words []string) ([]byte, error) {
+	name := filepath.Base(words[0])
+	if name == "nvidia-imex" { // its version, which the real one takes from its node
+		return []byte("IMEX version is: " + imexVersion + "\n"), nil
+	}
+	var stdout, stderr bytes.Buffer
+	if status := program.Run(ctx, name, words[1:], &stdout, &stderr); status != 0 {
+		return stdout.Bytes(), fmt.Errorf("exit status %d: %s", status, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
 }
 
 // resolve looks a name up in a file like /etc/hosts, as the system would in the daemon's pod.

@@ -66,7 +66,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container}, Files: g.files,
+		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container}, Execute: execute, Files: g.files,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")

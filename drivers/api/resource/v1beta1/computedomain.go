@@ -133,10 +133,11 @@ type ComputeDomainStatus struct {
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// IMEX says whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own) or Clique (those that run on
-	// every node of the clique as long as the node does). A domain that a version without the choice formed has its own, and no value here.
+	// IMEX says whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own), Clique (those that the
+	// controller runs on every node of the clique as long as the node does) or Host (those that the nodes run themselves). A domain that a
+	// version without the choice formed has its own, and no value here.
 	//
-	// +kubebuilder:validation:Enum=Domain;Clique
+	// +kubebuilder:validation:Enum=Domain;Clique;Host
 	// +optional
 	IMEX IMEXMode `json:"imex,omitempty"`
 
@@ -191,7 +192,15 @@ const (
 	IMEXDomain IMEXMode = "Domain"
 	// IMEXClique: the daemons of the clique serve every domain, each by a channel of its own.
 	IMEXClique IMEXMode = "Clique"
+	// IMEXHost: as Clique, but the daemons are the service nvidia-imex of each node, which somebody else starts and configures.
+	IMEXHost IMEXMode = "Host"
 )
+
+// IMEXModes are the modes there are.
+func IMEXModes() []IMEXMode { return []IMEXMode{IMEXDomain, IMEXClique, IMEXHost} }
+
+// Shared says whether the daemons of a clique serve several domains, each by a channel.
+func (m IMEXMode) Shared() bool { return m == IMEXClique || m == IMEXHost }
 
 // ComputeDomainChannel is a channel of a clique that a domain holds, from when its first node joins until the last has given it back.
 type ComputeDomainChannel struct {

@@ -1,0 +1,137 @@
+package imex
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// queryTimeout bounds one call of nvidia-imex-ctl, since the call may hang.
+const queryTimeout = 2 * time.Second
+
+// Execute runs a program to its end and returns what it printed on standard output. The error has what it printed on standard error.
+type Execute func(ctx context.Context, words []string) ([]byte, error)
+
+// Run is the Execute of a real machine.
+func Run(ctx context.Context, words []string) ([]byte, error) {
+	command := exec.CommandContext(ctx, words[0], words[1:]...)
+	// A process that the program left behind must not delay this.
+	command.WaitDelay = time.Second
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		return out, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return out, nil
+}
+
+// query runs one nvidia-imex-ctl that must answer in time. option names it in errors.
+func query(ctx context.Context, run Execute, words []string, option string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	out, err := run(ctx, words)
+	if ctx.Err() != nil && err != nil {
+		return nil, fmt.Errorf("nvidia-imex-ctl %s did not answer within %s", option, queryTimeout)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nvidia-imex-ctl %s: %w", option, err)
+	}
+	return out, nil
+}
+
+// queryState runs a query whose answer is a state.
+func queryState(ctx context.Context, run Execute, words []string) (State, error) {
+	out, err := query(ctx, run, words, "-q")
+	if err != nil {
+		return Unavailable, err
+	}
+	// The answer must be exactly one word; anything else is no state.
+	state := State(strings.TrimSuffix(string(out), "\n"))
+	switch state {
+	case Initializing, StartingAuthServer, WaitingForPeers, WaitingForRecovery, InitGPU, Ready, ShuttingDown, Unavailable:
+		return state, nil
+	default:
+		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q answered %.100q, which is no state", out)
+	}
+}
+
+// Control asks a daemon that somebody else started, by its control socket (IMEX_CMD_UNIX_DOMAIN_PATH of its configuration).
+type Control struct {
+	Programs Programs
+	// Run runs the programs.
+	Run Execute
+	// Socket is the path of the control socket.
+	Socket string
+}
+
+// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
+func (c Control) State(ctx context.Context) (State, error) {
+	return queryState(ctx, c.Run, c.Programs.command(c.Programs.Control, "-q", "--u="+c.Socket))
+}
+
+// Nodes asks the daemon for the nodes in its list, as `nvidia-imex-ctl -N -j` prints them. The question may hang where State does not
+// (#1417 of NVIDIA's DRA driver).
+func (c Control) Nodes(ctx context.Context) ([]Node, error) {
+	out, err := query(ctx, c.Run, c.Programs.command(c.Programs.Control, "-N", "-j", "--u="+c.Socket), "-N -j")
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Nodes map[string]Node `json:"nodes"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return nil, fmt.Errorf("nvidia-imex-ctl -N -j answered %.100q, which is not the list of nodes: %w", out, err)
+	}
+	nodes := make([]Node, 0, len(answer.Nodes))
+	for _, node := range answer.Nodes {
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
+}
+
+// Version asks nvidia-imex for its version. The program that runs may be of another, if it was replaced since it started.
+func (c Control) Version(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	out, err := c.Run(ctx, c.Programs.command(c.Programs.Daemon, "--version"))
+	if err != nil {
+		return "", fmt.Errorf("nvidia-imex --version: %w", err)
+	}
+	_, version, found := strings.Cut(string(out), "IMEX version is:")
+	if version = strings.TrimSpace(version); !found || version == "" || strings.ContainsAny(version, " \n") {
+		return "", fmt.Errorf("nvidia-imex --version answered %.100q, which names no version", out)
+	}
+	return version, nil
+}
+
+// Node is a node in a daemon's list.
+type Node struct {
+	// Host is the line of the list, HostName what that node calls itself, and Version that of its daemon; both are empty until it was reached.
+	Host     string `json:"host"`
+	HostName string `json:"hostName"`
+	Version  string `json:"version"`
+	// Connections are this node's, by the place of the other in the list.
+	Connections map[string]Connection `json:"connections"`
+}
+
+// Connection is one node's connection to another.
+type Connection struct {
+	Host   string           `json:"host"`
+	Status ConnectionStatus `json:"status"`
+}
+
+// ConnectionStatus is the state of a connection, in the words of `nvidia-imex-ctl -N -j`.
+type ConnectionStatus string
+
+// What keeps two daemons from ever being connected.
+const (
+	// OtherVersion: the two are of versions that do not work together.
+	OtherVersion ConnectionStatus = "VERSION_MISMATCH"
+	// OtherNodes: the two lists of nodes differ.
+	OtherNodes ConnectionStatus = "NODE_MAP_MISMATCH"
+)

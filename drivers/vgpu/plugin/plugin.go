@@ -187,7 +187,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		return err
 	}
 	book := &holdings.Book{}
-	defer count(registry, book, made, memory)()
+	lists := deviceplugin.NewMetrics()
+	defer count(registry, book, made, memory, lists.Collectors()...)()
 	drained := drained{session: s, table: t, book: book, made: made}
 	defer drained.leave(ctx)
 	resources := resourcesOf(config)
@@ -219,7 +220,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 			return err
 		}
 	}
-	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
+	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, lists)
 	served.Store(plugins)
 	defer served.Store(nil)
 	plugins.Trouble = host.NodeTrouble(recorder, o.NodeName)
@@ -281,17 +282,18 @@ func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, 
 	}
 }
 
-// count makes the registry export how many containers the ledger and the state of MIG instances have, until the returned function
-// is called.
-func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager, memory *memorylimits.Keeper) (end func()) {
-	gauges := []prometheus.Collector{
+// count makes the registry export how many containers the ledger and the state of MIG instances have, and others' metrics, until the
+// returned function is called.
+func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager, memory *memorylimits.Keeper,
+	others ...prometheus.Collector) (end func()) {
+	gauges := slices.Concat(others, []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
 			func() float64 { return float64(book.Len()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers",
 			Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
 		made.Collector(), newLimited(book), memory,
-	}
+	})
 	registry.MustRegister(gauges...)
 	return func() {
 		for _, gauge := range gauges {

@@ -244,7 +244,7 @@ func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 	}
 }
 
-// awaitHeld waits until so many containers hold shares.
+// awaitHeld waits until so many containers hold shares. The metrics say too that the kubelet has the lists by which it counts them.
 func (n *node) awaitHeld(want int) {
 	n.t.Helper()
 	n.await(fmt.Sprint(want, " containers that hold shares"), func(context.Context) bool {
@@ -253,7 +253,8 @@ func (n *node) awaitHeld(want int) {
 		defer response.Body.Close() //nolint:errcheck // read only
 		text, err := io.ReadAll(response.Body)
 		must(n.t, err)
-		return strings.Contains(string(text), fmt.Sprintf("\ngpufabric_vgpu_containers %d\n", want))
+		return strings.Contains(string(text), fmt.Sprintf("\ngpufabric_vgpu_containers %d\n", want)) &&
+			strings.Contains(string(text), `gpufabric_device_plugin_list_sends_total{resource="volcano.sh/vgpu-number"}`)
 	})
 }
 

@@ -130,7 +130,7 @@ fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 .PHONY: kind-e2e
 kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; CHURN=5 has five times 40 pods with slices come and go, not twice 10).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
-	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -v . $(if $(CHURN),-churn $(CHURN))
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 75m -v . $(if $(CHURN),-churn $(CHURN))
 
 # FROM is the last version that offered every form of every GPU.
 .PHONY: kind-upgrade

@@ -25,6 +25,7 @@ const (
 	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before it is replaced: it does not recover by itself. With
 	// the query that notices it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
 	unwellLimit = 8 * time.Second
+	unwellStep  = 250 * time.Millisecond
 	// hungPatience is how long such a daemon gets to end cleanly; stopPatience is for a healthy one, which first releases its
 	// importers.
 	hungPatience = 2 * time.Second

@@ -30,6 +30,7 @@ type fakeDaemon struct {
 	asked    int
 	patience time.Duration
 	reloads  []time.Time
+	stalled  time.Duration // how long the next signal takes
 	exited   chan struct{}
 	err      error
 	end      sync.Once
@@ -58,8 +59,10 @@ func (r *fakeRunner) newest(t *testing.T, count int) *fakeDaemon {
 
 func (d *fakeDaemon) Reload() error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.reloads = append(d.reloads, time.Now())
+	stalled := d.stalled
+	d.reloads, d.stalled = append(d.reloads, time.Now()), 0
+	d.mu.Unlock()
+	time.Sleep(stalled)
 	return nil
 }
 
@@ -78,6 +81,8 @@ func (d *fakeDaemon) State(ctx context.Context) (imex.State, error) {
 }
 
 func (d *fakeDaemon) hang()                   { d.mu.Lock(); defer d.mu.Unlock(); d.silent = true }
+func (d *fakeDaemon) answer()                 { d.mu.Lock(); defer d.mu.Unlock(); d.silent = false }
+func (d *fakeDaemon) stall(by time.Duration)  { d.mu.Lock(); defer d.mu.Unlock(); d.stalled = by }
 func (d *fakeDaemon) become(state imex.State) { d.mu.Lock(); defer d.mu.Unlock(); d.state = state }
 func (d *fakeDaemon) Exited() <-chan struct{} { return d.exited }
 func (d *fakeDaemon) Err() error              { return d.err }
@@ -267,6 +272,28 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 		pass(time.Second)
 		if len(daemon.reloads) != 1 {
 			t.Errorf("signalled %d times once it spoke, want once", len(daemon.reloads))
+		}
+	})
+}
+
+// The loop that counts is held up for a minute, as on a node whose pods leave no processor to anybody else: the daemon had none either.
+func TestADaemonIsNotHungBecauseTheNodeHasNoProcessor(t *testing.T) {
+	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+		s.Join(two())
+		pass(100 * time.Millisecond)
+		daemon := r.newest(t, 1)
+		daemon.become(imex.Ready)
+		pass(time.Minute)
+		daemon.hang()
+		pass(1500 * time.Millisecond) // a query is on its way
+		daemon.stall(time.Minute)
+		s.Join(Group{Domain: "u", Clique: "c.1", Peers: append(two().Peers, Peer{Index: 2, Address: "10.0.0.9"})})
+		pass(59 * time.Second)
+		daemon.answer()
+		pass(5 * time.Second)
+		r.newest(t, 1)
+		if status, _ := s.Status(); !status.Ready {
+			t.Errorf("the daemon answers again, and the status is %+v", status)
 		}
 	})
 }

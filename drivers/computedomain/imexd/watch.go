@@ -21,8 +21,8 @@ type watch struct {
 
 	answers chan answer // of the single query in progress
 	pause   time.Duration
-	// unwellSince is since when the daemon has not reported that it is well; zero while it does.
-	unwellSince time.Time
+	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep.
+	unwellFor time.Duration
 	// answered says that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for
 	// it.
 	answered bool
@@ -32,7 +32,6 @@ type watch struct {
 }
 
 type answer struct {
-	asked time.Time
 	state imex.State
 	err   error
 }
@@ -44,7 +43,11 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 	defer asked.Wait()
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w.pause, w.unwellSince = firstPause, time.Now()
+	w.pause = firstPause
+	// A ticker drops the ticks that nobody takes. If this process gets no processor for a while, that while is one step: then the daemon
+	// and the query got none either, and the node's delay is not mistaken for the daemon's.
+	steps := time.NewTicker(unwellStep)
+	defer steps.Stop()
 	ask := time.NewTimer(w.pause)
 	defer ask.Stop()
 	signal := time.NewTimer(time.Hour)
@@ -62,6 +65,8 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 				return next, nil
 			}
 			w.regard(ctx, next)
+		case <-steps.C:
+			w.unwellFor += unwellStep
 		case <-ask.C:
 			asked.Go(func() { w.ask(asking) })
 		case answer := <-w.answers:
@@ -78,7 +83,7 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 
 // ask asks the daemon for its state.
 func (w *watch) ask(ctx context.Context) {
-	a := answer{asked: time.Now()}
+	var a answer
 	a.state, a.err = w.daemon.State(ctx)
 	w.answers <- a
 }
@@ -87,9 +92,7 @@ func (w *watch) ask(ctx context.Context) {
 func (w *watch) consider(a answer) error {
 	well := a.err == nil && a.state != imex.Unavailable
 	if well {
-		w.answered, w.unwellSince = true, time.Time{}
-	} else if w.unwellSince.IsZero() {
-		w.unwellSince = a.asked
+		w.answered, w.unwellFor = true, 0
 	}
 	w.supervisor.set(func(status *Status) {
 		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, ""
@@ -105,7 +108,7 @@ func (w *watch) consider(a answer) error {
 	} else {
 		w.pause = min(max(w.pause, firstPause)*3/2, steadyInterval)
 	}
-	if !well && time.Since(w.unwellSince) >= unwellLimit {
+	if !well && w.unwellFor >= unwellLimit {
 		return w.beyondHelp(a)
 	}
 	return nil
@@ -113,7 +116,7 @@ func (w *watch) consider(a answer) error {
 
 // beyondHelp says why a daemon must be replaced, if it must.
 func (w *watch) beyondHelp(a answer) error {
-	since := time.Since(w.unwellSince).Round(time.Second)
+	since := w.unwellFor.Round(time.Second)
 	if a.err != nil {
 		return fmt.Errorf("nvidia-imex has not said how it is for %s: %w", since, a.err)
 	}

@@ -53,6 +53,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	started := time.Now()
 	timings, err := o.Printer.Run(ctx,
 		dockerAnswers{},
+		inotify{o.Printer, inotifyInstances},
 		commands{b},
 		nodeImage{b},
 		nodes{b},

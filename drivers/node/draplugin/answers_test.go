@@ -86,7 +86,7 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 // would not help.
 //
 //shows:chart-rollout
-func TestAPluginThatTheKubeletRefusesIsNotReady(t *testing.T) {
+func TestAPluginThatTheKubeletRefusesOrNeverNoticesIsNotReady(t *testing.T) {
 	dir, err := os.MkdirTemp("", "refused") // t.TempDir() leaves no room for a socket's name
 	if err != nil {
 		t.Fatal(err)
@@ -104,6 +104,10 @@ func TestAPluginThatTheKubeletRefusesIsNotReady(t *testing.T) {
 	t.Cleanup(p.Stop)
 	if err := p.Registered(); err != nil {
 		t.Errorf("before the kubelet has noticed it: %v", err)
+	}
+	p.registration.offered(time.Now().Add(-2 * noticePatience))
+	if err := p.Registered(); err == nil || !strings.Contains(err.Error(), "has not noticed driver "+driver+" for 2m") {
+		t.Errorf("the kubelet has not noticed it for two minutes: %v", err)
 	}
 	for _, answer := range []*registerapi.RegistrationStatus{
 		{PluginRegistered: false, Error: "unsupported version"}, {PluginRegistered: true},

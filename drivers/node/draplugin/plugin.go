@@ -130,6 +130,7 @@ func (p *Plugin) start() error {
 		return fmt.Errorf("register with the kubelet under %s: %w", p.config.Node.KubeletRoot, err)
 	}
 	p.helper = helper
+	p.registration.offered(time.Now())
 	p.published.send = helper.PublishResources
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })

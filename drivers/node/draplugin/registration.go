@@ -3,32 +3,51 @@ package draplugin
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
+// noticePatience is how long a kubelet may take to notice a plugin. It watches the directory of the plugin's socket, and answers within
+// milliseconds. A kubelet that starts and gets no inotify instance logs that its watcher failed, works on, and never notices any plugin.
+const noticePatience = time.Minute
+
 // registration is the kubelet's answer to a plugin's registration. The helper library keeps it too, but without a lock.
 type registration struct {
-	mu      sync.Mutex
-	refused bool
-	why     string
+	mu sync.Mutex
+	// since is when the plugin's socket lay in the kubelet's directory; zero before.
+	since    time.Time
+	answered bool
+	refused  bool
+	why      string
+}
+
+// offered starts the time in which the kubelet has to notice the plugin.
+func (r *registration) offered(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.since = now
 }
 
 // told stores the kubelet's answer.
 func (r *registration) told(status *registerapi.RegistrationStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.refused, r.why = !status.GetPluginRegistered(), status.GetError()
+	r.answered, r.refused, r.why = true, !status.GetPluginRegistered(), status.GetError()
 }
 
-// Registered returns an error where the kubelet has refused the plugin and so sends it no claims. A plugin that the kubelet has not
-// noticed yet is not refused.
+// Registered returns an error where the kubelet has refused the plugin, or has not noticed it for noticePatience, and so sends it no
+// claims.
 func (p *Plugin) Registered() error {
-	p.registration.mu.Lock()
-	defer p.registration.mu.Unlock()
-	if !p.registration.refused {
-		return nil
+	r := &p.registration
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.refused:
+		return fmt.Errorf("the kubelet refuses to register driver %s: %q (its log says more; it tries again by itself)", p.config.Driver, r.why)
+	case !r.answered && !r.since.IsZero() && time.Since(r.since) > noticePatience:
+		return fmt.Errorf("the kubelet has not noticed driver %s for %s: look for \"plugin watcher\" in its log (too many open files: raise "+
+			"fs.inotify.max_user_instances on the node), and restart the kubelet", p.config.Driver, time.Since(r.since).Round(time.Second))
 	}
-	return fmt.Errorf("the kubelet refuses to register driver %s: %q (its log says more; it tries again by itself)", p.config.Driver,
-		p.registration.why)
+	return nil
 }

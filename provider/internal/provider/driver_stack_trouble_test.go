@@ -118,7 +118,7 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 	t.Run("a domain that nobody deletes keeps the drivers and is named", func(t *testing.T) {
 		s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 		domains := s.Dynamic.Resource(computeDomains).Namespace("default")
-		check(t, resource.TestStep{Config: stack(s, "used", "timeouts = { delete = \"10s\" }")}, resource.TestStep{
+		check(t, resource.TestStep{Config: stack(s, "used", "timeouts = { delete = \"30s\" }")}, resource.TestStep{
 			PreConfig: func() {
 				_, err := domains.Create(
 					background,
@@ -133,7 +133,7 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 			Config: stack(
 				s,
 				"used",
-				"timeouts = { delete = \"10s\" }",
+				"timeouts = { delete = \"30s\" }",
 			), Destroy: true, ExpectError: words("ComputeDomain default/by-hand (not being deleted)"),
 		}, resource.TestStep{
 			PreConfig: func() { must(t, domains.Delete(background, "by-hand", metav1.DeleteOptions{})) },
@@ -142,9 +142,9 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("a claim that a pod holds keeps the drivers and is named with the pod", func(t *testing.T) {
 		claims := s.Typed.ResourceV1().ResourceClaims("default")
-		check(t, resource.TestStep{Config: stack(s, "claimed", "timeouts = { delete = \"10s\" }")}, resource.TestStep{
+		check(t, resource.TestStep{Config: stack(s, "claimed", "timeouts = { delete = \"30s\" }")}, resource.TestStep{
 			PreConfig: func() { holdClaim(t, s) },
-			Config:    stack(s, "claimed", "timeouts = { delete = \"10s\" }"), Destroy: true,
+			Config:    stack(s, "claimed", "timeouts = { delete = \"30s\" }"), Destroy: true,
 			ExpectError: words("ResourceClaim default/held of driver compute-domain.nvidia.com (in use by pods/trainer)"),
 		}, resource.TestStep{
 			PreConfig: func() { must(t, claims.Delete(background, "held", metav1.DeleteOptions{})) },

@@ -46,19 +46,23 @@ func (e *BlockedError) Error() string {
 const blockerInterval = 500 * time.Millisecond
 
 // awaitUnblocked waits until nothing needs the drivers. It gives up when there was no progress for patience: no blocker was removed
-// or marked for deletion.
+// or marked for deletion. Where ctx ends in the middle of a look, the look before says what stands in the way.
 func (m *Manager) awaitUnblocked(ctx context.Context, crdNames, drivers []string, patience time.Duration) error {
 	var before string
+	var blocked *BlockedError
 	moved := time.Now()
 	for {
 		blockers, err := m.blockers(ctx, crdNames, drivers)
+		if err != nil && ctx.Err() != nil && blocked != nil {
+			return blocked
+		}
 		if err != nil {
 			return err
 		}
 		if len(blockers) == 0 {
 			return nil
 		}
-		blocked := &BlockedError{blockers}
+		blocked = &BlockedError{blockers}
 		if now := blocked.Error(); now != before {
 			before, moved = now, time.Now()
 			tflog.Info(ctx, "waiting for what still needs the drivers", map[string]any{"count": len(blockers), "blockers": now})

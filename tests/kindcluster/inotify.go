@@ -14,13 +14,13 @@ import (
 
 const (
 	inotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
-	// wantInstances is what kind's documentation recommends. All nodes of a cluster are one user's (root's), and the kernel lets a user have 128
-	// unless told otherwise. The drivers' roles and the nodes' own programs take about a hundred.
+	// wantInstances is what kind's documentation recommends. All nodes of a cluster are one user's (root's), and the kernel lets a user
+	// have 128 unless told otherwise. The drivers' roles and the nodes' own programs take about a hundred.
 	wantInstances = 512
 )
 
-// inotify has the kernel give root enough inotify instances. A kubelet that starts when none is left logs an error and works on, but never sees
-// a DRA driver again ("DRA driver NAME is not registered").
+// inotify has the kernel give root enough inotify instances. A kubelet that starts when none is left logs an error and works on, but
+// never sees a DRA driver again ("DRA driver NAME is not registered").
 type inotify struct {
 	printer *steps.Printer
 	file    string

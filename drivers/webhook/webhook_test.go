@@ -24,6 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"gpufabric.io/build/port"
 )
 
 // certificate makes a key pair for localhost in dir, and a pool that trusts it.
@@ -59,15 +61,13 @@ func start(t *testing.T) func(group, version, kind, object string) *admissionv1.
 	t.Helper()
 	dir := t.TempDir()
 	pool := certificate(t, dir)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := port.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	_ = listener.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, Options{Address: "127.0.0.1", Port: port, CertDir: dir}) }()
+	go func() { ended <- Run(ctx, Options{Address: "127.0.0.1", Port: ports[0], CertDir: dir}) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -75,7 +75,7 @@ func start(t *testing.T) func(group, version, kind, object string) *admissionv1.
 		}
 	})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}}
-	url := fmt.Sprintf("https://127.0.0.1:%d%s", port, Path)
+	url := fmt.Sprintf("https://127.0.0.1:%d%s", ports[0], Path)
 	ask := func(group, version, kind, object string) (*admissionv1.AdmissionResponse, error) {
 		body, err := json.Marshal(admissionv1.AdmissionReview{
 			TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},

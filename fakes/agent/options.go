@@ -17,8 +17,7 @@ func (o Options) check() error {
 		}
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who "+
-				"they are; "+
-				"listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
+				"they are; listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
 		}
 	}
 	if o.BesideGPUs {

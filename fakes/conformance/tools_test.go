@@ -119,8 +119,7 @@ func TestIbvDevicesListsEveryDevice(t *testing.T) {
 	root, n := render(t, "h100-hgx")
 	// The library expects the device nodes in the kernel's places, and the node may be below /dev itself.
 	script := fmt.Sprintf("d=$(mktemp -d -p /tmp) && cp -r %[1]s/dev/infiniband $d && mount --rbind %[1]s/sys /sys && mount -t tmpfs none "+
-		"/dev && "+
-		"cp -r $d/infiniband /dev && rm -r $d && exec ibv_devices", root)
+		"/dev && cp -r $d/infiniband /dev && rm -r $d && exec ibv_devices", root)
 	need(t, "unshare", "util-linux")
 	out := output(t, nil, "unshare", "-Urm", "sh", "-c", script)
 	for _, nic := range n.NICs {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/build/port"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/imex"
 	fakeimex "gpufabric.io/fakes/imex"
@@ -231,12 +232,8 @@ func TestARunningServiceIsAskedByItsSocketAlone(t *testing.T) {
 		}
 		return stdout.Bytes(), nil
 	})
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := port.Free(1)
 	if err != nil {
-		t.Fatal(err)
-	}
-	port := free.Addr().(*net.TCPAddr).Port
-	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
 	n.write(t, "nodes.cfg", "127.0.0.1\n")
@@ -245,7 +242,7 @@ func TestARunningServiceIsAskedByItsSocketAlone(t *testing.T) {
 		t.Errorf("before it has a socket: %+v", got)
 	}
 	daemon, err := fakeimex.New(fakeimex.Config{
-		BindAddress: netip.MustParseAddr("127.0.0.1"), ServerPort: uint16(port), //nolint:gosec // a port
+		BindAddress: netip.MustParseAddr("127.0.0.1"), ServerPort: uint16(ports[0]), //nolint:gosec // a port
 		NodesFile: filepath.Join(n.root, "nodes.cfg"), Quorum: fakeimex.QuorumNone, CommandEnabled: true, CommandSocket: n.Socket,
 	}, fakeimex.Options{Version: version})
 	if err != nil {

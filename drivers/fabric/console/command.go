@@ -65,8 +65,8 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&o.server, "api-server", "", "with --viewer-tokens: URL of the API server; empty: the cluster's own")
 	flags.StringVar(&o.serverCA, "api-server-ca", "", "with --viewer-tokens: file with the certificates that the API server is verified by")
 	flags.StringSliceVar(&o.hosts, "host", nil, "a name under which browsers reach the page, besides localhost and addresses of this "+
-		"machine's "+
-		"loopback; may be given several times")
+		"machine's loopback; may be given several times")
+	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	flags.IntVar(&o.viewers, "viewers", 4, "how many viewers may look at once; each has a picture of its own in memory")
 	return command
 }
@@ -87,8 +87,7 @@ func (o *options) validate() error {
 		errs = append(errs, fmt.Errorf("--address %q: want HOST:PORT: %w", o.address, err))
 	} else if ip := net.ParseIP(bound); !o.viewerTokens && bound != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		errs = append(errs, fmt.Errorf("--address %q: with a kubeconfig the page is served to this machine alone, such as 127.0.0.1:8420; "+
-			"others "+
-			"reach it by a tunnel", o.address))
+			"others reach it by a tunnel", o.address))
 	}
 	return errors.Join(errs...)
 }

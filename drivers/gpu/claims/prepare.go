@@ -188,8 +188,7 @@ func (k *Kind) undivided(d *devices.Device) error {
 	}
 	if k.modes.foreign([]*inventory.GPU{d.GPU})[d.GPU.UUID] {
 		return draplugin.Refuse("GPUInMIGMode", "%s is in MIG mode, which no claim switched on, so it is not handed out as %s: switch the "+
-			"mode off "+
-			"(nvidia-smi -i %d -mig 0), or use its MIG devices", d.GPU.UUID, d.Name(), d.GPU.Index)
+			"mode off (nvidia-smi -i %d -mig 0), or use its MIG devices", d.GPU.UUID, d.Name(), d.GPU.Index)
 	}
 	if err := partition.Require(d.GPU, false); err != nil {
 		return refuseMode(err)

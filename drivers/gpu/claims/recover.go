@@ -77,8 +77,7 @@ func (k *Kind) noteUnknown() {
 		}
 		if len(unknown) > 0 {
 			k.options.Events.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they "+
-				"are, "+
-				"and the GPU in no other form "+
+				"are, and the GPU in no other form "+
 				"(with --unknown-mig-instances=remove they would be removed at the plugin's start)", g.UUID, strings.Join(unknown, ", ")))
 		}
 	}

@@ -2,13 +2,14 @@ package mpskeeper
 
 import (
 	"context"
+	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"gpufabric.io/build/port"
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
@@ -38,14 +39,11 @@ func get(t *testing.T, url, want string) {
 }
 
 func TestAKeeperTellsWhetherItAnswersAndWhatItKeeps(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := port.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
 	mps := &sharing.MPS{Dir: t.TempDir(), Programs: programs.Runner{Driver: func() driver.Location { return driver.Location{} }}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

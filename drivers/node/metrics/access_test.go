@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -156,12 +155,7 @@ func TestAFloodOfTokensAsksTheAPIServerSeldomAndKeepsNobodyOut(t *testing.T) {
 func TestGuardedMetricsGoByTLSAndHealthIsOpen(t *testing.T) {
 	var asked int
 	var down bool
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	_ = listener.Close()
+	address := free(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

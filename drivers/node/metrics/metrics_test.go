@@ -3,23 +3,29 @@ package metrics
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"gpufabric.io/build/port"
 )
 
-func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+// free is an address of the loopback that nobody listens on.
+func free(t *testing.T) string {
+	t.Helper()
+	ports, err := port.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return fmt.Sprintf("127.0.0.1:%d", ports[0])
+}
+
+func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
+	address := free(t)
 	p := New("test.example.com")
 	p.Observe("prepare", "total", time.Now())
 	p.Errors.WithLabelValues("prepare", "DeviceInUse").Inc()

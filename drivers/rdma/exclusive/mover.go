@@ -80,8 +80,7 @@ func (m *Mover) free(ctx context.Context, e entry) error {
 			device := other.common(e)[0].RDMA
 			klog.FromContext(ctx).Info("An RDMA device is in another pod's network", "device", device, "pod", e.Pod, "holder", other.Pod)
 			return fmt.Errorf("%s is in the network of another pod (the log of this node's rdma-plugin names it): an RDMA device is in one "+
-				"pod's at "+
-				"a time", device)
+				"pod's at a time", device)
 		}
 		if err := m.takeAll(ctx, other); err != nil {
 			return err

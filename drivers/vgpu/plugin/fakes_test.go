@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"gpufabric.io/build/port"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/nvmlstate"
@@ -132,12 +132,11 @@ func scrape(t *testing.T, address, begins string) string {
 
 func free(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := port.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", ports[0])
 }
 
 // A GPU without its device nodes is not shared. A driver container, or nvidia-modprobe, may make them after the role has started.

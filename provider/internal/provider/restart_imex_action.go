@@ -36,8 +36,7 @@ func newRestartIMEXAction() action.Action {
 		usual: 5 * time.Minute,
 		schema: schema.Schema{
 			MarkdownDescription: "Restarts the IMEX daemons of a compute domain, and waits until they are ready again and the domain is as it " +
-				"was. " +
-				"Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again.",
+				"was. Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again.",
 			Attributes: map[string]schema.Attribute{
 				"domain": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the ComputeDomain."},
 				"namespace": schema.StringAttribute{

@@ -194,8 +194,7 @@ func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row
 			}
 			results = append(results, r)
 			o.Progress("%5d nodes, %3.0f %% full, %-14s %6.1f pods/s (%d of %d bound in %d batches), p50 %.2f s, p99 %.2f s, %.1f ms CPU a pod, "+
-				"%.0f MiB; "+
-				"%d slices, %d devices, %.2f MB; load %.1f",
+				"%.0f MiB; %d slices, %d devices, %.2f MB; load %.1f",
 				nodes, 100*fill, row.Name, r.PodsPerSecond(), r.Bound, r.Pods, r.Batches, r.P50, r.P99, 1000*r.CPU, r.Memory, r.Slices, r.Devices,
 				float64(r.Bytes)/1e6, r.Load)
 			if row.class == "" {

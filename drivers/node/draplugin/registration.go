@@ -12,7 +12,8 @@ import (
 // milliseconds. A kubelet that starts and gets no inotify instance logs that its watcher failed, works on, and never notices any plugin.
 const noticePatience = time.Minute
 
-// registration is the kubelet's answer to a plugin's registration. The helper library keeps it too, but without a lock.
+// registration is the kubelet's last answer to a plugin's registration. The helper library keeps it too, but without a lock. The answer
+// outlives the kubelet that gave it: a plugin does not see that the kubelet was restarted and that the new one has not noticed it.
 type registration struct {
 	mu sync.Mutex
 	// since is when the plugin's socket lay in the kubelet's directory; zero before.

@@ -17,9 +17,9 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// decideMode writes down whose IMEX daemons serve the domain, once: a domain keeps them whatever the controller is told later. One that
-// an earlier version has reconciled has its own. One that waits for its first channel of a clique follows the controller from Clique to
-// Host and back, since no daemon serves it yet.
+// decideMode records in the status whose IMEX daemons serve the domain. The choice is made once: a later change of the controller's mode
+// does not move the domain. A domain that an earlier version has reconciled has daemons of its own. A domain that still waits for its
+// first channel of a clique follows the controller's mode between Clique and Host, since no daemon serves it yet.
 func (r *Reconciler) decideMode(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
 	told := r.settings.IMEX
@@ -65,11 +65,12 @@ func (p *pass) ownDaemons() bool {
 	return p.domain.Status.IMEX != v1beta1.IMEXHost && (p.clique != "" || p.domain.Status.IMEX != v1beta1.IMEXClique)
 }
 
-// channelsOf enters into a clique's table of channels the domains that its nodes have joined. Each that is new gets the lowest number that
-// is free, of the count that every node of the clique has, or none: there is no room for it, or it wants all channels while others hold
-// some.
+// channelsOf adds to a clique's table of channels the domains that its nodes have joined. count is how many channels every node of the
+// clique has. A new domain gets the lowest free number. It gets none where no number is free, where one domain holds all channels, or
+// where it wants all of them and others hold some.
 //
-// The table is one object, and each write of it is refused where another came between: whoever writes it, no number is held twice.
+// The table is one object, and the API server refuses a write that was made from an older version of it. So no number is held twice,
+// whoever writes.
 func channelsOf(kept []v1beta1.ComputeDomainChannel, wanted []*v1beta1.ComputeDomain, count int) []v1beta1.ComputeDomainChannel {
 	channels := slices.Clone(kept)
 	taken := map[int]bool{}
@@ -104,8 +105,8 @@ func channelsOf(kept []v1beta1.ComputeDomainChannel, wanted []*v1beta1.ComputeDo
 	return channels
 }
 
-// channelCount is how many channels each of a clique's nodes has: the least that one of them says. A node that says nothing yet, or
-// nonsense, is passed over.
+// channelCount is how many channels every node of a clique has: the smallest number on its nodes' labels. A node without the label, or
+// with one that is no number, does not count.
 func channelCount(nodes []metav1.PartialObjectMetadata) int {
 	least := imex.Channels
 	for _, node := range nodes {
@@ -116,7 +117,8 @@ func channelCount(nodes []metav1.PartialObjectMetadata) int {
 	return least
 }
 
-// setChannels writes the table of channels into a clique's status, and into a user's which number it holds.
+// setChannels writes the table of channels into the status of a clique's domain. Into the status of a user's domain it writes which
+// number the domain holds in each of its cliques.
 func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
 	if p.clique == "" {
@@ -160,7 +162,7 @@ func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// joined are the domains of a mode that nodes are part of, without those that are going.
+// joined returns the domains of a mode that nodes are part of, without those that are being deleted.
 func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMetadata, mode v1beta1.IMEXMode) ([]*v1beta1.ComputeDomain,
 	error) {
 	var uids []types.UID
@@ -181,11 +183,12 @@ func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMet
 	return domains, nil
 }
 
-// givenBack says whether a channel's number may go to another domain: its domain is going or gone, and no node has it any more.
+// givenBack says whether another domain may get a channel's number: its domain is being deleted or gone, and no node has the number any
+// more.
 //
-// A plugin labels its node, then finds that the domain lives, and only then hands the number out. So once the domain is known to go, a node
-// that has handed the number out is labelled, until it has given it back. Both are asked of the API server, since a cache may be older than
-// the table; the domain first.
+// A node plugin labels its node, then checks that the domain is not being deleted, and only then hands the number out. So once the
+// domain is being deleted, every node that handed the number out keeps the label until the number is released. Both questions go to the
+// API server, the domain first, since a cache may be older than the table.
 func (r *Reconciler) givenBack(ctx context.Context, channel v1beta1.ComputeDomainChannel) (bool, error) {
 	uid := types.UID(channel.DomainID)
 	if cached, err := r.find(ctx, uid); err != nil || cached != nil && cached.DeletionTimestamp == nil {
@@ -239,7 +242,8 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 	return members, nil, nil
 }
 
-// hostService says whether a node's own nvidia-imex serves it, and if not why, by what its plugin wrote on the node.
+// hostService says whether a node's own nvidia-imex can serve domains, and if not why. The node's plugin has written the answer into a
+// label.
 func hostService(node *metav1.PartialObjectMetadata) (ready bool, why string) {
 	switch state := node.Labels[computedomain.LabelHostIMEX]; state {
 	case computedomain.HostIMEXReady:
@@ -251,7 +255,7 @@ func hostService(node *metav1.PartialObjectMetadata) (ready bool, why string) {
 	}
 }
 
-// servedBy fills in what a member's clique has for it: the node's daemon, and the domain's channel.
+// servedBy fills in what a member's clique provides: the node's daemon, and the domain's channel.
 func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain, node *metav1.PartialObjectMetadata, m *member) error {
 	clique, err := r.clique(ctx, m.clique)
 	if err != nil {
@@ -283,7 +287,7 @@ func noChannel(clique, domain *v1beta1.ComputeDomain) string {
 	held := len(clique.Status.Channels)
 	switch {
 	case clique.Status.IMEX != "" && clique.Status.IMEX != domain.Status.IMEX:
-		return fmt.Sprintf("its clique is still served in mode %s, by which %d %s a channel: it goes over to %s when they have ended",
+		return fmt.Sprintf("its clique is still served in mode %s, where %d %s a channel: the clique changes to %s when they have ended",
 			clique.Status.IMEX, held, plural(held, "domain holds", "domains hold"), domain.Status.IMEX)
 	case held == 0:
 		return "it has no IMEX channel yet"
@@ -330,8 +334,8 @@ func domainsOfNode(o client.Object) []string {
 	return domains
 }
 
-// concerns are the domains that a change of a ComputeDomain concerns: itself; those with a channel of the clique that it stands for; and,
-// where it is going, those that stand for the cliques in which it has a channel.
+// concerns returns the domains to reconcile when a ComputeDomain has changed: itself; those with a channel of the clique that it stands
+// for; and, where it is being deleted, those that stand for the cliques in which it has a channel.
 func (r *Reconciler) concerns(ctx context.Context, o client.Object) []types.UID {
 	concerned := []types.UID{o.GetUID()}
 	domain, ok := o.(*v1beta1.ComputeDomain)
@@ -351,7 +355,7 @@ func (r *Reconciler) concerns(ctx context.Context, o client.Object) []types.UID 
 	return concerned
 }
 
-// concernsOfNode are the domains that a change of a node concerns: those that it is part of, and that of its clique.
+// concernsOfNode returns the domains to reconcile when a node has changed: those that it is part of, and that of its clique.
 func (r *Reconciler) concernsOfNode(ctx context.Context, o client.Object) []types.UID {
 	var concerned []types.UID
 	for _, uid := range domainsOfNode(o) {
@@ -359,7 +363,7 @@ func (r *Reconciler) concernsOfNode(ctx context.Context, o client.Object) []type
 			concerned = append(concerned, types.UID(uid))
 		}
 	}
-	// An error is of a cache that is not there any more.
+	// The cache returns an error only when it has stopped.
 	if clique, err := r.clique(ctx, o.GetLabels()[v1beta1.LabelClique]); err == nil && clique != nil {
 		concerned = append(concerned, clique.UID)
 	}

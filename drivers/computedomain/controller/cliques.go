@@ -17,9 +17,9 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// cliques keeps a ComputeDomain for every clique that has nodes, where the daemons of cliques serve all domains. A request is a clique.
-// What such a domain needs, the Reconciler makes, as for any other. It keeps the mode that it was made in: another mode gets a
-// ComputeDomain of its own once no domain holds a channel of this one.
+// cliques keeps a ComputeDomain for every clique that has nodes, in the modes in which domains share a clique. A request names a clique.
+// The Reconciler makes what such a ComputeDomain needs, as for any other. It keeps the mode in which it was made: after a change of mode
+// a new one replaces it, once no domain holds a channel of it.
 type cliques struct {
 	client   client.Client
 	settings Settings
@@ -40,8 +40,8 @@ func (c *cliques) setup(manager ctrl.Manager) error {
 		Complete(c)
 }
 
-// Reconcile makes the clique's ComputeDomain, or removes it once nobody needs it. One that holds channels stays: its daemons have memory of
-// jobs, also where the controller was told since to make none.
+// Reconcile makes the clique's ComputeDomain, or removes it when it is not needed any more. One with channels in its table stays, even
+// where the controller's mode has changed since: jobs share memory through its daemons.
 func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, error) {
 	nodes := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
 	if err := c.client.List(ctx, &nodes, client.MatchingFields{byClique: clique}); err != nil {
@@ -60,11 +60,11 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 			return ctrl.Result{}, fmt.Errorf("make the ComputeDomain of clique %s: %w", clique, err)
 		}
 	case err == nil && (!wanted || ofOtherMode) && len(found.Status.Channels) == 0 && found.DeletionTimestamp == nil:
-		// The version that was seen: one that a domain got a channel of since stays.
+		// Only the version that was read is deleted: a domain may have got a channel since.
 		precondition := client.Preconditions{UID: &found.UID, ResourceVersion: &found.ResourceVersion}
 		err := c.client.Delete(ctx, found, precondition)
 		if apierrors.IsConflict(err) {
-			return ctrl.Result{}, nil // its change comes into view
+			return ctrl.Result{}, nil // the change causes another reconcile
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, fmt.Errorf("remove the ComputeDomain of clique %s: %w", clique, err)
@@ -73,7 +73,7 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 	return ctrl.Result{}, nil
 }
 
-// cliqueDomain stands for a whole clique. No claim is made from a template of it, so that none is made.
+// cliqueDomain is the ComputeDomain of a whole clique. No pod claims a channel of it, so the controller makes no template of this name.
 func cliqueDomain(clique, namespace string) *v1beta1.ComputeDomain {
 	name := computedomain.CliqueName(clique)
 	return &v1beta1.ComputeDomain{

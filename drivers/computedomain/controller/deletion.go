@@ -25,8 +25,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// lostAfter is when a daemon pod that should end no longer delays its domain's deletion: its node does not answer, and what is on
-// it ends with the node or when the node comes back.
+// lostAfter is how long a daemon pod that does not end may delay its domain's deletion. By then its node does not answer: the pod ends
+// with the node, or when the node comes back.
 const lostAfter = time.Minute
 
 // tellAfter is how long a deletion may take before its status says what it waits for.
@@ -43,7 +43,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		return result, err
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
-		// A passing error is not reported. A lasting one must be: it keeps the domain from going.
+		// A passing error is not reported. A lasting one must be: it keeps the domain from being deleted.
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}
@@ -189,7 +189,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	for i := range nodes {
 		node := &nodes[i]
 		if !labelledWith(uid)(*node) {
-			continue // a node that has a channel of it releases that itself
+			continue // a node with a channel of the domain removes its label itself
 		}
 		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 		err := r.client.Patch(ctx, node, client.RawPatch(types.JSONPatchType, patch))
@@ -200,7 +200,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-// labelledWith says of a node whether its label brings a daemon of the domain's own.
+// labelledWith says whether a node has the label that brings a daemon of this domain.
 func labelledWith(uid types.UID) func(metav1.PartialObjectMetadata) bool {
 	return func(node metav1.PartialObjectMetadata) bool {
 		return node.Labels[v1beta1.LabelComputeDomain] == string(uid)

@@ -43,7 +43,7 @@ func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 	for _, m := range h.members {
 		why[m.name] = m.why
 	}
-	// The API keeps seconds.
+	// The API keeps times in whole seconds.
 	now := metav1.NewTime(h.now).Rfc3339Copy()
 	for i := range nodes {
 		node := &nodes[i]

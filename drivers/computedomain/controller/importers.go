@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// importersPatience is for how long a domain that is being deleted waits for the pods that use it. Whoever deletes a job and its domain
-	// at once gives the job's pods their grace period, which is 30 s where nobody says otherwise.
+	// importersPatience is how long a domain that is being deleted waits for the pods that use it. Somebody who deletes a job and its
+	// domain together gives the job's pods their grace period, 30 s by default.
 	importersPatience = 45 * time.Second
-	// importersInterval is how often a domain that waits looks. Claims are not watched: they are all of a cluster's.
+	// importersInterval is how often a waiting domain looks for such pods. Claims are not watched: that would be all claims of the cluster.
 	importersInterval = time.Second
 )
 
-// awaitImporters holds a deletion up while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with
-// it the job. It returns when to look again; zero: nothing uses the domain, or it was waited for long enough.
+// awaitImporters delays a deletion while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with
+// it the job. It returns when to look again. Zero means that nothing uses the domain, or that it has waited long enough.
 func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (time.Duration, error) {
 	left := importersPatience - r.now().Sub(domain.DeletionTimestamp.Time)
 	if left <= -lostAfter {
-		return 0, nil // said and done
+		return 0, nil // it has waited, and the Event was made
 	}
 	pods, err := r.importers(ctx, domain)
 	if err != nil || len(pods) == 0 {
@@ -53,7 +53,8 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 	return 0, nil
 }
 
-// importers are the pods that a claim for the domain's channel is reserved for; of a clique's own, the domains that hold its channels.
+// importers returns the pods for which a claim of the domain's channel is reserved. For the domain of a clique it returns the domains
+// that hold its channels.
 func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomain) ([]string, error) {
 	if computedomain.CliqueOf(domain, r.settings.Namespace) != "" {
 		var domains []string
@@ -105,7 +106,7 @@ func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDo
 	return err
 }
 
-// removeWorkloadTemplates removes the templates that users name: nobody joins a domain that is going.
+// removeWorkloadTemplates removes the templates that users name, so that no further pod joins a domain that is being deleted.
 func (r *Reconciler) removeWorkloadTemplates(ctx context.Context, domain *v1beta1.ComputeDomain) error {
 	var templates resourceapi.ResourceClaimTemplateList
 	if err := r.client.List(ctx, &templates, client.InNamespace(domain.Namespace),
@@ -123,7 +124,7 @@ func (r *Reconciler) removeWorkloadTemplates(ctx context.Context, domain *v1beta
 	return nil
 }
 
-// holdForImporters is the first step of a deletion; done says that the next may come.
+// holdForImporters is the first step of a deletion. done says that the next step may follow.
 func (r *Reconciler) holdForImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (result ctrl.Result, done bool, err error) {
 	again, err := r.awaitImporters(ctx, domain)
 	if err != nil || again == 0 {

@@ -123,8 +123,8 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 // cliquesOf carries the status's cliques over to the present nodes. Slots never shrink while the domain lives: a daemon that starts
 // after the node with the highest index has left must list the same peers as the running daemons.
 //
-// A clique whose nodes were in the status before the clique itself was formed by an earlier version. Its daemons run with that
-// version's names, so one that starts now must use the same.
+// Where the status had the nodes of a clique and no entry for the clique itself, an earlier version formed it. Its daemons run with that
+// version's names, so a daemon that starts now must use the same names.
 func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
 	byID := map[string]v1beta1.ComputeDomainClique{}
 	for _, clique := range previous {

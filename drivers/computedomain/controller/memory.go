@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// lag is for how long a created object may be missing from the cache before it is taken for deleted.
+// lag is how long a created object may be missing from the cache before it counts as deleted.
 const lag = 10 * time.Second
 
 // memory is what the controller knows before its caches do: what it wrote itself. Without it the reconcile that a write causes
@@ -71,13 +71,14 @@ func (m *memory) sinceStatus(uid types.UID, now time.Time) time.Duration {
 	return now.Sub(m.of(uid).statusWrite)
 }
 
-// made remembers that an object was created, and recently says whether it was, so lately that the cache may not have it yet.
+// made remembers that an object was created.
 func (m *memory) made(uid types.UID, object string, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(uid).created[object] = at
 }
 
+// recently says whether an object was created so lately that the cache may not have it yet.
 func (m *memory) recently(uid types.UID, object string, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -40,8 +40,8 @@ const (
 	byClique = "clique"
 )
 
-// Reconciler brings domains into being and out of it. A request is a domain's UID: what belongs to a domain names it by that, and
-// what is left of a domain that no longer exists is found by it too.
+// Reconciler creates what domains need, and removes it again. A request is a domain's UID: every object of a domain carries it, so that
+// what is left of a deleted domain is found too.
 type Reconciler struct {
 	client   client.Client
 	live     client.Reader
@@ -78,7 +78,7 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 	})
 	byDomains := handler.TypedEnqueueRequestsFromMapFunc(r.concerns)
 	byNode := handler.TypedEnqueueRequestsFromMapFunc(r.concernsOfNode)
-	// Two controllers in one process (a simulation, a test) are none of each other's business.
+	// Two controllers in one process (a simulation, a test) may have the same name.
 	skipNameValidation := true
 	building := builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain")
 	if r.settings.NetworkPolicies {
@@ -108,7 +108,7 @@ type pass struct {
 	daemons *appsv1.DaemonSet
 	// clique is the clique that the domain stands for; empty for a user's.
 	clique string
-	// template is what the domain's daemon pods are to be made from; empty where that is of no interest.
+	// template is the content label of the domain's current daemon pods; empty where it does not matter.
 	template string
 	// again, where not zero, is when to look once more though nothing may have changed.
 	again time.Duration
@@ -146,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	return ctrl.Result{RequeueAfter: soonest(p.again, after)}, nil
 }
 
-// steps are what brings a domain into being, by whose daemons serve it.
+// steps returns the steps that create what a domain needs. They depend on whose daemons serve it.
 func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 	steps := []func(context.Context, *pass) error{r.ensureFinalizer}
 	if p.ownDaemons() {
@@ -158,7 +158,7 @@ func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 	return steps
 }
 
-// soonest is the earlier of two moments, where zero means never.
+// soonest is the shorter of two waits, where zero means never.
 func soonest(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -216,7 +216,7 @@ func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	if found.Name != "" && found.DeletionTimestamp == nil && found.Labels[v1beta1.LabelComputeDomain] == string(p.domain.UID) {
 		p.daemons = found
 	}
-	// The patch comes into view like an object that was made.
+	// The cache gets a patch late, as it gets a new object.
 	patched := "template " + p.template
 	switch {
 	case found.Name == "" || found.DeletionTimestamp != nil:
@@ -248,7 +248,7 @@ func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error 
 		return err
 	}
 	owner := "somebody else's"
-	// A template without our label is not watched, one of an earlier domain is on its way out.
+	// A template without our label is not watched, so look again. One of an earlier domain is being removed.
 	again := 15 * time.Second
 	if other := holder.GetLabels()[v1beta1.LabelComputeDomain]; other != "" {
 		owner, again = "that of the ComputeDomain with UID "+other, time.Second
@@ -262,7 +262,7 @@ func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error 
 	return nil
 }
 
-// ensure creates an object unless it exists. It returns what holds its name where that is not this domain's.
+// ensure creates an object unless it exists. Where an object that is not this domain's has the name, ensure returns that object.
 func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Object) (client.Object, error) {
 	uid := p.domain.UID
 	name := fmt.Sprintf("%T %s", want, want.GetName())
@@ -277,7 +277,7 @@ func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Obj
 	case !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("look up %s: %w", name, err)
 	case r.memory.recently(uid, name, r.now()):
-		// It comes into view, or was deleted before it did, of which no event would tell.
+		// The cache will have it soon; or it was deleted before the cache had it, for which there is no event.
 		p.again = soonest(p.again, lag)
 		return nil, nil
 	}
@@ -287,7 +287,7 @@ func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Obj
 		r.memory.made(uid, name, r.now())
 		return nil, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		// The domain goes with its namespace, only a moment later.
+		// The namespace is being deleted, and the domain with it.
 		return nil, nil
 	case !apierrors.IsAlreadyExists(err):
 		return nil, fmt.Errorf("create %s: %w", name, err)
@@ -302,7 +302,8 @@ func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Obj
 	return found, nil
 }
 
-// writeStatus writes the status if it changed, at the latest when its change may no longer wait; the result is when that is.
+// writeStatus writes the status if it has changed and the change may not wait any longer (pauseBefore). Otherwise it returns how long
+// the change may still wait; zero where nothing has changed.
 func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.ComputeDomainStatus) (time.Duration, error) {
 	members, pods, err := r.members(ctx, p)
 	if err != nil {
@@ -331,7 +332,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	}
 	pause, changed := pauseBefore(p.domain.Spec.NumNodes, *before, p.domain.Status)
 	if p.clique != "" {
-		pause = min(pause, addressPause) // others wait for what it says
+		pause = min(pause, addressPause) // domains of users wait for its table of channels
 	}
 	if !changed {
 		return 0, nil
@@ -341,7 +342,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	}
 	old := p.domain.DeepCopy()
 	old.Status = *before
-	// The indices in the status are made from the indices in the status: a write that was made from an older one must not land.
+	// New indices are made from those in the status, so a write that was made from an older status must fail.
 	if err := r.client.Status().Patch(ctx, p.domain, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})); err != nil {
 		return 0, fmt.Errorf("write the status: %w", err)
 	}
@@ -364,7 +365,7 @@ func (r *Reconciler) observe(ctx context.Context, uid types.UID) ([]metav1.Parti
 	return nodes.Items, pods.Items, nil
 }
 
-// announce makes an Event of a domain's becoming Ready, of its being so no longer, and of nodes that it loses.
+// announce makes an Event when a domain becomes Ready, when it no longer is, and when it loses nodes.
 func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.ComputeDomainStatus) {
 	degraded := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionDegraded)
 	if hurt := slices.Contains([]string{reasonInterrupted, reasonGone}, degraded.Reason); hurt &&

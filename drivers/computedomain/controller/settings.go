@@ -29,7 +29,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// Settings are what the controller of compute domains is told by flags.
+// Settings are the flags of the controller of compute domains.
 type Settings struct {
 	// Namespace is where the IMEX daemons run: the controller's own.
 	Namespace string
@@ -157,7 +157,7 @@ func Add(ctx context.Context, m ctrl.Manager, recorder record.EventRecorder, s S
 	if err := r.setup(ctx, m); err != nil {
 		return err
 	}
-	// By the controller that works alone: one that stands by knows nothing of how long a domain has been in its state.
+	// Only the leader serves them: a controller that stands by does not know how long a domain has been in its state.
 	figures := newCollector(r.client, &r.clocks, r.now, namedDomains)
 	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error { return figures.serve(ctx, metrics.Registry) })); err != nil {
 		return err

@@ -88,7 +88,7 @@ func (f *finder) find() error {
 	}{{"nvidia-imex", &f.set.Daemon}, {"nvidia-imex-ctl", &f.set.Control}} {
 		found, err := f.root.Program(program.name)
 		if err != nil {
-			return fmt.Errorf("%w: %w: install the package nvidia-imex of the driver's own version there, or set the driver root right", ErrNoIMEX,
+			return fmt.Errorf("%w: %w: install the package nvidia-imex of the driver's own version there, or correct the driver root", ErrNoIMEX,
 				err)
 		}
 		*program.path = filepath.Join(computedomain.DriverDir, "bin", program.name)
@@ -128,7 +128,7 @@ func (f *finder) program(path string) error {
 	}
 	found, ok := f.file(loader)
 	if !ok {
-		return fmt.Errorf("%s is to be started by %s, which is not below %s: is the whole system of the driver there?", path, loader, f.root.Host)
+		return fmt.Errorf("%s needs the loader %s, which is not below %s: is the driver root complete?", path, loader, f.root.Host)
 	}
 	f.set.Loader = f.add(filepath.Base(loader), found)
 	return f.needed(binary, path)

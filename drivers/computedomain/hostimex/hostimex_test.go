@@ -157,7 +157,7 @@ func TestANodeOfTheDomainThatTheServiceCannotReachIsNamed(t *testing.T) {
 	}{
 		"all connected":       {listed(t, all, fakeimex.Connected, fakeimex.Connected), "", ""},
 		"one not yet":         {listed(t, all, fakeimex.NeverConnected, fakeimex.Connected), "", ""},
-		"one not listed":      {listed(t, all[:2], fakeimex.Connected), NodesMissing, "none of them: c:"},
+		"one not listed":      {listed(t, all[:2], fakeimex.Connected), NodesMissing, "not these of the domain: c:"},
 		"another list there":  {listed(t, all, fakeimex.Connected, fakeimex.NodeMapMismatch), NodesMissing, "different lists of nodes"},
 		"another version":     {listed(t, all, fakeimex.VersionMismatch, fakeimex.Connected), VersionMismatch, "b (" + version + ")"},
 		"a list without self": {listed(t, []string{"192.168.0.1", "192.168.0.2"}), "error", "10.0.0"},

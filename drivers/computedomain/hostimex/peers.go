@@ -25,11 +25,12 @@ func (p Peer) is(node imex.Node) bool {
 	return slices.Contains(names, node.Host) || node.HostName != "" && slices.Contains(names, node.HostName)
 }
 
-// Peers says whether the service can be connected with those of other nodes of a domain, and if not why. What keeps the two apart for
-// good is told; a peer that is not connected yet is not, since a service is READY without. An error says that the list is not known.
+// Peers says whether the service can be connected with those of other nodes of a domain, and if not why. It reports what keeps two
+// services apart for good. A peer that is not connected yet is no finding, since a service is READY without it. An error says that the
+// list is not known.
 //
-// Lists may have addresses of a network that Kubernetes does not know. Where own is not found in the list by what its Node object says, no
-// other node is missed either.
+// Lists may have addresses of a network that Kubernetes does not know. Where the list lacks even the own node, by the names and
+// addresses of its Node object, no other node counts as missing.
 func (s *Service) Peers(ctx context.Context, own Peer, others []Peer) (Finding, error) {
 	control, err := s.control()
 	if err != nil {
@@ -72,7 +73,7 @@ func judge(nodes []imex.Node, own imex.Node, others []Peer) Finding {
 		"(/etc/nvidia-imex/nodes_config.cfg), the same on each of them, and start nvidia-imex again on each when no job runs there"
 	switch {
 	case len(missing) > 0:
-		return found(NodesMissing, "the node's nvidia-imex lists %d nodes, and these of the domain are none of them: %s: %s", len(nodes),
+		return found(NodesMissing, "the node's nvidia-imex lists %d nodes, but not these of the domain: %s: %s", len(nodes),
 			list(missing), remedy)
 	case len(foreign) > 0:
 		return found(NodesMissing, "the node's nvidia-imex and those of these nodes of the domain have different lists of nodes, and refuse "+

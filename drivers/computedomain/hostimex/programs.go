@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// link lays a driver's programs out below dir as a daemon's container has them, by links to where they lie. They are started from there by
-// their own loader with the libraries beside it, since the C library of this container may be another than theirs.
+// link makes links to a driver's programs below dir, laid out as in a daemon's container. The programs are started there by their own
+// loader with the libraries beside it, since this container may have another C library.
 func link(dir string, set *driverfiles.Set) (imex.Programs, error) {
 	at := func(path string) string {
 		if path == "" {
@@ -30,7 +30,7 @@ func link(dir string, set *driverfiles.Set) (imex.Programs, error) {
 	return imex.Programs{Daemon: at(set.Daemon), Control: at(set.Control), Loader: at(set.Loader)}, nil
 }
 
-// relink makes path a link to target; no write where it is one.
+// relink makes path a link to target. It writes nothing where it is one already.
 func relink(target, path string) error {
 	if is, err := os.Readlink(path); err == nil && is == target {
 		return nil

@@ -153,7 +153,7 @@ func hostsWith(old []byte, group Group, bindAddress string) []byte {
 }
 
 // writeHosts writes the group to the hosts file. A container's /etc/hosts is a mount, which a rename cannot replace, so the file is
-// written in place. The daemon reads it only when told to.
+// written in place. The daemon reads it only when it starts or is signalled.
 func writeHosts(spec imex.Spec, group Group) error {
 	old, err := os.ReadFile(spec.HostsFile)
 	if err != nil && !os.IsNotExist(err) {

@@ -241,7 +241,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	}
 	// Before the start, which opens the session: if nobody survives to record its end, the next supervisor does.
 	if err := session.Begin(s.spec.Dir, time.Now()); err != nil {
-		klog.FromContext(ctx).Error(err, "The end of this IMEX session may not be told to the pods that it hurts")
+		klog.FromContext(ctx).Error(err, "Pods may not learn of the end of this IMEX session")
 	}
 	daemon, err := s.runner.Start(ctx, s.spec)
 	if err != nil {
@@ -251,7 +251,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	group, err = w.run(ctx)
 	daemon.Stop(w.patience)
 	if noted := session.Finish(s.spec.Dir, time.Now(), whyEnded(ctx, err)); noted != nil {
-		klog.FromContext(ctx).Error(noted, "The end of this IMEX session is not told to the pods that it hurts")
+		klog.FromContext(ctx).Error(noted, "Pods do not learn of the end of this IMEX session")
 	}
 	return group, err
 }

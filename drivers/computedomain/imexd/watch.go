@@ -118,7 +118,7 @@ func (w *watch) consider(a answer) error {
 func (w *watch) beyondHelp(a answer) error {
 	since := w.unwellFor.Round(time.Second)
 	if a.err != nil {
-		return fmt.Errorf("nvidia-imex has not said how it is for %s: %w", since, a.err)
+		return fmt.Errorf("nvidia-imex has not reported its state for %s: %w", since, a.err)
 	}
 	return fmt.Errorf("nvidia-imex has been %s for %s, which it stays: the driver gives a node one IMEX session, which the node's own "+
 		"service nvidia-imex may hold "+

@@ -71,8 +71,8 @@ type entry struct {
 	mode    v1beta1.IMEXMode
 }
 
-// await returns the entry of a domain in the clique's table. Until there is one it tells waiting what is missing; when ctx ends first, the
-// error does.
+// await returns the entry of a domain in the clique's table. Until there is one it reports to waiting what is missing. When ctx ends
+// first, the error says what was missing.
 func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string)) (entry, error) {
 	for {
 		object, changed := c.object.Get()

@@ -121,7 +121,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 		})
 	}
 	if p.host == nil {
-		p.hostState.Set(hostState{known: true}) // a label of an earlier mode goes
+		p.hostState.Set(hostState{known: true}) // removes the label of an earlier mode
 	}
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
@@ -216,7 +216,7 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, k.shared, lame)}}},
 			}})
 			if ctx.Err() != nil {
-				return nil // what it was told to end in the middle of is no failure
+				return nil // a write that was cut short by the end is no failure
 			}
 			if err != nil {
 				return err
@@ -233,7 +233,7 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 	}
 }
 
-// renew has claims prepared again whose devices are others since the node's place in the fabric changed.
+// renew prepares claims again whose devices differ since the node's place in the fabric has changed.
 func renew(ctx context.Context, plugin *draplugin.Plugin, current *observed.Value[fabric]) {
 	for {
 		_, changed := current.Get()

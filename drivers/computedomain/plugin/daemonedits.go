@@ -59,7 +59,7 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
 	if boot == "" {
-		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so nobody knows whether what an IMEX daemon " +
+		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so it is not known whether what an IMEX daemon " +
 			"kept is of this boot; it is read again when the claim is tried again")
 	}
 	last, err := os.ReadFile(path)

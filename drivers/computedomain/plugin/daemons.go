@@ -52,8 +52,8 @@ func (d *daemons) follow(ctx context.Context) {
 	informer.RunWithContext(ctx)
 }
 
-// await returns nil as soon as the node's daemon for domain is ready. Until then it tells waiting what is missing; when ctx ends
-// first, the error does.
+// await returns nil as soon as the node's daemon for domain is ready. Until then it reports to waiting what is missing. When ctx ends
+// first, the error says what was missing.
 func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(message string)) error {
 	for {
 		pods, changed := d.pods.Get()
@@ -70,12 +70,12 @@ func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(mess
 	}
 }
 
-// lameAfter is for how long the clique's daemon may be not ready before new pods are kept away: one that ended by itself is READY again in
-// less, and each change of a taint is a write of each node.
+// lameAfter is how long the clique's daemon may be not ready before new pods are kept away. A daemon that ended by itself is READY again
+// sooner, and each change of the taint costs a write on each node.
 const lameAfter = 5 * time.Second
 
-// followDaemon keeps lame until ctx ends. Pods that the scheduler sent here meanwhile would wait for their channel, and might run
-// elsewhere.
+// followDaemon keeps lame current until ctx ends. Without the taint the scheduler would send pods here that wait for their channel and
+// could run elsewhere.
 func (k *kind) followDaemon(ctx context.Context) {
 	var limit <-chan time.Time // nil: nothing is waited for
 	for {

@@ -117,7 +117,7 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 		}
 		r.driver = driver
 		if r.version, err = driver.Version(); err != nil {
-			r.version = "" // an old driver is asked less for it than one that says nothing
+			r.version = "" // then no version is refused
 		}
 	}
 	gpus, err := r.driver.Fabric()

@@ -82,8 +82,8 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 	return "", !h.unsure, h.changed
 }
 
-// members are the domains of whose channels the clique's daemons serve claims here, whether these are all, and a channel that is
-// closed when they may have changed.
+// members returns the domains with a shared channel that a claim here has, whether these are all, and a channel that is closed when they
+// may have changed.
 func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -99,7 +99,7 @@ func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan str
 	return slices.Compact(domains), !h.unsure, h.changed
 }
 
-// servers are the domains whose daemons serve channels that claims here have, and a channel that is closed when they may have changed.
+// servers returns the domains whose daemons serve the channels of claims here, and a channel that is closed when they may have changed.
 func (h *holdings) servers() (domains []types.UID, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -141,8 +141,8 @@ func (k *kind) awaitHost(ctx context.Context, claim *draplugin.Claim, domain *v1
 	}
 }
 
-// serves says whether the node's own nvidia-imex serves a domain, and if not why. A list of nodes that is not known keeps nobody waiting:
-// the service is READY by its own account.
+// serves says whether the node's own nvidia-imex serves a domain, and if not why. A claim does not wait where the list of nodes is not
+// known: the service itself says READY.
 func (k *kind) serves(ctx context.Context, domain *v1beta1.ComputeDomain, clique string) hostimex.Finding {
 	if finding := k.host.Look(ctx); finding.Reason != "" {
 		return finding

@@ -47,7 +47,7 @@ func (k *kind) keepLabel(ctx context.Context) {
 func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
 	logger := klog.FromContext(ctx)
 	if label != "" {
-		logger.Info("Taking the label of a compute domain off the node, which no claim of the node is for", "domain", label)
+		logger.Info("Removing the label of a compute domain that no claim of the node is for", "domain", label)
 		if err := k.node.leave(ctx, label); err != nil {
 			return err
 		}
@@ -62,6 +62,6 @@ func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
 	if domain == nil || domain.DeletionTimestamp != nil {
 		return nil // the controller has removed it
 	}
-	logger.Info("Putting the label of a compute domain back, of which a claim is prepared here", "domain", held)
+	logger.Info("Restoring the label of a compute domain: a claim of it is prepared here", "domain", held)
 	return k.node.join(ctx, held)
 }

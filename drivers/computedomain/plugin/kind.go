@@ -30,7 +30,7 @@ import (
 // quiet is how long a wait may take before it is worth an Event.
 const quiet = 2 * time.Second
 
-// domainFinder finds a ComputeDomain by UID in one namespace (domains.Client).
+// domainFinder finds a ComputeDomain by UID in one namespace (computedomain.Client).
 type domainFinder interface {
 	ByUID(ctx context.Context, namespace, hint string, uid types.UID) (*v1beta1.ComputeDomain, error)
 }
@@ -49,7 +49,7 @@ type kind struct {
 	driver    driver.Search
 	bootID    func() string
 	holdings  holdings
-	// settle is settleTime, but in tests.
+	// settle is settleTime, except in tests.
 	settle time.Duration
 	// shared says that the node's channels are shared by domains from now on.
 	shared bool
@@ -277,10 +277,10 @@ func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *
 	})
 }
 
-// awaitQuietly waits by await, which is told whom to tell what is missing, and passes that on once it takes long.
+// awaitQuietly waits by await. It passes on what await reports as missing, but only once the wait has taken longer than quiet.
 func (k *kind) awaitQuietly(ctx context.Context, claim *draplugin.Claim, reason string, domain *v1beta1.ComputeDomain,
 	await func(ctx context.Context, waiting func(string)) error) error {
-	// The wait tells its news to tell, which passes them on once the quiet time is over.
+	// await reports to tell, which passes it on once the quiet time is over.
 	var mu sync.Mutex
 	var latest string
 	loud := false
@@ -350,8 +350,9 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *
 	return edits, nil
 }
 
-// Outdated implements draplugin.Renewer: a daemon's claim that was prepared before the node was in its fabric, or in another clique, lacks
-// what the daemon needs. Its container gets that when it is started again, which it sees to itself.
+// Outdated implements draplugin.Renewer. A daemon's claim that was prepared before the node was in its fabric, or in another clique,
+// lacks what the daemon needs. The daemon's container gets that when it starts again, and it ends by itself while it lacks it
+// (imexd.Supervisor.Run).
 func (k *kind) Outdated(record claimstate.Record) bool {
 	data, err := decode(record)
 	current := k.fabric.Now()
@@ -449,8 +450,9 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 	return nodes
 }
 
-// devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim
-// gets is its domain's to say, and any number of claims may have it. lame is a taint's value where the daemon which serves it is not ready.
+// devicesOf are the devices of a node with this fabric. A shared channel stands for all channels that the node has: any number of claims
+// may have it, and each gets the number that its domain holds. lame is the value of a taint where the daemon that serves the channel is
+// not ready.
 func devicesOf(f fabric, shared bool, lame string) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {

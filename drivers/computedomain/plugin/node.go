@@ -112,9 +112,10 @@ func keepMetadata(obj any) (any, error) {
 	return obj, nil
 }
 
-// labelClique keeps the node's clique label as the fabric says, with it that of the node's channels where they are shared, and that of
-// the node's own nvidia-imex, until ctx ends: also when someone else changes it, or when the Node object is made again. While GPUs are in
-// trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+// labelClique keeps three labels current until ctx ends: the node's clique, as the fabric says; the number of its channels, where they
+// are shared; and the state of the node's own nvidia-imex. It restores them when somebody else changes them or when the Node object is
+// made again. While GPUs are in trouble or drained the labels stay, since running jobs do. Where GPUs disagree about their clique, the
+// clique's label is removed.
 func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool, host *observed.Value[hostState]) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff

@@ -39,8 +39,9 @@ func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1
 
 // prepareShared gives a claim the channel that its domain holds in the node's clique.
 //
-// The order keeps a number from being two domains': the node is labelled with the domain, then the domain is found to live, and only then
-// the number is read. The controller takes the number away only from a domain that is going, once no node is labelled with it.
+// The order of three steps keeps a number from having two domains. The node gets the domain's label; then the plugin checks that the
+// domain is not being deleted; only then it reads the number. The controller takes a number only from a domain that is being deleted or
+// gone, once no node has its label.
 func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig,
 	domain *v1beta1.ComputeDomain, data *held) (specs.ContainerEdits, error) {
 	none := specs.ContainerEdits{}
@@ -134,8 +135,8 @@ func (k *kind) leaveShared(ctx context.Context, claim types.UID, data held) erro
 	return k.holdings.release(claim, data, k.removeDir)
 }
 
-// keepMembers keeps the labels of domains with a channel of the clique as the node's claims say, until ctx ends, for the reasons that
-// keepLabel has: a label that is missing gives a number back that is in use, and one too many keeps it for ever.
+// keepMembers keeps the labels of domains with a channel of the clique as the node's claims require, until ctx ends, for the reasons
+// that keepLabel has: a missing label releases a number that is in use, and a label too many holds a number for ever.
 func (k *kind) keepMembers(ctx context.Context) {
 	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
 	retry := backoff
@@ -186,10 +187,10 @@ func (k *kind) mendMember(ctx context.Context, domain types.UID) error {
 	}
 	defer unlock()
 	if k.holdings.only("", domain) {
-		klog.FromContext(ctx).Info("Giving back the channel of a compute domain that no claim of the node is for", "domain", domain)
+		klog.FromContext(ctx).Info("Releasing the channel of a compute domain that no claim of the node is for", "domain", domain)
 		return k.node.leaveShared(ctx, domain)
 	}
-	klog.FromContext(ctx).Info("Putting the label of a compute domain back, of which a claim has a channel", "domain", domain)
+	klog.FromContext(ctx).Info("Restoring the label of a compute domain: a claim here has its channel", "domain", domain)
 	return k.node.joinShared(ctx, domain)
 }
 

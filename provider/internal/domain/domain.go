@@ -64,7 +64,7 @@ func Of(d *v1beta1.ComputeDomain) State {
 // Missing says what the domain still lacks, and names the nodes; empty when it is Ready.
 func (s State) Missing() string {
 	if !s.Accepted {
-		return "the gpufabric controller has not taken it up yet"
+		return "the gpufabric controller has not processed it yet"
 	}
 	if s.Ready {
 		return ""

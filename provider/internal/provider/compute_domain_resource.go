@@ -108,13 +108,13 @@ func computeDomainSchema(ctx context.Context) schema.Schema {
 				Default:       stringdefault.StaticString("Single"),
 				PlanModifiers: replace,
 				Validators:    []validator.String{stringvalidator.OneOf("Single", "All")},
-				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the " +
-					"domain.",
+				MarkdownDescription: "`Single`, the default, gives a pod the channel of its domain; `All` gives it every channel of its node. " +
+					"A change replaces the domain.",
 			},
 		}}
 	addReadiness(
 		attributes,
-		"the controller has taken the domain up and its claim template is there, so that pods can be created",
+		"the controller has processed the domain and its claim template is there, so that pods can be created",
 		"the domain is Ready. A domain with `num_nodes` = N > 0 becomes so only when pods that use it have brought N nodes in: wait for it "+
 			"only where those pods do not depend on this resource",
 	)

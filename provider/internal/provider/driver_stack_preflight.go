@@ -106,7 +106,7 @@ func (m *driverStackModel) judge(checks []preflight.Check) diag.Diagnostics {
 		summary := fmt.Sprintf("Preflight: %d of %d checks fail", len(failing), len(checks))
 		text := "With this cluster and these values the drivers would not work:\n" + checkLines(failing)
 		if m.mode() == preflightFail {
-			diags.AddAttributeError(at, summary, text+"\n\nNothing was changed. Mend it, or set preflight = \"warn\" to go on in spite of it.")
+			diags.AddAttributeError(at, summary, text+"\n\nNothing was changed. Fix it, or set preflight = \"warn\" to go on in spite of it.")
 		} else {
 			diags.AddAttributeWarning(at, summary, text)
 		}

@@ -115,7 +115,7 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 				Validators:  []validator.List{listvalidator.ValueStringsAre(valuesDocument{})},
 				MarkdownDescription: "Chart values as YAML documents, later ones over earlier ones, for example `[file(\"values.yaml\"), " +
 					"yamlencode({...})]`. They are checked against the chart's schema at plan time. " +
-					"They are stored in the state: secrets belong into `values_wo`.",
+					"They are stored in the state: put secrets into `values_wo`.",
 			},
 			"values_wo": schema.ListAttribute{
 				ElementType: types.StringType,
@@ -133,7 +133,7 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 			"values_wo_version": schema.Int64Attribute{
 				Optional:            true,
 				Validators:          []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("values_wo"))},
-				MarkdownDescription: "Any number; another one applies `values_wo` again.",
+				MarkdownDescription: "Any number. A changed number applies `values_wo` again.",
 			},
 			"components": schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Parts of the stack to switch on or off, over `values`.",
 				Attributes: map[string]schema.Attribute{

@@ -59,9 +59,9 @@ func newParseCliqueID() function.Function {
 	return &pureFunction{
 		name: "parse_clique_id",
 		definition: function.Definition{
-			Summary: "Takes an NVLink clique's name apart",
-			MarkdownDescription: "Takes `<ClusterUUID>.<CliqueID>`, as the node label `nvidia.com/gpu.clique` and a compute domain's nodes have " +
-				"it, apart.",
+			Summary: "Parses the name of an NVLink clique",
+			MarkdownDescription: "Parses `<ClusterUUID>.<CliqueID>`, the form of the node label `nvidia.com/gpu.clique` and of a compute " +
+				"domain's nodes.",
 			Parameters: []function.Parameter{text("id", "The clique, for example `69a19a31-f41c-45a5-8245-579b6bce5bdd.32766`.")},
 			Return: function.ObjectReturn{
 				AttributeTypes: map[string]attr.Type{"cluster_uuid": types.StringType, "clique_id": types.Int64Type},
@@ -92,7 +92,7 @@ func newParseMIGProfile() function.Function {
 	return &pureFunction{
 		name: "parse_mig_profile",
 		definition: function.Definition{
-			Summary: "Takes a MIG profile's name apart",
+			Summary: "Parses the name of a MIG profile",
 			MarkdownDescription: "Takes a MIG profile's name, for example `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`, apart: slices of the GPU " +
 				"instance and of the compute instance, " +
 				"the memory as named in GB, and what stands after the plus.",

@@ -83,11 +83,11 @@ func migLayoutDefinition() definition[*migLayoutModel] {
 
 func migLayoutSchema(ctx context.Context) schema.Schema {
 	attributes := metaAttributes(ctx, migLayoutKind)
-	attributes["node_selector"] = nodeSelectorAttribute("shall have the layout")
+	attributes["node_selector"] = nodeSelectorAttribute("get the layout")
 	attributes["layout"] = schema.StringAttribute{
 		Required:            true,
 		Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
-		MarkdownDescription: "Which of `layouts` the nodes shall have.",
+		MarkdownDescription: "Name of the entry of `layouts` that the nodes get.",
 	}
 	attributes["layouts"] = schema.MapNestedAttribute{Required: true, Validators: []validator.Map{mapvalidator.SizeAtLeast(1)},
 		MarkdownDescription: "Layouts by name. Function `mig_parted` reads them from a configuration file of mig-parted.",
@@ -95,7 +95,7 @@ func migLayoutSchema(ctx context.Context) schema.Schema {
 			"gpus": schema.ListNestedAttribute{
 				Required:            true,
 				Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
-				MarkdownDescription: "What which GPUs of a node are cut into. A GPU may be meant by one entry at most.",
+				MarkdownDescription: "How the GPUs of a node are cut. At most one entry may apply to each GPU.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"device_filter": schema.ListAttribute{
 						ElementType:         types.StringType,
@@ -114,16 +114,16 @@ func migLayoutSchema(ctx context.Context) schema.Schema {
 				}},
 			},
 		}}}
-	addReadiness(attributes, "the controller has looked at the layout", "every selected node has the layout")
+	addReadiness(attributes, "the controller has processed the layout", "every selected node has the layout")
 	attributes["nodes"] = schema.ListNestedAttribute{
 		Computed:            true,
-		MarkdownDescription: "How far each node is.",
+		MarkdownDescription: "State of the layout on each node.",
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 			"name":  schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
 			"state": schema.StringAttribute{Computed: true, MarkdownDescription: "`Applied`, `Waiting` or `Failed`."},
 			"message": schema.StringAttribute{
 				Computed:            true,
-				MarkdownDescription: "What runs on a GPU that has to change, or why the layout cannot be had.",
+				MarkdownDescription: "What runs on a GPU that has to change, or why the node cannot have the layout.",
 			},
 		}},
 	}
@@ -266,7 +266,7 @@ func (m *migLayoutModel) forget() {
 // waiting names the nodes without the layout and their reasons.
 func (m *migLayoutModel) waiting(ctx context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "the gpufabric controller has not looked at the layout yet; check that the chart's gpus.enabled is true"
+		return "the gpufabric controller has not processed the layout yet; check that the chart's gpus.enabled is true"
 	}
 	var nodes []struct {
 		Name    string `tfsdk:"name"`

@@ -60,7 +60,7 @@ func newNodesDataSource() datasource.DataSource {
 		return schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: what}
 	}
 	return &reader[nodesModel]{name: "nodes", read: readNodes, schema: schema.Schema{
-		MarkdownDescription: "Nodes with what of the fabric they have: GPUs, RDMA NICs, NVLink clique and health, as the drivers publish it.",
+		MarkdownDescription: "Nodes and their part of the fabric: GPUs, RDMA NICs, NVLink clique and health, as the drivers publish them.",
 		Attributes: map[string]schema.Attribute{
 			"match_labels": schema.MapAttribute{
 				ElementType:         types.StringType,
@@ -74,9 +74,9 @@ func newNodesDataSource() datasource.DataSource {
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"name": text("Name of the node."),
 					"clique_id": text(
-						"NVLink clique, `ClusterUUID.CliqueID`; empty for a node without fabric. Function `parse_clique_id` takes it apart.",
+						"NVLink clique, `ClusterUUID.CliqueID`; empty for a node without fabric. Function `parse_clique_id` parses it.",
 					),
-					"ready": schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether Kubernetes calls the node Ready."},
+					"ready": schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the node is Ready in Kubernetes."},
 					"healthy": schema.BoolAttribute{
 						Computed:            true,
 						MarkdownDescription: "Whether the node is ready and none of its GPUs and NICs is in trouble.",

@@ -366,7 +366,7 @@ func (r *objectResource[M]) settle(
 	case err == nil:
 		return nil
 	case inVain:
-		return &unfinished{r.kind.Name + " is looked at by nobody", fmt.Sprintf("The wait for %s was given up: %s.", r.title(m), waiting)}
+		return &unfinished{r.kind.Name + " is processed by nobody", fmt.Sprintf("The wait for %s was given up: %s.", r.title(m), waiting)}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &unfinished{r.kind.Name + " not ready in time", fmt.Sprintf("After %s, %s is not there yet: %s.", timeout, r.title(m), waiting)}
 	case errors.Is(err, context.Canceled):

@@ -79,7 +79,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 		Computed:            true,
 		Default:             stringdefault.StaticString(v1alpha1.DefaultRDMAPrefix),
 		Validators:          notEmpty(),
-		MarkdownDescription: "What stands before the name and a slash. Default `rdma`.",
+		MarkdownDescription: "Prefix of the resource, before a slash and the name. Default `rdma`.",
 	}
 	attributes["rdma_hca_max"] = schema.Int64Attribute{
 		Optional: true,
@@ -115,9 +115,9 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 		Optional:            true,
 		Computed:            true,
 		Default:             booldefault.StaticBool(false),
-		MarkdownDescription: "Leave the NUMA node out of what the kubelet is told. Default `false`.",
+		MarkdownDescription: "Do not report the NUMA node to the kubelet. Default `false`.",
 	}
-	addReadiness(attributes, "the controller has looked at the pool", "every selected node has a healthy device in the pool")
+	addReadiness(attributes, "the controller has processed the pool", "every selected node has a healthy device in the pool")
 	attributes["resource"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What pods ask for: `resource_prefix/resource_name`."}
 	attributes["healthy_devices"] = schema.Int64Attribute{
 		Computed:            true,
@@ -130,7 +130,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 			"name":            schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
 			"devices":         schema.Int64Attribute{Computed: true, MarkdownDescription: "How many devices match."},
 			"healthy_devices": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many of them can carry traffic."},
-			"units":           schema.Int64Attribute{Computed: true, MarkdownDescription: "How many units the kubelet may hand out now."},
+			"units":           schema.Int64Attribute{Computed: true, MarkdownDescription: "How many units the kubelet may allocate now."},
 			"message": schema.StringAttribute{
 				Computed:            true,
 				MarkdownDescription: "Why there are no devices, or fewer healthy ones than devices.",
@@ -139,7 +139,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 	}
 	return schema.Schema{
 		Attributes: attributes,
-		MarkdownDescription: "A pool of RDMA NICs handed out under one resource name. It is the resource `RDMAPool` of " +
+		MarkdownDescription: "A pool of RDMA NICs offered under one resource name. It is the resource `RDMAPool` of " +
 			"`gpufabric.io/v1alpha1` and says what an entry of the RDMA device plugin's config.json says, per node selector.",
 	}
 }
@@ -214,7 +214,7 @@ func (m *rdmaPoolModel) forget() {
 // waiting names the nodes that lack a healthy device.
 func (m *rdmaPoolModel) waiting(ctx context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "the gpufabric controller has not looked at the pool yet; check that the chart's rdma.enabled is true"
+		return "the gpufabric controller has not processed the pool yet; check that the chart's rdma.enabled is true"
 	}
 	var nodes []struct {
 		Name    types.String `tfsdk:"name"`

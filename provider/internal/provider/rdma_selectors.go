@@ -68,11 +68,11 @@ func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 func rdmaSelectorsAttribute() schema.Attribute {
 	attributes := map[string]schema.Attribute{
 		"numa_nodes":    schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
-		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Least rate of a port, in Gb/s."},
+		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Minimum rate of a port, in Gb/s."},
 		"is_rdma": schema.BoolAttribute{
 			Optional: true,
-			MarkdownDescription: "Devices that have RDMA. A pool has no others, so that `true` takes every device that the other selectors " +
-				"leave, and `false` is as good as absent.",
+			MarkdownDescription: "Devices that have RDMA. A pool has no others, so `true` selects every device that the other selectors " +
+				"select, and `false` is the same as leaving it out.",
 		},
 	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {

@@ -26,7 +26,7 @@ func newRepartitionAction() action.Action {
 		name:  "repartition",
 		usual: 15 * time.Minute,
 		schema: schema.Schema{
-			MarkdownDescription: "Brings a MIG layout about now. A `gpufabric_mig_layout` changes only GPUs on which nothing runs; this evicts " +
+			MarkdownDescription: "Applies a MIG layout now. A `gpufabric_mig_layout` changes only GPUs on which nothing runs; this evicts " +
 				"the pods that hold the others, as disruption budgets allow, " +
 				"and waits until every selected node has the layout.",
 			Attributes: map[string]schema.Attribute{

@@ -114,7 +114,7 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 			"pod.",
 	}
 	attributes["master"] = text(
-		"Interface of the node that the network hangs on. Required with `macvlan` and `ipoib`.",
+		"Interface of the node on which the network is built. Required with `macvlan` and `ipoib`.",
 		stringvalidator.RegexMatches(regexp.MustCompile(`^[^/:\s]{1,15}$`), "must be the name of a network interface"),
 	)
 	attributes["mode"] = text(
@@ -173,7 +173,7 @@ func validateSecondaryNetwork(ctx context.Context, m *secondaryNetworkModel) (fi
 	case device && !m.Master.IsNull():
 		errs = append(errs, field.Forbidden(field.NewPath("master"), "not allowed with type host-device: set pci_bus_id or resource_name"))
 	case !device && m.Master.IsNull():
-		errs = append(errs, field.Required(field.NewPath("master"), "the interface of the node that the network hangs on"))
+		errs = append(errs, field.Required(field.NewPath("master"), "the interface of the node on which the network is built"))
 	case device && m.PCIBusID.IsNull() && m.ResourceName.IsNull():
 		errs = append(errs, field.Required(field.NewPath("pci_bus_id"), "pci_bus_id or resource_name says which NIC is moved"))
 	}

@@ -37,7 +37,7 @@ func newTopologyDataSource() datasource.DataSource {
 		return schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: what}
 	}
 	return &reader[topologyModel]{name: "topology", read: readTopology, schema: schema.Schema{
-		MarkdownDescription: "How the fabric hangs together: which nodes share an NVLink clique, and which GPUs and NICs of a node stand " +
+		MarkdownDescription: "The topology of the fabric: which nodes share an NVLink clique, and which GPUs and NICs of a node are " +
 			"under one PCIe switch.",
 		Attributes: map[string]schema.Attribute{
 			"cliques": schema.ListNestedAttribute{
@@ -51,7 +51,7 @@ func newTopologyDataSource() datasource.DataSource {
 			},
 			"groups": schema.ListNestedAttribute{
 				Computed:            true,
-				MarkdownDescription: "GPUs and NICs that stand close together on a node.",
+				MarkdownDescription: "GPUs and NICs that are close together on a node.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"node":        schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
 					"pcie_switch": schema.StringAttribute{Computed: true, MarkdownDescription: "PCI address of the switch above them; empty without one."},

@@ -101,10 +101,10 @@ func vgpuProfileSchema(ctx context.Context) schema.Schema {
 	}
 	addReadiness(
 		attributes,
-		"the controller has looked at the profile",
-		"its DeviceClass and templates stand and at least one slice fits somewhere",
+		"the controller has processed the profile",
+		"its DeviceClass and templates exist and at least one slice fits somewhere",
 	)
-	attributes["device_class"] = schema.StringAttribute{Computed: true, MarkdownDescription: "DeviceClass that was made."}
+	attributes["device_class"] = schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the DeviceClass that was created."}
 	attributes["extended_resource_name"] = schema.StringAttribute{
 		Computed:            true,
 		MarkdownDescription: "What a pod asks for in a single line of its resource limits.",
@@ -206,7 +206,7 @@ func (m *vgpuProfileModel) forget() {
 
 func (m *vgpuProfileModel) waiting(context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "the gpufabric controller has not looked at the profile yet; check that the chart's gpus.enabled is true"
+		return "the gpufabric controller has not processed the profile yet; check that the chart's gpus.enabled is true"
 	}
 	return m.Message.ValueString()
 }

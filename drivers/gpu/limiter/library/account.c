@@ -27,13 +27,13 @@
 #define LOCK_HEAD 0
 #define LOCK_SLOT(i) (4096 + (i))
 
-/* How often the dead are looked for while allocations are denied. */
+/* The shortest time between two searches for slots of ended processes, while allocations are denied. */
 #define LOOK_NANOSECONDS 100000
 
 struct device_account {
 	_Atomic uint64_t total;
 	_Atomic uint32_t dirty; /* the total may be too high */
-	uint32_t unused[13];	/* a cache line each */
+	uint32_t unused[13];	/* fills a cache line */
 };
 
 struct slot_account {
@@ -44,7 +44,7 @@ struct slot_account {
 
 struct shared {
 	_Atomic uint64_t magic;
-	_Atomic uint32_t stop; /* the totals are summed up: change nothing, and wait for the lock on the head */
+	_Atomic uint32_t stop; /* totals are being recounted: change nothing, and wait for the lock on the head */
 	_Atomic uint32_t high; /* slots from here on were never taken */
 	uint64_t limits;       /* a sum over the limits that the files were made for */
 	uint64_t unused[5];
@@ -110,7 +110,7 @@ static void bury(int slot)
 	atomic_store(&s->taken, 0);
 }
 
-/* Sums a total up from the living. Where one of them stays in the middle of a change (it may be stopped), the total stays as it is: too high. */
+/* Recounts a total from the processes that live. Where one of them stays in the middle of a change (it may be stopped), the total stays too high. */
 static void sum(int device)
 {
 	struct shared *s = own.shared;
@@ -141,7 +141,7 @@ static int64_t now(void)
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* Looks for the dead, with the lock on the head held. */
+/* Clears the slots of processes that have ended. The caller holds the lock on the head. */
 static void look(void)
 {
 	if (own.file < 0)
@@ -160,15 +160,15 @@ static bool looked_just_now(void)
 	return now() - atomic_load(&own.looked) < LOOK_NANOSECONDS;
 }
 
-/* Maps a file of the account of just so many bytes, made where there is none. */
+/* Maps a file of the account, which is created or resized to exactly so many bytes. */
 static void *map(const char *path, size_t size, int *file)
 {
 	struct stat s;
 	*file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
 	if (*file < 0)
 		return NULL;
-	(void)!fchmod(*file, 0666); /* the container may have several users; only the first one's call works, and is enough */
-	/* What has no room now would be a SIGBUS later. The call is the kernel's own: the C library's fstat is of 2.33. */
+	(void)!fchmod(*file, 0666); /* the container may have several users; only the owner's call works, and that is enough */
+	/* A page that the disk has no room for would be a SIGBUS later. The system call is made directly: the C library's fstat needs glibc 2.33. */
 	if (syscall(SYS_fstat, *file, &s) == 0 && S_ISREG(s.st_mode) && (s.st_size == (off_t)size || ftruncate(*file, (off_t)size) == 0) &&
 	    posix_fallocate(*file, 0, (off_t)size) == 0) {
 		void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
@@ -180,7 +180,7 @@ static void *map(const char *path, size_t size, int *file)
 	return NULL;
 }
 
-/* A sum over the limits (FNV-1a), by which the files of other limits are known. */
+/* A checksum of the limits (FNV-1a), which shows whether the files were made for other limits. */
 static uint64_t sum_of(const struct limits *l)
 {
 	const unsigned char *b = (const unsigned char *)l->devices;
@@ -190,7 +190,7 @@ static uint64_t sum_of(const struct limits *l)
 	return h;
 }
 
-/* After fork the files and the slot are the parent's, whose lock must not live on in the child. */
+/* After fork the files and the slot are the parent's. The child must not keep the parent's lock. */
 static void forked(void)
 {
 	pthread_mutex_init(&own.lock, NULL);
@@ -218,7 +218,7 @@ static bool open_files(const struct limits *l)
 		own.file = -1;
 		return false;
 	}
-	bool used = false; /* by processes that live */
+	bool used = false; /* a living process has a slot */
 	for (int i = 0; i < REGION_SLOTS; i++)
 		used = used || alive(i);
 	bool ours = atomic_load(&own.shared->magic) == MAGIC && own.shared->limits == sum_of(l) && region_is(own.region, l);
@@ -269,7 +269,7 @@ static int prepare(void)
 	return ready;
 }
 
-/* This process's slot, -1 where there is none left. */
+/* This process's slot; -1 where no slot is free. */
 static int slot(void)
 {
 	int mine = atomic_load_explicit(&own.slot, memory_order_acquire);
@@ -294,7 +294,7 @@ static int slot(void)
 	return mine;
 }
 
-/* Says that a change of so many bytes begins; false: it has to wait, and was not begun. */
+/* Announces a change of so many bytes. False: totals are being recounted, and the change was not begun. */
 static bool begin(struct slot_account *s, int device, uint64_t bytes)
 {
 	atomic_fetch_add(&s->pending[device], bytes);

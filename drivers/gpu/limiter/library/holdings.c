@@ -37,7 +37,7 @@ bool holdings_put(const struct holding *h)
 	return true;
 }
 
-/* Unlinks the node at a place, with the stripe's lock held. */
+/* Unlinks the node at a place. The caller holds the stripe's lock. */
 static void unlink_at(struct node **at, struct holding *out)
 {
 	struct node *gone = *at;
@@ -79,7 +79,7 @@ bool holdings_use(uint64_t key, int by, struct holding *out)
 	return last;
 }
 
-/* Takes the first thing out that matches. */
+/* Removes the first holding that matches, and returns it. */
 static bool take_if(bool (*match)(const struct holding *, uint64_t, uint64_t), uint64_t a, uint64_t b, struct holding *out)
 {
 	for (int s = 0; s < STRIPES; s++) {
@@ -119,7 +119,7 @@ bool holdings_take_context(void *context, struct holding *out)
 void holdings_forget(void)
 {
 	for (int s = 0; s < STRIPES; s++) {
-		pthread_mutex_init(&stripes[s].lock, NULL); /* another thread of the parent may have had it */
-		stripes[s].first = NULL;		    /* what is lost is the child's copy, once a fork */
+		pthread_mutex_init(&stripes[s].lock, NULL); /* another thread of the parent may have held it */
+		stripes[s].first = NULL;		    /* the nodes leak in the child, once for each fork */
 	}
 }

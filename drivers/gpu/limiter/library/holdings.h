@@ -1,4 +1,4 @@
-/* What this process has allocated: of each thing, how much was reserved for it. */
+/* What this process has allocated, with the bytes that were reserved for each allocation. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,25 +11,25 @@ struct holding {
 	uint64_t key; /* an address, or a handle */
 	uint64_t bytes;
 	int device;
-	void *context;    /* it goes with this context; NULL: with none */
+	void *context;    /* it is freed with this context; NULL: with none */
 	uint64_t other;   /* of a mapping: the physical memory's handle */
 	unsigned int uses; /* of physical memory: handles and mappings */
 };
 
-/* Notes a thing. False: there is no memory for the note. */
+/* Records a holding. False: there is no memory for the record. */
 bool holdings_put(const struct holding *h);
 
-/* Takes a thing out, false where it is not noted. */
+/* Removes a holding. False: there is no such holding. */
 bool holdings_take(enum kind kind, uint64_t key, struct holding *out);
 
-/* Changes the uses of physical memory by one, up or down; true where the last one went, and then it is taken out. */
+/* Changes the uses of physical memory by one, up or down. True: that was the last use, and the holding is removed. */
 bool holdings_use(uint64_t key, int by, struct holding *out);
 
-/* Takes one mapping in a range out. */
+/* Removes one mapping in a range. */
 bool holdings_take_mapping(uint64_t from, uint64_t length, struct holding *out);
 
-/* Takes one thing of a context out. */
+/* Removes one holding of a context. */
 bool holdings_take_context(void *context, struct holding *out);
 
-/* Forgets everything: it is the parent's, before fork. */
+/* Forgets all holdings, which after a fork are the parent's. */
 void holdings_forget(void);

@@ -32,7 +32,7 @@
 	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                                                 \
 	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice))
 
-/* Those by which programs look others up. */
+/* The functions by which programs look up others. */
 #define PROC_HOOKS(X)                                                                                 \
 	X(cuGetProcAddress, cuGetProcAddress, (const char *, void **, int, unsigned long long))      \
 	X(cuGetProcAddress, cuGetProcAddress_v2, (const char *, void **, int, unsigned long long, int *))
@@ -51,7 +51,7 @@ NVML_HOOKS(DECLARE)
 void *real_cuda(const char *exported);
 void *real_nvml(const char *exported);
 
-/* What takes the place of a function that was looked up by its exported name; NULL: nothing does. */
+/* This library's replacement of a function that was looked up by its exported name; NULL: there is none. */
 void *hook_of(const char *exported);
 
 /* The driver's function, looked up once. */

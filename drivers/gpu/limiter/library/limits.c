@@ -13,12 +13,12 @@
 
 #include "words.h"
 
-/* A line for each GPU, and two more. */
+/* A line for each GPU, the first line, and "closed". */
 #define MOST_BYTES 4096
 
 static const char head[] = "gpufabric-limits 1\n";
 
-/* Takes a whole number from the text, which has to end at end. */
+/* Reads a whole number, which has to end at end. */
 static bool number(const char *text, const char *end, uint64_t most, uint64_t *out)
 {
 	uint64_t value = 0;
@@ -83,7 +83,7 @@ bool limits_parse(const char *text, size_t length, struct limits *out)
 	return out->count > 0;
 }
 
-/* The sum of two amounts of which 0 is all. */
+/* The sum of two amounts, where 0 means no limit. */
 static uint64_t both(uint64_t a, uint64_t b, uint64_t most)
 {
 	if (a == 0 || b == 0)
@@ -117,7 +117,7 @@ static struct limits here;
 static atomic_int state; /* 0: not read, 1: none, 2: read */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Adds the limits of one file, in a directory that is open or by its whole path. False: it is there and cannot be understood. */
+/* Adds the limits of one file, in a directory that is open or by its whole path. False: it exists and cannot be read as limits. */
 static bool read_file(int directory, const char *name, dev_t not_on, bool *found)
 {
 	static char text[MOST_BYTES + 1];
@@ -127,9 +127,9 @@ static bool read_file(int directory, const char *name, dev_t not_on, bool *found
 	if (file < 0) {
 		if (errno != ENOENT && directory == AT_FDCWD)
 			words_once("cannot read " LIMITS_FILE ": it limits nothing in this container");
-		return true; /* in the directory: a link, which the container itself made */
+		return true; /* a link in the directory: the container itself made it */
 	}
-	/* The call is the kernel's own: the C library's fstat is of 2.33. */
+	/* The system call is made directly: the C library's fstat needs glibc 2.33. */
 	if (directory != AT_FDCWD && (syscall(SYS_fstat, file, &s) != 0 || !S_ISREG(s.st_mode) || s.st_dev == not_on)) {
 		close(file);
 		return true;
@@ -156,7 +156,7 @@ static bool read_directory(bool *found)
 		if (e->d_name[0] != '.')
 			good = read_file(dirfd(d), e->d_name, on, found);
 	closedir(d);
-	/* In an order that does not depend on the directory's: all processes of the container count by the same numbers. */
+	/* Sorted, because all processes of the container must count by the same numbers, whatever the directory's order is. */
 	for (int i = 1; i < here.count; i++)
 		for (int j = i; j > 0 && strcmp(here.devices[j - 1].uuid, here.devices[j].uuid) > 0; j--) {
 			struct limit l = here.devices[j];

@@ -9,7 +9,7 @@
 #endif
 
 /*
- * Further files of the same kind, one for each claim that the container uses: what two of them give of one GPU adds up. Only what is mounted there
+ * Further files of the same kind, one for each claim that the container uses: the amounts that two of them give of one GPU are added. Only what is mounted there
  * counts, which a program in the container cannot do.
  */
 #ifndef LIMITS_DIRECTORY
@@ -34,7 +34,7 @@ struct limits {
 	struct limit devices[MOST_DEVICES];
 };
 
-/* Reads limits from text of so many bytes. False for anything that is not wholly understood. */
+/* Reads limits from text of so many bytes. False: a part of the text is not as it must be. */
 bool limits_parse(const char *text, size_t length, struct limits *out);
 
 /* Adds further limits to those that a container has. False: there are more GPUs than can be counted. */

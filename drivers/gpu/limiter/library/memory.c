@@ -1,4 +1,4 @@
-/* CUDA's functions by which memory comes and goes: reserve, then allocate, and give back what was not used. */
+/* CUDA's functions that allocate and free memory. Each allocation reserves first, then allocates, and releases what it did not use. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +10,7 @@
 #include "holdings.h"
 #include "hooks.h"
 
-/* The driver hands memory out in steps of so many bytes (CUDA's programming guide gives 256 at least; allocations have been seen 512 apart). */
+/* The driver allocates in steps of so many bytes (CUDA's programming guide promises at least 256; allocations have been seen 512 apart). */
 #define STEP 512
 #define MOST_ORDINALS 64
 #define UNKNOWN (-2)
@@ -42,7 +42,7 @@ static int limit_of(CUdevice device)
 	return known;
 }
 
-/* A device without a limit of its own has none, but nothing is allocated at all where the limits could not be read. */
+/* A device without a limit of its own is not limited. Where the limits could not be read, no device allocates anything. */
 static bool refused(void)
 {
 	const struct limits *l = limits_get();
@@ -62,7 +62,7 @@ static int limit_of_current(CUcontext *context)
 	return limit_of(device);
 }
 
-/* Rounds up; what does not fit 48 bits fits no GPU either. */
+/* Rounds up to a step. An amount above 2^47 is cut to that: it fits no GPU either. */
 static uint64_t rounded(uint64_t bytes)
 {
 	return bytes > (uint64_t)1 << 47 ? (uint64_t)1 << 47 : (bytes + STEP - 1) & ~(uint64_t)(STEP - 1);
@@ -90,7 +90,7 @@ static void give_back(const struct grant *g)
 		account_release(g->limit, g->bytes);
 }
 
-/* Notes what was allocated, or gives the reservation back. Where there is no memory for the note, it stays reserved until the process ends. */
+/* Records what was allocated, or releases the reservation. Where there is no memory for the record, the bytes stay reserved until the process ends. */
 static CUresult settle(const struct grant *g, CUresult r, enum kind kind, uint64_t key)
 {
 	if (g->limit < 0)
@@ -106,7 +106,7 @@ static CUresult settle(const struct grant *g, CUresult r, enum kind kind, uint64
 	if (!(f))         \
 		return NOT_THERE
 
-/* Takes a note out before the driver frees, since it may give the address to another thread at once; puts it back where the driver refused. */
+/* Removes a record before the driver frees, since the driver may give the address to another thread at once. Restores it where the driver refused. */
 #define FREE(kind, key, call)                           \
 	do {                                            \
 		struct holding h;                       \
@@ -329,7 +329,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUarray *out, const CUarray3d_descriptor 
 	NEED(real);
 	if (!d)
 		return real(out, d, levels);
-	/* Each level has half the sides of the one before: at the most, of one dimension, all have twice the first. */
+	/* Each level has half the sides of the one before. With one dimension, the worst case, all levels together have twice the first. */
 	if (!reserve(&g, array_bytes(d) * (levels > 1 ? 2 : 1)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = real(out, d, levels);
@@ -376,7 +376,7 @@ static CUcontext primary(CUdevice device)
 	CUresult (*state)(CUdevice, unsigned int *, int *) = REAL(cuda, cuDevicePrimaryCtxGetState);
 	unsigned int flags;
 	int active = 0;
-	/* Retaining one that is not there would make it. */
+	/* Retaining a context that does not exist would create it. */
 	if (!limits_get() || !retain || !release || !state || state(device, &flags, &active) != CUDA_SUCCESS || !active ||
 	    retain(&context, device) != CUDA_SUCCESS)
 		return NULL;
@@ -435,7 +435,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	return r;
 }
 
-/* What the parent has allocated is not the child's. */
+/* The child has none of what the parent has allocated. */
 static void forked(void)
 {
 	holdings_forget();

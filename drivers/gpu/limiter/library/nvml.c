@@ -16,7 +16,7 @@ struct memory_v2 {
 	unsigned long long total, reserved, free, used;
 };
 
-/* The limit of a GPU by its handle, and what the container has of it; false where it has no limit. */
+/* The limit of a GPU, found by its handle, and what the container has of it. False: it has no limit. */
 static bool slice(void *device, uint64_t *limit, uint64_t *used)
 {
 	int (*uuid)(void *, char *, unsigned int) = REAL(nvml, nvmlDeviceGetUUID);

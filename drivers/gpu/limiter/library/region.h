@@ -93,7 +93,7 @@ static inline uint64_t region_has(struct region *r, int slot, int device)
 	return atomic_load(&r->processes[slot].used[device].total);
 }
 
-/* A process starts at a slot that was cleared. */
+/* A new process finds its slot cleared. */
 static inline void region_take(struct region *r, int slot, int pid)
 {
 	r->processes[slot].status = 1;

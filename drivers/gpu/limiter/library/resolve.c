@@ -1,4 +1,4 @@
-/* How programs find functions: by their symbols, which this library's come before, by dlsym, and by cuGetProcAddress. */
+/* The three ways in which programs find functions: symbols, where this library's come first; dlsym; and cuGetProcAddress. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -8,7 +8,7 @@
 
 typedef void *(*dlsym_function)(void *, const char *);
 
-/* The C library's dlsym, which this library's hides: it has had these versions, on x86-64 and arm64. */
+/* The C library's dlsym, which this library's dlsym hides. These are its versions on x86-64 and arm64. */
 static dlsym_function real_dlsym(void)
 {
 	static void *_Atomic found;
@@ -64,7 +64,7 @@ EXPORT void *dlsym(void *handle, const char *name)
 	dlsym_function look = real_dlsym();
 	if ((name[0] == 'c' && name[1] == 'u') || strncmp(name, "nvml", 4) == 0) {
 		void *hook = hook_of(name);
-		/* What the handle has not, its program must not find. RTLD_NEXT is asked for by libraries that intercept, too: theirs is the driver's. */
+		/* A program must not find by a handle what the handle does not have. Other libraries that intercept ask by RTLD_NEXT: they get the driver's function. */
 		if (hook && handle != RTLD_NEXT && look(handle, name))
 			return hook;
 	}

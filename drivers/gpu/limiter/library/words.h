@@ -1,4 +1,4 @@
-/* What a program's owner should know. Each sentence is said once in a process, on standard error. */
+/* Messages for the owner of the program. Each is written once in a process, on standard error. */
 #pragma once
 #include <stdatomic.h>
 #include <string.h>

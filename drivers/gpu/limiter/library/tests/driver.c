@@ -1,6 +1,6 @@
 /*
- * A driver for the unit tests: it counts what is allocated and nothing else, so that what the limiter counts can be held against it. It stands in the
- * place of the real one by real_cuda, through which the limiter looks its functions up.
+ * A driver for the unit tests: it counts what is allocated and nothing else, so that a test can compare that with what the limiter counts. It takes
+ * the place of the real driver by real_cuda, through which the limiter looks up the driver's functions.
  */
 #include <stdatomic.h>
 #include <string.h>

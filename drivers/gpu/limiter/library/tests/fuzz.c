@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 		limits_parse(text, (size_t)rand_r(&seed) % sizeof good, &l);
 
 		container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");
-		for (int turn = 0; turn < 3; turn++) { /* each a process of its own, which finds what the one before left, and what was done to it */
+		for (int turn = 0; turn < 3; turn++) { /* each a process of its own; it finds what the last one left, and what was then done to that */
 			pid_t pid = fork();
 			if (pid == 0) {
 				uint64_t has = 0;

@@ -1,6 +1,6 @@
 /*
- * 64 processes reserve and release as fast as they can, and are killed at random: together they never have more than the limit, and when all are gone
- * the whole limit is free. What each really has, it says in memory of its own that they share with nobody who could correct it.
+ * 64 processes reserve and release as fast as they can, and are killed at random: together they never have more than the limit, and when all have
+ * ended the whole limit is free. Each writes what it really has into a place of its own in memory that the test shares and the limiter does not know.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -15,7 +15,7 @@
 #define LIMIT ((uint64_t)1 << 30)
 #define STEP 512
 
-/* What a process has at least: raised after it reserved, lowered before it releases. */
+/* The least that a process has: raised after it reserved, lowered before it releases. */
 struct told {
 	_Atomic uint64_t has, count, denied;
 };
@@ -65,7 +65,7 @@ int main(int argc, char **argv)
 		uint64_t sum = 0;
 		for (int i = 0; i < PROCESSES; i++)
 			sum += atomic_load(&told[i].has);
-		/* Read one after the other while they change: a bound of what they have at one time only while each stands still, which the last look checks. */
+		/* The values are read one after another while they change. Their sum is exact only while all processes stand still, which the last look checks. */
 		most = sum > most ? sum : most;
 		int i = rand_r(&seed) % PROCESSES;
 		kill(pids[i], SIGKILL);
@@ -75,7 +75,7 @@ int main(int argc, char **argv)
 		pids[i] = start(&told[i], seed + (unsigned int)kills * 1000);
 		usleep(500);
 	}
-	/* Stopped, what they have stands still. */
+	/* While the processes are stopped, the values do not change. */
 	uint64_t sum = 0, count = 0, denied = 0;
 	for (int i = 0; i < PROCESSES; i++)
 		kill(pids[i], SIGSTOP);

@@ -38,7 +38,9 @@ func TestMachines(t *testing.T) {
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
-			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
+			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", "console.enabled=true",
+			driverState}, "", []part{
+			{"the page of the fabric shows the nodes to who brings a token", testPage},
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
 			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
 			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},

@@ -48,6 +48,15 @@ func (d *device) in(b *state.Body) (part, nvml.Return) {
 	return p, alive(g)
 }
 
+// gpuOnly is in for functions that work on whole GPUs alone: a MIG device is an invalid argument.
+func (d *device) gpuOnly(b *state.Body) (part, nvml.Return) {
+	p, r := d.in(b)
+	if r == nvml.SUCCESS && d.isMIG {
+		r = nvml.ERROR_INVALID_ARGUMENT
+	}
+	return p, r
+}
+
 // get reads one value. kinds says for which handles the function works: whole GPUs, or any.
 func get[T any](d *device, function string, kind kind, fn func(part) (T, nvml.Return)) (T, nvml.Return) {
 	var v T

@@ -100,12 +100,9 @@ func (d *device) GetTopologyNearestGpus(level nvml.GpuTopologyLevel) ([]nvml.Dev
 	near := []nvml.Device{}
 	r := d.lib.read("DeviceGetTopologyNearestGpus", func(b *state.Body) nvml.Return {
 		near = near[:0]
-		p, r := d.in(b)
+		p, r := d.gpuOnly(b)
 		if r != nvml.SUCCESS {
 			return r
-		}
-		if d.isMIG {
-			return nvml.ERROR_INVALID_ARGUMENT
 		}
 		for i := range b.GPUs {
 			if i != d.gpu && int(p.gpu.Core.Topology[i]) <= int(level) {

@@ -12,12 +12,10 @@ const setMemoryLimits, getMemoryLimits = "nvmlDeviceSetMemoryLimits_v1", "nvmlDe
 
 // limitable returns the GPU's part of the state where the GPU supports limits.
 func (d *device) limitable(b *state.Body) (part, nvml.Return) {
-	p, r := d.in(b)
+	p, r := d.gpuOnly(b)
 	switch {
 	case r != nvml.SUCCESS:
 		return p, r
-	case d.isMIG:
-		return p, nvml.ERROR_INVALID_ARGUMENT
 	case p.model.Integrated != 0 || p.gpu.Core.MIGCurrent != 0:
 		return p, nvml.ERROR_NOT_SUPPORTED
 	}

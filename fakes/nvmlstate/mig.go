@@ -63,12 +63,9 @@ func (d *device) change(function string, fn func(*state.Model, *state.GPU) error
 // changeBeside is change for rules that ask whether other NVML clients have the GPUs open.
 func (d *device) changeBeside(function string, fn func(m *state.Model, g *state.GPU, others bool) error) nvml.Return {
 	r := d.lib.write(function, func(b *state.Body) nvml.Return {
-		p, r := d.in(b)
-		switch {
-		case r != nvml.SUCCESS:
+		p, r := d.gpuOnly(b)
+		if r != nvml.SUCCESS {
 			return r
-		case d.isMIG:
-			return nvml.ERROR_INVALID_ARGUMENT
 		}
 		b.Sweep(p.gpu)
 		return code(fn(p.model, p.gpu, b.OtherClients()))

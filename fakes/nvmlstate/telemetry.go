@@ -296,12 +296,9 @@ func (d *device) SetPowerManagementLimit(limit uint32) nvml.Return {
 
 func (d *device) set(function string, fn func(*state.Model, *state.Core) nvml.Return) nvml.Return {
 	return d.lib.write(function, func(b *state.Body) nvml.Return {
-		p, r := d.in(b)
-		switch {
-		case r != nvml.SUCCESS:
+		p, r := d.gpuOnly(b)
+		if r != nvml.SUCCESS {
 			return r
-		case d.isMIG:
-			return nvml.ERROR_INVALID_ARGUMENT
 		}
 		return fn(p.model, &p.gpu.Core)
 	})

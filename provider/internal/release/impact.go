@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"helm.sh/helm/v3/pkg/action"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/object"
@@ -123,12 +122,12 @@ func driverOf(obj *unstructured.Unstructured) string {
 
 // nodesOf lists the nodes on which a workload has pods.
 func (m *Manager) nodesOf(ctx context.Context, w workload) ([]string, error) {
-	pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+	pods, err := m.podsOf(ctx, w)
 	if err != nil {
-		return nil, fmt.Errorf("list the pods of %s: %w", w, err)
+		return nil, err
 	}
 	var nodes []string
-	for _, p := range pods.Items {
+	for _, p := range pods {
 		if p.Spec.NodeName != "" {
 			nodes = append(nodes, p.Spec.NodeName)
 		}

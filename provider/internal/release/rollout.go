@@ -260,6 +260,15 @@ func replicas(n *int32) int32 {
 	return *n
 }
 
+// podsOf lists the pods that a workload selects.
+func (m *Manager) podsOf(ctx context.Context, w workload) ([]corev1.Pod, error) {
+	pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of %s: %w", w, err)
+	}
+	return pods.Items, nil
+}
+
 // explain adds to each waiting workload the reasons of its pods.
 func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) {
 	for i, sentence := range state.Waiting {
@@ -267,25 +276,19 @@ func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) 
 		if at < 0 {
 			continue
 		}
-		w := list[at]
-		pods, err := m.client.Typed.CoreV1().Pods(
-			w.Namespace,
-		).List(
-			ctx,
-			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)},
-		)
+		pods, err := m.podsOf(ctx, list[at])
 		if err != nil {
 			continue // the sentence stands without the pods' reasons
 		}
 		var reasons []string
-		for _, p := range pods.Items {
-			if why := PodTrouble(&p); why != "" {
+		for i := range pods {
+			if why := PodTrouble(&pods[i]); why != "" {
 				reasons = append(reasons, why)
 			}
 		}
 		if len(reasons) > 0 {
 			state.Waiting[i] = sentence + "; " + strings.Join(reasons, "; ")
-		} else if len(pods.Items) == 0 {
+		} else if len(pods) == 0 {
 			state.Waiting[i] = sentence + "; no pod was created yet"
 		}
 	}

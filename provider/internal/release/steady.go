@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A container that crashes again and again is Ready, and its workload available, for a moment each time. So a restarted container
@@ -21,17 +20,12 @@ const (
 func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []string, again time.Duration, err error) {
 	now := time.Now()
 	for _, w := range list {
-		pods, err := m.client.Typed.CoreV1().Pods(
-			w.Namespace,
-		).List(
-			ctx,
-			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)},
-		)
+		pods, err := m.podsOf(ctx, w)
 		if err != nil {
-			return nil, 0, fmt.Errorf("list the pods of %s: %w", w, err)
+			return nil, 0, err
 		}
-		for i := range pods.Items {
-			why, rest := unsteadyPod(&pods.Items[i], now)
+		for i := range pods {
+			why, rest := unsteadyPod(&pods[i], now)
 			if why != "" {
 				waiting = append(waiting, w.String()+": "+why)
 				again = max(again, rest)

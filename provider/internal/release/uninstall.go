@@ -110,21 +110,20 @@ func (m *Manager) awaitPodsGone(ctx context.Context, r *Release) error {
 		return err
 	}
 	for _, w := range list {
-		selector := metav1.FormatLabelSelector(w.selector)
 		for {
-			pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+			pods, err := m.podsOf(ctx, w)
 			if err != nil {
-				return fmt.Errorf("list the pods of %s: %w", w, err)
+				return err
 			}
-			if len(pods.Items) == 0 {
+			if len(pods) == 0 {
 				break
 			}
-			tflog.Info(ctx, "waiting for pods to end", map[string]any{"workload": w.String(), "pods": len(pods.Items)})
-			pod := pods.Items[0]
+			tflog.Info(ctx, "waiting for pods to end", map[string]any{"workload": w.String(), "pods": len(pods)})
+			pod := pods[0]
 			if _, err := object.NewStore(m.client, podKind).Wait(ctx, object.Key{Namespace: pod.Namespace, Name: pod.Name},
 				object.Gone); err != nil {
 				return fmt.Errorf("%d pods of %s do not end, among them %s/%s on node %s; `kubectl describe pod` says why: %w",
-					len(pods.Items), w, pod.Namespace, pod.Name, pod.Spec.NodeName, err)
+					len(pods), w, pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-/* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time. How long, is
+/* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time. How long is
  * in its name (anything_250ms), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -304,7 +304,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
 	return CUDA_SUCCESS;
 }
 
-/* Takes the place of what is on top; none is as a pop. */
+/* Replaces the context on top of the stack. Without a context it is removed, as by a pop. */
 EXPORT CUresult cuCtxSetCurrent(CUcontext c)
 {
 	NEED_INIT();

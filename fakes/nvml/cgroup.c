@@ -34,7 +34,7 @@ static bool own(char path[PATH_MAX])
 	bool found = false;
 	FILE *f = fopen("/proc/self/cgroup", "re");
 	while (f && !found && fgets(line, sizeof line, f))
-		found = strncmp(line, "0::/", 4) == 0 && strncmp(line, "0::/..", 6) != 0; /* beside its namespace it sees nothing */
+		found = strncmp(line, "0::/", 4) == 0 && strncmp(line, "0::/..", 6) != 0; /* a process outside its cgroup namespace sees nothing */
 	if (f)
 		fclose(f);
 	if (found) {

@@ -22,7 +22,7 @@ static bool set(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, v
 	for (int i = 0; i < FF_MAX_MEMORY_LIMITS; i++)
 		if (g->limits[i].cgroup == c->to.cgroup)
 			place = &g->limits[i];
-	/* The limit of a cgroup that is gone has no hold on anybody; what is reserved stays so with the cgroups above it. */
+	/* The limit of a removed cgroup holds nobody. What it reserved stays reserved by the cgroups above it. */
 	for (int i = 0; i < FF_MAX_MEMORY_LIMITS && !place; i++)
 		if (!g->limits[i].cgroup || !g->limits[i].soft)
 			place = &g->limits[i];

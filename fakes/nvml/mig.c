@@ -58,7 +58,7 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int count
 	}
 	if (q->result != NVML_SUCCESS)
 		return false;
-	/* Before the change is there to be seen: a process that is killed in between leaves a file too many, not one too few. */
+	/* Written before the change can be seen: a process that is killed in between leaves a file too many, not one too few. */
 	if (q->action == CREATE_GI)
 		ff_mig_files_add(q->minor, q->id, FF_NONE);
 	else if (q->action == CREATE_CI)

@@ -23,7 +23,7 @@ nvmlReturn_t ff_mig_destroy_ci(struct ff_gpu *gpu, unsigned int gi, unsigned int
 /* The outcome of activation is in *activation, as nvmlDeviceSetMigMode tells it. */
 nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, unsigned int mode, nvmlReturn_t *activation);
 
-/* Leaves a GPU as it is when it comes up. One that is in use, or that another client has open, is not reset. */
+/* Resets a GPU to its state after power-on. A GPU that is in use, or that another client has open, is not reset. */
 nvmlReturn_t ff_mig_reset(struct ff_gpu *gpu);
 
 /* Copies a GPU and the model; NOT_SUPPORTED on a model without MIG, GPU_IS_LOST for a GPU that is. */

@@ -316,7 +316,7 @@ bool ff_state_copy(size_t offset, void *out, size_t size)
 /* The mapping that this thread changes now. */
 static __thread struct mapping *changing;
 
-/* The opening of the file that this process alone has. */
+/* The open file description that only this process has. */
 static int own_fd(struct mapping *m)
 {
 	char self[64];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * Loaded into a kernel, this is under the GPL-2.0, as the kernel demands of whoever uses its interfaces; the rest of the repository is not of it.
+ * Loaded into a kernel, this is under the GPL-2.0, as the kernel demands of modules that use its interfaces. The rest of the repository is not under the GPL.
  *
  * testhca: RDMA devices without hardware, for tests of what a kernel does with real ones.
  *

@@ -1,8 +1,8 @@
-// Package cliques counts the nodes of each NVLink clique that can take part in a compute domain now, and says where a domain of so many
-// nodes does not fit any. The webhook warns by it when a ComputeDomain is written, the Terraform provider when one is planned.
+// Package cliques counts the nodes of each NVLink clique that can take part in a compute domain now, and says whether a domain of a
+// given size fits a clique. The webhook warns by it when a ComputeDomain is written, the Terraform provider when one is planned.
 //
-// It goes by what is published already: the clique's label, a node's own conditions, and the taints of its devices. Which nodes other
-// domains hold is not asked: they are given back.
+// It reads only what is published already: the clique's label, a node's own conditions, and the taints of its devices. Nodes that other
+// domains hold count as healthy: they are released again.
 package cliques
 
 import (

@@ -26,7 +26,7 @@ type ComputeDomain struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: create another"
 	Spec ComputeDomainSpec `json:"spec"`
 
-	// Status says what has become of it.
+	// Status is the observed state.
 	Status ComputeDomainStatus `json:"status,omitempty"`
 }
 
@@ -141,7 +141,7 @@ type ComputeDomainStatus struct {
 	// +optional
 	IMEX IMEXMode `json:"imex,omitempty"`
 
-	// Channels are, of the ComputeDomain that stands for a whole clique, the IMEX channels of the clique that domains hold.
+	// Channels are the IMEX channels of a clique that domains hold. Only the ComputeDomain that stands for a whole clique has them.
 	//
 	// +listType=map
 	// +listMapKey=domainID
@@ -153,7 +153,7 @@ type ComputeDomainStatus struct {
 	// +optional
 	Summary ComputeDomainSummary `json:"summary,omitempty"`
 
-	// ObservedGeneration is the generation that this status speaks of.
+	// ObservedGeneration is the generation of the spec that the status is about.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -168,15 +168,15 @@ type ComputeDomainClique struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Slots int `json:"slots"`
-	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain which
-	// got a node's address is refused. It is absent of a clique that was formed by a version that named the nodes of all domains alike, for as
-	// long as the domain lives.
+	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain
+	// which got a node's address is refused. It is absent for a clique that an earlier version formed, which named the nodes of all domains
+	// alike; that lasts as long as the domain.
 	//
 	// +kubebuilder:validation:Enum=Domain
 	// +optional
 	Names string `json:"names,omitempty"`
-	// Channel is the IMEX channel that the domain holds in this clique, the same on all its nodes there. It is absent of a domain with IMEX
-	// daemons of its own, which uses channel 0, and of one that has allocationMode All.
+	// Channel is the IMEX channel that the domain holds in this clique, the same on all its nodes there. It is absent for a domain with
+	// IMEX daemons of its own, which uses channel 0, and for one that has allocationMode All.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +optional
@@ -212,7 +212,7 @@ type ComputeDomainChannel struct {
 	//
 	// +optional
 	All bool `json:"all,omitempty"`
-	// DomainID is the UID of the ComputeDomain that holds it, Namespace and Name are where it stands, or stood.
+	// DomainID is the UID of the ComputeDomain that holds the channel; Namespace and Name are where that ComputeDomain is, or was.
 	DomainID  string `json:"domainID"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -232,8 +232,8 @@ type ComputeDomainSummary struct {
 	//
 	// +optional
 	Channel string `json:"channel,omitempty"`
-	// Why is the first cause of what is not as it should be, and empty where nothing is: a problem of the domain, before a node that was
-	// ready, before one that is starting, before nodes that have not joined.
+	// Why is the first cause of what is not as it should be; empty where nothing is wrong. Causes come in this order: a problem of the
+	// domain, a node that was ready, a node that is starting, nodes that have not joined.
 	//
 	// +optional
 	Why string `json:"why,omitempty"`

@@ -172,7 +172,7 @@ func TestAPublishedFileIsTakenInsteadOfABuild(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeTrustedOrHadIsBuiltAndTheReasonIsSaid(t *testing.T) {
+func TestAToolWhoseFileIsWrongOrMissingIsBuiltAndTheReasonReported(t *testing.T) {
 	right := saying("0.33.0")
 	file, sums := mirrored(lookup(t, "kind").fileURL(runtime.GOARCH)), mirrored(lookup(t, "kind").sumsURL(runtime.GOARCH))
 	release := make(chan struct{})

@@ -187,7 +187,7 @@ func TestTheControlCommandsAnswers(t *testing.T) {
 	}
 }
 
-func TestDifferentNodeFilesAndVersionsAreTold(t *testing.T) {
+func TestDifferentNodeFilesAndVersionsAreReported(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2", "*.3")
 	a := d.start(1, func(c *imex.Config, _ *imex.Options) { c.Grace = 100 * time.Millisecond })
 	d.write("other.cfg", d.address(1).String()+"\n"+d.address(2).String())

@@ -193,7 +193,7 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 }
 
 // NVIDIA's DGX Spark user guide, known issues: memory usage is not supported on the integrated GPU.
-func TestMemoryOfAnIntegratedGPUIsNotTold(t *testing.T) {
+func TestMemoryOfAnIntegratedGPUIsNotReported(t *testing.T) {
 	c, g := both(t, "gb10-spark")
 	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
 		d, _ := l.DeviceGetHandleByIndex(0)

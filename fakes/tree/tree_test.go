@@ -214,7 +214,7 @@ func TestVirtualFunctionsBelongToTheirPhysicalOne(t *testing.T) {
 	}
 }
 
-func TestRenderingAnewReplacesEverythingButTheDirectories(t *testing.T) {
+func TestRenderingAgainReplacesEverythingButTheDirectories(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	before, err := os.Stat(filepath.Join(root, "sys"))
 	if err != nil {

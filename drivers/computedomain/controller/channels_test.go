@@ -158,7 +158,7 @@ func (s *sharedClique) step() {
 }
 
 //shows:cd-several
-func TestNoChannelIsEverTwoDomainsWhateverTwoControllersDo(t *testing.T) {
+func TestTwoControllersNeverGiveOneChannelToTwoDomains(t *testing.T) {
 	for seed := range uint64(4) {
 		s := newSharedClique(t, seed)
 		for range 150 {

@@ -256,7 +256,7 @@ func TestALostNodeMakesADomainNotReadyAtOnceAndComesBackWithItsIndex(t *testing.
 	}
 }
 
-func TestATemplateNameThatIsTakenIsSaidAndLeftAlone(t *testing.T) {
+func TestATakenTemplateNameIsReportedAndLeftAlone(t *testing.T) {
 	d := newDomain("d", 1)
 	other := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d-channel",
 		Labels: map[string]string{"mine": "yes"}}}

@@ -239,7 +239,7 @@ func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
 }
 
 //shows:cd-peers
-func TestASecondSignalWaitsUntilTheDaemonHeedsIt(t *testing.T) {
+func TestASecondSignalWaitsUntilTheDaemonAcceptsIt(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)

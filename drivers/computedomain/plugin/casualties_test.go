@@ -60,7 +60,7 @@ func (n *testNode) said() []string {
 }
 
 //shows:cd-casualties
-func TestASessionThatEndedIsToldToTheDomainAndItsPodsOnce(t *testing.T) {
+func TestAnEndedSessionIsReportedOnceToTheDomainAndItsPods(t *testing.T) {
 	n, c := importing(t)
 	dir := n.domainDir(domainUID)
 	if told, err := c.tell(t.Context(), domainUID); told || err != nil || len(n.said()) != 0 {
@@ -93,7 +93,7 @@ func TestASessionThatEndedIsToldToTheDomainAndItsPodsOnce(t *testing.T) {
 }
 
 //shows:cd-casualties
-func TestAPodThatCameAfterASessionsEndIsToldNothing(t *testing.T) {
+func TestAPodThatCameAfterASessionsEndGetsNoEvent(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
@@ -118,7 +118,7 @@ func TestAPodThatCameAfterASessionsEndIsToldNothing(t *testing.T) {
 	}
 }
 
-func TestAPodIsToldLaterWhereTheAPIServerDoesNotAnswer(t *testing.T) {
+func TestAPodGetsItsEventOnceTheAPIServerAnswers(t *testing.T) {
 	n, c := importing(t)
 	n.session(t, session.Finish(n.domainDir(domainUID), sessionTime, "it was killed"))
 	away := true

@@ -52,7 +52,7 @@ func TestARecordKeepsTheNewestEnds(t *testing.T) {
 	}
 }
 
-func TestARecordThatCannotBeReadIsSaidAndBegunAgainAboveItsNumbers(t *testing.T) {
+func TestAfterAnUnreadableRecordNumbersGoOnAboveItsOwn(t *testing.T) {
 	for name, text := range map[string]string{"no JSON": "{", "another version": `{"version":9,"session":7,"open":true}`} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -72,7 +72,7 @@ func TestARecordThatCannotBeReadIsSaidAndBegunAgainAboveItsNumbers(t *testing.T)
 	}
 }
 
-func TestADirectoryThatIsMissingIsSaid(t *testing.T) {
+func TestAMissingDirectoryIsReported(t *testing.T) {
 	if err := Begin(filepath.Join(t.TempDir(), "missing"), noon); err == nil {
 		t.Error("a record was written nowhere")
 	}

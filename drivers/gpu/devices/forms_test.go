@@ -213,7 +213,7 @@ func TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn(t *testing.T) {
 	}
 }
 
-func TestAFormThatAGPUCannotHaveIsSaid(t *testing.T) {
+func TestAFormThatAGPUCannotHaveIsReported(t *testing.T) {
 	uncut, unknown := a100(1), a100(2)
 	uncut.MIG, uncut.ProductName, unknown.MemoryBytes = nil, "NVIDIA L40S", 0
 	for text, want := range map[string]struct{ published, says string }{

@@ -15,7 +15,7 @@ import (
 
 const first, second = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
 
-func TestLimitsAreSaidAsTheLibraryReadsThem(t *testing.T) {
+func TestLimitsAreWrittenAsTheLibraryReadsThem(t *testing.T) {
 	got, err := Text([]Limit{{first, 10 << 30, 30}, {second, 0, 0}}, true)
 	want := "gpufabric-limits 1\nclosed\n" + first + " 10737418240 30\n" + second + " 0 0\n"
 	if err != nil || string(got) != want {

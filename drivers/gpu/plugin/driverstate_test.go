@@ -22,7 +22,7 @@ import (
 )
 
 //shows:gpu-driver-trouble
-func TestOfADriversTroublesTheStrongestIsSaid(t *testing.T) {
+func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 	var d driverState
 	expect := func(reason string) {
 		t.Helper()

@@ -8,7 +8,7 @@ import (
 )
 
 //shows:gpu-driver-trouble
-func TestWhatIsWrongWithADriverIsSaidInWords(t *testing.T) {
+func TestWhatIsWrongWithADriverIsReportedInWords(t *testing.T) {
 	put := func(t *testing.T, path, text string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

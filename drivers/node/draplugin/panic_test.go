@@ -90,7 +90,7 @@ func (*carelessKind) Recover(_ context.Context, records []claimstate.Record, _ [
 	return nil
 }
 
-func TestAPanicAtTheStartIsSaidInWords(t *testing.T) {
+func TestAPanicAtTheStartIsReportedInWords(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	b.ledger.Release("u1")
@@ -111,7 +111,7 @@ func TestAPanicAtTheStartIsSaidInWords(t *testing.T) {
 }
 
 // A claim may lose its allocation while the plugin reads it.
-func TestAFailureOfAClaimWithoutAllocationIsTold(t *testing.T) {
+func TestAFailureOfAClaimWithoutAllocationIsReported(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	claim.Status.Allocation = nil
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)

@@ -218,7 +218,7 @@ func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 }
 
 // A wait that outlasts one of the kubelet's calls writes nothing to the claim, unless it goes on.
-func TestAWaitIsToldByAnEventAndWrittenOnTheClaimOnlyWhenItLasts(t *testing.T) {
+func TestAWaitGetsAnEventAndStandsOnTheClaimOnlyWhenItLasts(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls      int // of 45 s, with 75 s between them, as the kubelet does
 		conditions int
@@ -273,7 +273,7 @@ func TestADeviceWhoseClaimIsGoneFromTheAPIIsFreedAtOnce(t *testing.T) {
 	}
 }
 
-func TestAFailureIsToldOnTheClaimAndItsPodAndTakenBack(t *testing.T) {
+func TestAFailureIsReportedOnTheClaimAndItsPodAndWithdrawn(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
 	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) {

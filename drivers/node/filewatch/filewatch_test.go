@@ -79,9 +79,9 @@ func instances(t *testing.T) int {
 	return count
 }
 
-func TestChangesOfADirectoryAreTold(t *testing.T) { changes(t, &filewatch.Watcher{}) }
+func TestChangesOfADirectoryAreReported(t *testing.T) { changes(t, &filewatch.Watcher{}) }
 
-func TestChangesOfADirectoryAreToldWithoutInotify(t *testing.T) {
+func TestChangesOfADirectoryAreReportedWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}
@@ -229,7 +229,7 @@ func (o *output) count(part string) int {
 	return strings.Count(o.text.String(), part)
 }
 
-func TestASpentLimitIsSaidOnceAndItsEndToo(t *testing.T) {
+func TestASpentLimitIsReportedOnceAndItsEndToo(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

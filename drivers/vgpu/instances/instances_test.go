@@ -306,7 +306,7 @@ func TestAfterACrashAnInstanceIsItsContainersOrGone(t *testing.T) {
 	n.stands(fmt.Sprintf("19@%d", given[0].Start))
 }
 
-func TestAfterARebootInstancesAreMadeAnew(t *testing.T) {
+func TestAfterARebootInstancesAreMadeAgain(t *testing.T) {
 	n := start(t)
 	before, err := n.give("train", n.memory(0, 3000))
 	if err != nil {

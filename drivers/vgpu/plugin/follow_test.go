@@ -165,7 +165,7 @@ func TestANodeFollowsTheClustersUnit(t *testing.T) {
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 2*2560)
 }
 
-func TestAMalformedUnitIsWrittenAnew(t *testing.T) {
+func TestAMalformedUnitIsWrittenAgain(t *testing.T) {
 	api := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: agreementName},
 		Data: map[string]string{agreementKey: "-3 bananas"}})
 	if got, err := (agreement{Client: api, Namespace: "n"}).Agree(t.Context(), 8); err != nil || got != 8 {

@@ -178,7 +178,7 @@ func TestOnlyThePodsOwnLockIsTakenOffTheNode(t *testing.T) {
 	}
 }
 
-func TestAResultIsToldOnceTheAPIServerTakesIt(t *testing.T) {
+func TestAResultIsReportedOnceTheAPIServerAcceptsIt(t *testing.T) {
 	o, client, _ := telling(t)
 	refusals := 3
 	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {

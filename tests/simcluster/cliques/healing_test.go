@@ -86,7 +86,7 @@ func toldAndWhole(t *testing.T, n *fixture.Namespace, imports []*imex.Import) {
 }
 
 //shows:cd-casualties
-func TestTheEndOfASessionIsToldToEveryDomainOfItsNode(t *testing.T) {
+func TestTheEndOfASessionIsReportedToEveryDomainOfItsNode(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *fixture.Namespace){
 		"its daemon fails": func(t *testing.T, _ *fixture.Namespace) { spoil(t, 0, imex.Faults{Failures: 1}) },
 		"its daemon's container is killed": func(_ *testing.T, n *fixture.Namespace) {

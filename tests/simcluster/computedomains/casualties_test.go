@@ -12,7 +12,7 @@ import (
 )
 
 //shows:cd-casualties
-func TestTheEndOfASessionIsToldToThePodsThatItHurtsAndNoOther(t *testing.T) {
+func TestTheEndOfASessionIsReportedToAffectedPodsAlone(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 12
 	imports := form(n, t, first, 2)

@@ -6,7 +6,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-func TestAProfileWithFewerNodesThanAskedIsRepeatedAndThatIsSaid(t *testing.T) {
+func TestAProfileWithFewerNodesThanAskedIsRepeatedAndThatIsReported(t *testing.T) {
 	for name, test := range map[string]struct {
 		profile string
 		nodes   int

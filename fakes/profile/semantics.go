@@ -133,7 +133,7 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 			highest   int
 		}{{"cpus", g.CPUs, HighestCPU}, {"memoryNodes", g.MemoryNodes, HighestNUMANode}} {
 			if n, err := ParseList(list.text); err == nil && len(n) > 0 && slices.Max(n) > list.highest {
-				c.At(fmt.Sprintf("gpus.devices[%d].%s", i, list.key), "%d is beyond %d, the highest that NVML can tell of", slices.Max(n), list.highest)
+				c.At(fmt.Sprintf("gpus.devices[%d].%s", i, list.key), "%d is beyond %d, the highest that NVML can report", slices.Max(n), list.highest)
 			}
 		}
 	}

@@ -166,7 +166,7 @@ func validate(data []byte) error {
 	case h.Version != Version:
 		return fmt.Errorf("its layout is version %d; this program knows %d", h.Version, Version)
 	case h.GPUCount > MaxGPUs:
-		return fmt.Errorf("it tells of %d GPUs; at most %d are possible", h.GPUCount, MaxGPUs)
+		return fmt.Errorf("it names %d GPUs; at most %d are possible", h.GPUCount, MaxGPUs)
 	case int(h.BodyOffset) != bodyOffset(), int(h.BodySize) != bodySize(int(h.GPUCount)),
 		int(h.FileSize) != len(data), len(data) != bodyOffset()+2*bodySize(int(h.GPUCount)):
 		return fmt.Errorf("its sizes do not fit together (file %d, body %d at %d, %d GPUs)", h.FileSize, h.BodySize, h.BodyOffset, h.GPUCount)

@@ -120,7 +120,7 @@ func (k *kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if server := data.server(); server != "" {
 		record, err := session.Read(k.domainDir(server))
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "The claim's pods will not be told when the IMEX session ends", "claim", klog.KObj(claim))
+			klog.FromContext(ctx).Error(err, "The claim's pods will get no Event when the IMEX session ends", "claim", klog.KObj(claim))
 		}
 		data.Session = record.Session
 		k.holdings.hold(claim.UID, claim.Namespace, data)

@@ -79,7 +79,7 @@ func Require(g *inventory.GPU, on bool) error {
 // one.
 func HowToReset(g *inventory.GPU) string {
 	held := append([]string{"this driver"}, Processes(g)...)
-	return fmt.Sprintf("a reset needs that no program has the GPU open, which now have %s, and programs that the driver does not tell of "+
+	return fmt.Sprintf("a reset needs a GPU that no program has open; now %s have it, and maybe programs that the driver does not list "+
 		"(monitors, nvidia-persistenced): "+
 		"run gpufabric drain, end those that it names, then nvidia-smi --gpu-reset -i %d, then gpufabric undrain; or reboot",
 		strings.Join(held, ", "), g.Index)

@@ -160,7 +160,7 @@ func openedBy(procRoot string, self int) []string {
 	slices.Sort(out)
 	if len(out) == 0 {
 		out = append(out, "no program that can be seen from here has a GPU open; in a pod those of other pods and of the node cannot be seen: "+
-			"fuser -v /dev/nvidia* on the node tells")
+			"run fuser -v /dev/nvidia* on the node")
 	}
 	if hidden > 0 {
 		out = append(out, fmt.Sprintf("%d processes could not be looked at: run it as root", hidden))

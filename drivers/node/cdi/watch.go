@@ -102,7 +102,7 @@ func timed(path string) error {
 		return fmt.Errorf("look at the file system of %s: %w", path, err)
 	}
 	if about.Flags&unix.ST_NOATIME != 0 {
-		return fmt.Errorf("whether a container runtime reads %s cannot be told: its file system is mounted noatime", path)
+		return fmt.Errorf("whether a container runtime reads %s cannot be seen: its file system is mounted noatime", path)
 	}
 	return nil
 }

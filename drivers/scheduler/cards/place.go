@@ -113,7 +113,7 @@ func (c *Card) refusesSlot(memory int64) string {
 	free, _ := c.slot(memory)
 	switch {
 	case len(c.Groups) == 0:
-		return "whose node tells no MIG slots (annotation " + annotation.NodeMIGSlots + ")"
+		return "whose node publishes no MIG slots (annotation " + annotation.NodeMIGSlots + ")"
 	case largest == nil:
 		return "without a MIG instance that large"
 	case c.Cut.Opaque:

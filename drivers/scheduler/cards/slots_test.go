@@ -51,7 +51,7 @@ func TestMIGSlots(t *testing.T) {
 		{"larger than any instance", a100(), one(9857), "", "1 without a MIG instance that large"},
 		{"an instance that was given by size", a100(""), one(3000), "", "1 with a MIG instance that another scheduler gave without a slot"},
 		{"slots of two layouts", a100("[0-0]", "[1-3]"), one(3000), "", "or in another layout"},
-		{"a node that tells no slots", silent, one(3000), "", "1 whose node tells no MIG slots"},
+		{"a node that publishes no slots", silent, one(3000), "", "1 whose node publishes no MIG slots"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			wish, err := Read(pod(mig, test.asks...), volcano, Policies{Binpack, Binpack})

@@ -83,7 +83,7 @@ func (o *outcome) add(r result) {
 	select {
 	case o.queue <- r:
 	default:
-		klog.Background().Info("Too many results wait to be told to the scheduler; one is dropped", "pod", klog.KObj(r.pod))
+		klog.Background().Info("Too many results wait to be reported to the scheduler; one is dropped", "pod", klog.KObj(r.pod))
 	}
 }
 

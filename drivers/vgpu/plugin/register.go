@@ -186,7 +186,7 @@ func (r *registrar) migSlots(deck *decks.Deck) (string, error) {
 		}
 		groups, err := r.slots(card)
 		if err != nil {
-			refused = errors.Join(refused, fmt.Errorf("no MIG slots of %s are told: %w", card.GPU.UUID, err))
+			refused = errors.Join(refused, fmt.Errorf("publish no MIG slots of %s: %w", card.GPU.UUID, err))
 			continue
 		}
 		for _, group := range groups {

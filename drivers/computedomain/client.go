@@ -1,8 +1,10 @@
 package computedomain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,8 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
@@ -79,4 +83,34 @@ func (c *Client) Watch(ctx context.Context, namespace, name string, changed func
 		},
 	})
 	informer.RunWithContext(ctx)
+}
+
+// Await calls done with all ComputeDomains of all namespaces, now and whenever one changes, until done returns true or an error, or
+// ctx ends. A cluster without the kind has none.
+func (c *Client) Await(ctx context.Context, done func([]*v1beta1.ComputeDomain) (bool, error)) error {
+	// An informer would ask again for as long as ctx lasts.
+	switch err := c.rest.Get().Resource(resource).Do(ctx).Error(); {
+	case apierrors.IsNotFound(err):
+		_, err := done(nil)
+		return err
+	case err != nil:
+		return fmt.Errorf("list ComputeDomains: %w", err)
+	}
+	all := cache.NewListWatchFromClient(c.rest, resource, metav1.NamespaceAll, fields.Everything())
+	var read cache.Store
+	look := func() (bool, error) {
+		domains := make([]*v1beta1.ComputeDomain, 0, len(read.ListKeys()))
+		for _, one := range read.List() {
+			domains = append(domains, one.(*v1beta1.ComputeDomain))
+		}
+		slices.SortFunc(domains, func(a, b *v1beta1.ComputeDomain) int {
+			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		})
+		return done(domains)
+	}
+	_, err := watchtools.UntilWithSync(ctx, all, &v1beta1.ComputeDomain{}, func(store cache.Store) (bool, error) {
+		read = store
+		return look()
+	}, func(watch.Event) (bool, error) { return look() })
+	return err
 }

@@ -64,15 +64,22 @@ func Check(ctx context.Context, client kubernetes.Interface, namespace string, d
 	if pods = slices.Compact(pods); len(pods) == 0 {
 		return nil
 	}
-	own, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("look whether namespace %s says that the uninstall goes on anyway: %w", namespace, err)
-	}
-	if own.Annotations[AnnotationAnyway] != valueAnyway {
+	if anyway, err := goesOnAnyway(ctx, client, namespace); err != nil {
+		return err
+	} else if !anyway {
 		return &InUseError{Pods: pods, Namespace: namespace}
 	}
 	klog.FromContext(ctx).Info("Pods use devices of the drivers, and the uninstall goes on as the namespace says", "pods", listed(pods))
 	return nil
+}
+
+// goesOnAnyway says whether the drivers' namespace has the annotation AnnotationAnyway.
+func goesOnAnyway(ctx context.Context, client kubernetes.Interface, namespace string) (bool, error) {
+	own, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("look whether namespace %s says that the uninstall goes on anyway: %w", namespace, err)
+	}
+	return own.Annotations[AnnotationAnyway] == valueAnyway, nil
 }
 
 // allocatedBy says whether a claim has a device of one of the drivers.

@@ -3,7 +3,8 @@
 // when it ends, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall removes its rights before it ends.
 //
 // RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
-// resource.k8s.io resourceclaims: list; core namespaces, its own: get.
+// resource.k8s.io resourceclaims: list; core namespaces, its own: get; with --end-compute-domains or --controller
+// resource.nvidia.com computedomains: list, watch; with --controller apps deployments, that one: get, update.
 package uninstall
 
 import (
@@ -19,7 +20,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -45,6 +48,7 @@ type settings struct {
 	check     bool
 	namespace string
 	drivers   []string
+	ends      Domains
 }
 
 // Command is `gpufabric uninstall`.
@@ -63,16 +67,22 @@ func Command(h host.Host) *cobra.Command {
 		"key of an annotation that is taken off every node; may be given several times")
 	flags.BoolVar(&s.domains, "compute-domains", false,
 		"take the controller's finalizer off every ComputeDomain: without the controller none could be deleted")
-	flags.BoolVar(&s.check, "check", false, "take nothing off, and fail where pods use devices of the drivers that --driver names")
+	flags.BoolVar(&s.check, "check", false,
+		"before an uninstall: take nothing off, and do what --driver, --end-compute-domains and --controller say")
 	flags.StringVar(&s.namespace, "namespace", h.Env("POD_NAMESPACE"), "the drivers' namespace, for --check (environment: POD_NAMESPACE)")
-	flags.StringSliceVar(&s.drivers, "driver", nil, "name of a DRA driver, for --check; may be given several times")
+	flags.StringSliceVar(&s.drivers, "driver", nil,
+		"with --check: fail while pods use devices of the DRA driver of this name; may be given several times")
+	flags.BoolVar(&s.ends.All, "end-compute-domains", false,
+		"with --check: fail while there are ComputeDomains, which the uninstall would end")
+	flags.StringVar(&s.ends.Controller, "controller", "",
+		"with --check: name of the controller's Deployment, which is to end the IMEX daemons of NVLink cliques")
 	return command
 }
 
 func run(ctx context.Context, h host.Host, s settings) error {
 	switch {
-	case s.check && (s.namespace == "" || len(s.drivers) == 0):
-		return errors.New("--check takes --namespace, the drivers' own, and --driver for each driver")
+	case s.check && (s.namespace == "" || len(s.drivers) == 0 && !s.ends.All && s.ends.Controller == ""):
+		return errors.New("--check takes --namespace, the drivers' own, and --driver for each driver, --end-compute-domains or --controller")
 	case !s.check && len(s.keys.Labels)+len(s.keys.Annotations) == 0 && !s.domains:
 		return errors.New("nothing to take off: name it by --node-label, --node-annotation and --compute-domains")
 	}
@@ -85,7 +95,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 		if err != nil {
 			return err
 		}
-		return Check(ctx, client, s.namespace, s.drivers)
+		return prepare(ctx, client, config, s)
 	}
 	client, err := metadata.NewForConfig(host.Tune(config, role))
 	if err != nil {
@@ -96,6 +106,24 @@ func run(ctx context.Context, h host.Host, s settings) error {
 		err = errors.Join(err, FreeDomains(ctx, client))
 	}
 	return err
+}
+
+// prepare is what is done before an uninstall.
+func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Config, s settings) error {
+	if len(s.drivers) > 0 {
+		if err := Check(ctx, client, s.namespace, s.drivers); err != nil {
+			return err
+		}
+	}
+	if !s.ends.All && s.ends.Controller == "" {
+		return nil
+	}
+	domains, err := computedomain.NewClient(host.Tune(config, role))
+	if err != nil {
+		return err
+	}
+	s.ends.Namespace = s.namespace
+	return EndDomains(ctx, client, domains, s.ends)
 }
 
 // Run removes the keys from every node. Where one cannot be changed it still changes the others; the error names it.

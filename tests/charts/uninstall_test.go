@@ -6,12 +6,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"helm.sh/helm/v3/pkg/action"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 )
@@ -57,25 +58,23 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 		t.Fatalf("after an upgrade there are Jobs: %v, %v", list.Items, err)
 	}
 
-	ended := make(chan error, 1)
-	go func() {
-		_, err := action.NewUninstall(tool.configuration).Run("gpufabric")
-		ended <- err
-	}()
-	var job *batchv1.Job
-	await(t, "the uninstall's Job", jobs.Watch, func(event watch.Event) bool {
-		var ok bool
-		job, ok = event.Object.(*batchv1.Job)
-		return ok
-	}, metav1.ListOptions{})
+	// A domain that is left makes the uninstall of its kind stop, until the namespace says to go on anyway.
+	goOn := []byte(`{"metadata": {"annotations": {"gpufabric.io/uninstall": "anyway"}}}`)
+	if _, err := admin.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, goOn, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ended := uninstalling(t, tool)
+	check, said, err := play(t, live, admin, program, "gpufabric-uninstall-check")
+	if err != nil {
+		t.Errorf("before the uninstall: %v\n%s", err, said)
+	}
+	finish(t, admin, check)
+	job, said, err := play(t, live, admin, program, "gpufabric-uninstall")
+	if err != nil {
+		t.Errorf("after the uninstall: %v\n%s", err, said)
+	}
 	if _, err := admin.AppsV1().DaemonSets(namespace).Get(t.Context(), "gpufabric-compute-domain-plugin", metav1.GetOptions{}); err == nil {
 		t.Error("the Job runs while a plugin may still write the label")
-	}
-	pod := job.Spec.Template.Spec
-	run := exec.CommandContext(t.Context(), program, pod.Containers[0].Args...)
-	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, live.config, admin, pod.ServiceAccountName))
-	if said, err := run.CombinedOutput(); err != nil {
-		t.Errorf("gpufabric %s: %v\n%s", strings.Join(pod.Containers[0].Args, " "), err, said)
 	}
 	finish(t, admin, job)
 	if err := <-ended; err != nil {
@@ -99,6 +98,39 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 	}
 }
 
+// uninstalling uninstalls the release, with its hooks; the channel gets the result.
+func uninstalling(t *testing.T, tool *helm) <-chan error {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := action.NewUninstall(tool.configuration).Run("gpufabric")
+		ended <- err
+	}()
+	return ended
+}
+
+// play waits for a Job of the uninstall and runs what its pod would, with its account's token.
+func play(t *testing.T, live *server, admin kubernetes.Interface, program, name string) (job *batchv1.Job, said string, err error) {
+	t.Helper()
+	await(t, "the Job "+name, admin.BatchV1().Jobs(namespace).Watch, func(event watch.Event) bool {
+		found, ok := event.Object.(*batchv1.Job)
+		// Of an uninstall that failed the Job is left, until the next one begins.
+		if ok = ok && event.Type != watch.Deleted && found.Name == name && len(found.Status.Conditions) == 0; ok {
+			job = found
+		}
+		return ok
+	}, metav1.ListOptions{})
+	pod := job.Spec.Template.Spec
+	run := exec.CommandContext(t.Context(), program, pod.Containers[0].Args...)
+	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, live.config, admin, pod.ServiceAccountName))
+	out, err := run.CombinedOutput()
+	// That of the account's next Job has the same name.
+	if gone := admin.CoreV1().Pods(namespace).Delete(t.Context(), name, *metav1.NewDeleteOptions(0)); gone != nil && !apierrors.IsNotFound(gone) {
+		t.Fatal(gone)
+	}
+	return job, string(out), err
+}
+
 // heldDomain makes a ComputeDomain with the finalizer that the controller puts on.
 func (s *server) heldDomain(t *testing.T, name string) {
 	t.Helper()
@@ -113,7 +145,7 @@ func (s *server) heldDomain(t *testing.T, name string) {
 // finish says of a Job what its controller says of one whose pod succeeded.
 func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	t.Helper()
-	now := metav1.NewTime(time.Now())
+	now := metav1.Now()
 	job.Status = batchv1.JobStatus{StartTime: &now, CompletionTime: &now, Succeeded: 1, Conditions: []batchv1.JobCondition{
 		{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue, LastTransitionTime: now},
 		{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, LastTransitionTime: now},
@@ -153,7 +185,7 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 }
 
 //shows:chart-uninstall
-func TestAnUninstallAsksFirstWhereItIsToldTo(t *testing.T) {
+func TestAnUninstallLooksFirstWhereItWouldEndSomething(t *testing.T) {
 	for name, c := range map[string]struct {
 		values map[string]any
 		want   []string
@@ -161,6 +193,11 @@ func TestAnUninstallAsksFirstWhereItIsToldTo(t *testing.T) {
 		"as it comes": {nil, nil},
 		"told to": {map[string]any{"gpus": on(), "uninstall": map[string]any{"refuseWhileUsed": true}},
 			[]string{"uninstall", "--check", "--namespace=" + namespace, "--driver=compute-domain.nvidia.com", "--driver=gpu.nvidia.com"}},
+		"the kind of domains goes too": {map[string]any{"crds": map[string]any{"keep": false}},
+			[]string{"uninstall", "--check", "--namespace=" + namespace, "--end-compute-domains"}},
+		"cliques have daemons": {map[string]any{"computeDomains": map[string]any{"imex": "clique"}},
+			[]string{"uninstall", "--check", "--namespace=" + namespace, "--controller=gpufabric-controller"}},
+		"another installs the kinds": {map[string]any{"crds": map[string]any{"keep": false, "install": false}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

@@ -43,6 +43,16 @@ func (e *environment) testLayouts(t *testing.T) {
 		{"every role runs", testRolesRun},
 		{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
 	}
+	// In these modes a domain is a channel, and several share a node.
+	clique := []part{
+		{"every role runs", testRolesRun},
+		{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
+		{"two domains share a node by a channel each", testChannels},
+	}
+	service := []part{
+		{"every role runs", testRolesRun},
+		{"two domains share a node by the nodes' own nvidia-imex", testHostService},
+	}
 	rackValues := []string{"rdma.enabled=true", "rdma.namespace=kube-system", "gpus.enabled=true"}
 	boardValues := []string{"rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "gpus.enabled=true"}
 	cardsValues := []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}
@@ -58,6 +68,8 @@ func (e *environment) testLayouts(t *testing.T) {
 	}{
 		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, rackValues, rackBefore, rack},
 		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, rackValues, rackBefore, rack},
+		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=clique"}, "", clique},
+		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=host"}, "", service},
 		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, boardValues, "", board},
 		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, boardValues, "", board},
 		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, cardsValues, "", cards},

@@ -78,7 +78,8 @@ func (e *environment) forward(t *testing.T, namespace, target, port string) stri
 	tools, err := toolchain.Ensure(t.Context(), "kubectl")
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	command := exec.CommandContext(ctx, tools["kubectl"], "--kubeconfig", e.Kubeconfig, "--namespace", namespace, "port-forward", target, ":"+port)
+	command := exec.CommandContext(ctx, tools["kubectl"], "--kubeconfig", e.Kubeconfig, "--namespace", namespace, "port-forward", target,
+		":"+port)
 	var complaint strings.Builder
 	command.Stderr = &complaint
 	out, err := command.StdoutPipe()

@@ -126,13 +126,14 @@ func isSocket(path string) bool {
 }
 
 // Running says whether systemd runs the node's own nvidia-imex. systemd keeps each service in a cgroup of its name, which is seen without
-// the node's processes.
+// the node's processes, and removes it when the service ends.
 func Running(sysfs string) bool {
-	for _, hierarchy := range []string{"fs/cgroup", "fs/cgroup/systemd"} { // version 2, and version 1
-		processes, err := os.ReadFile(filepath.Join(sysfs, hierarchy, "system.slice", Unit, "cgroup.procs"))
-		if err == nil && strings.TrimSpace(string(processes)) != "" {
-			return true
-		}
+	// Version 2 lists a process of another PID namespace as 0.
+	processes, err := os.ReadFile(filepath.Join(sysfs, "fs/cgroup/system.slice", Unit, "cgroup.procs"))
+	if err == nil && strings.TrimSpace(string(processes)) != "" {
+		return true
 	}
-	return false
+	// Version 1 leaves such processes out (kernel/cgroup/cgroup-v1.c, pidlist_array_load), so that the list is empty in a pod.
+	info, err := os.Stat(filepath.Join(sysfs, "fs/cgroup/systemd/system.slice", Unit))
+	return err == nil && info.IsDir()
 }

@@ -276,3 +276,22 @@ func TestARunningServiceIsAskedByItsSocketAlone(t *testing.T) {
 		t.Error("it is READY after its end")
 	}
 }
+
+// Both versions of cgroups are read here as a container sees them, in a PID namespace of its own.
+func TestAServiceRunsByEitherVersionOfCgroups(t *testing.T) {
+	for name, c := range map[string]struct {
+		file, content string
+		want          bool
+	}{
+		"version 2":              {"system.slice/nvidia-imex.service/cgroup.procs", "0\n", true},
+		"version 2, and none":    {"system.slice/nvidia-imex.service/cgroup.procs", "", false},
+		"version 1":              {"systemd/system.slice/nvidia-imex.service/cgroup.procs", "", true},
+		"version 1, and another": {"systemd/system.slice/nvidia-imex-old.service/cgroup.procs", "", false},
+	} {
+		sysfs := t.TempDir()
+		node{root: sysfs}.write(t, "fs/cgroup/"+c.file, c.content)
+		if got := Running(sysfs); got != c.want {
+			t.Errorf("%s: running is %t", name, got)
+		}
+	}
+}

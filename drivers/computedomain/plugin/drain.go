@@ -89,6 +89,6 @@ func (f *follower) holding() string {
 	if channels+daemons == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d claims for channels and %d for daemons of compute domains are prepared: delete their pods, or kubectl drain the node",
-		channels, daemons)
+	return fmt.Sprintf("%d claims for channels and %d for daemons of compute domains are prepared: delete their pods, or kubectl drain "+
+		"the node", channels, daemons)
 }

@@ -126,6 +126,19 @@ func ChannelOf(clique *v1beta1.ComputeDomain, domain types.UID) *v1beta1.Compute
 	return nil
 }
 
+// What a container is given with a channel, in a node's NVLink fabric. EnvUID, EnvName and EnvNamespace come too.
+const (
+	// EnvNodes is the domain's spec.numNodes.
+	EnvNodes = "COMPUTE_DOMAIN_NODES"
+	// EnvCliqueOf is the NVLink clique of the node, as its label nvidia.com/gpu.clique has it.
+	EnvCliqueOf = "COMPUTE_DOMAIN_CLIQUE_ID"
+	// EnvChannel is the number of the IMEX channel; of several the first.
+	EnvChannel = "COMPUTE_DOMAIN_CHANNEL"
+	// EnvIndex is the node's index among the IMEX daemons of its clique, from 0: index in status.nodes of the ComputeDomain whose daemons serve
+	// it. It is not set where the nodes' own nvidia-imex serves.
+	EnvIndex = "COMPUTE_DOMAIN_NODE_INDEX"
+)
+
 // What a daemon's container is given with its device.
 const (
 	EnvClique    = "CLIQUE_ID"

@@ -93,7 +93,13 @@ func TestAClaimWaitsForTheNodesServiceAndSaysWhatItSays(t *testing.T) {
 	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil {
 		t.Fatal(result.Err)
 	}
-	want := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{deviceNode("/dev/nvidia-caps-imex-channels/channel3", 234, 3)}}
+	want := specs.ContainerEdits{
+		Env: []string{ // no index: no daemon of the controller's waited for one
+			"COMPUTE_DOMAIN_UUID=" + string(domainUID), "COMPUTE_DOMAIN_NAME=d", "COMPUTE_DOMAIN_NAMESPACE=user", "COMPUTE_DOMAIN_NODES=2",
+			"COMPUTE_DOMAIN_CLIQUE_ID=" + cliqueID, "COMPUTE_DOMAIN_CHANNEL=3",
+		},
+		DeviceNodes: []*specs.DeviceNode{deviceNode("/dev/nvidia-caps-imex-channels/channel3", 234, 3)},
+	}
 	if diff := cmp.Diff(want, n.injected(t)); diff != "" {
 		t.Errorf("injected (-want +got)\n%s", diff)
 	}

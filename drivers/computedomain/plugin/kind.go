@@ -203,7 +203,11 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 		return specs.ContainerEdits{}, draplugin.Refuse("NoIMEXChannels",
 			"the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w", current.clique, err)
 	}
-	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
+	env, err := k.environment(ctx, domain, current.clique, 0, &server{domain.Namespace, domain.Name, domain.UID})
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	return specs.ContainerEdits{Env: env, DeviceNodes: deviceNodes(channels)}, nil
 }
 
 // intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that
@@ -219,19 +223,10 @@ func (k *kind) intend(claim *draplugin.Claim, data held) error {
 	return nil
 }
 
-// findDomain finds the claim's domain in the claim's own namespace: a tenant's claim may name any UID. It asks again while the API
-// server has trouble, since a failed prepare costs the pod a minute.
+// findDomain finds the claim's domain in the claim's own namespace: a tenant's claim may name any UID.
 func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types.UID) (*v1beta1.ComputeDomain, error) {
-	var domain *v1beta1.ComputeDomain
-	var lastErr error
-	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 5 * time.Second}
-	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		domain, lastErr = k.domains.ByUID(ctx, claim.Namespace, claim.Annotations[computedomain.AnnotationName], uid)
-		return lastErr == nil, nil
-	})
+	domain, err := k.readDomain(ctx, claim.Namespace, claim.Annotations[computedomain.AnnotationName], uid)
 	switch {
-	case err != nil && lastErr != nil:
-		return nil, lastErr
 	case err != nil:
 		return nil, err
 	case domain == nil:
@@ -242,6 +237,22 @@ func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types
 		return nil, draplugin.Refuse("DomainDeleted", "ComputeDomain %s/%s is being deleted", domain.Namespace, domain.Name)
 	}
 	return domain, nil
+}
+
+// readDomain reads a domain, or returns nil where there is none. It asks again while the API server has trouble, since a failed prepare costs
+// the pod a minute.
+func (k *kind) readDomain(ctx context.Context, namespace, name string, uid types.UID) (*v1beta1.ComputeDomain, error) {
+	var domain *v1beta1.ComputeDomain
+	var lastErr error
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 5 * time.Second}
+	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		domain, lastErr = k.domains.ByUID(ctx, namespace, name, uid)
+		return lastErr == nil, nil
+	})
+	if err != nil && lastErr != nil {
+		return nil, lastErr
+	}
+	return domain, err
 }
 
 // awaitFabric waits while the node's driver is on its way, or its GPUs are joining their fabric.

@@ -88,7 +88,8 @@ func newTestNode(t *testing.T, f fabric) *testNode {
 	}
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"}})
 	domain := &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d", UID: domainUID}}
-	domain.Spec.Channel.AllocationMode = v1beta1.AllocationModeAll
+	domain.Spec.Channel.AllocationMode, domain.Spec.NumNodes = v1beta1.AllocationModeAll, 2
+	domain.Status.Nodes = []v1beta1.ComputeDomainNode{{Name: "other", CliqueID: cliqueID}, {Name: nodeName, CliqueID: cliqueID, Index: 3}}
 	n := &testNode{client: client, events: record.NewFakeRecorder(100), dir: dir,
 		kind: newPlugin(at, system, client, finder{"user": domain})}
 	n.fabric.Set(f)
@@ -247,7 +248,13 @@ func TestAChannelMakesItsNodePartOfTheDomainAndWaitsForTheDaemon(t *testing.T) {
 	if result := <-done; result.Err != nil {
 		t.Fatal(result.Err)
 	}
-	want := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{deviceNode("/dev/nvidia-caps-imex-channels/channel0", 234, 0)}}
+	want := specs.ContainerEdits{
+		Env: []string{
+			"COMPUTE_DOMAIN_UUID=" + string(domainUID), "COMPUTE_DOMAIN_NAME=d", "COMPUTE_DOMAIN_NAMESPACE=user", "COMPUTE_DOMAIN_NODES=2",
+			"COMPUTE_DOMAIN_CLIQUE_ID=" + cliqueID, "COMPUTE_DOMAIN_CHANNEL=0", "COMPUTE_DOMAIN_NODE_INDEX=3",
+		},
+		DeviceNodes: []*specs.DeviceNode{deviceNode("/dev/nvidia-caps-imex-channels/channel0", 234, 0)},
+	}
 	if diff := cmp.Diff(want, n.injected(t)); diff != "" {
 		t.Errorf("injected (-want +got)\n%s", diff)
 	}

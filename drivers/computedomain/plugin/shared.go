@@ -103,7 +103,15 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 		return none, draplugin.Refuse("NoIMEXChannels", "the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w",
 			current.clique, err)
 	}
-	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
+	var by *server
+	if held.mode != v1beta1.IMEXHost {
+		by = &server{k.namespace, computedomain.CliqueName(current.clique), held.daemons}
+	}
+	env, err := k.environment(ctx, domain, current.clique, first, by)
+	if err != nil {
+		return none, err
+	}
+	return specs.ContainerEdits{Env: env, DeviceNodes: deviceNodes(channels)}, nil
 }
 
 // joinShared makes the node part of a domain. The claim is noted before the label, so that another claim of the domain which ends now

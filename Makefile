@@ -145,6 +145,12 @@ kind-upgrade: build ## Upgrade a kind cluster of four workers from an earlier ve
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
 	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -p 1 -timeout 240m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
 
+#shows:cd-gangs
+.PHONY: test-gangs
+test-gangs: prerequisites toolchain-sim ## Place gangs by the real Kueue, JobSet and LeaderWorkerSet on the simulated cluster (the first build of Kueue takes minutes).
+	@$(GO) run ./build/cmd/toolchain kueue jobset lws >/dev/null
+	cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) -tags gangs ./gangs/
+
 #shows:gpu-speed rdma-speed tf-speed fakes-speed
 .PHONY: bench
 bench: build toolchain-sim ## Measure what docs/measurements.md reports.
@@ -174,7 +180,7 @@ bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 
 lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated.
 	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
-	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults ./...); done
+	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs ./...); done
 	provider/generate-docs --check
 
 # A few seconds: no program of others is built for it.

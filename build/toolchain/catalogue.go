@@ -24,6 +24,9 @@ const (
 	MPIOperator   = "v0.8.0"
 	Multus        = "v4.2.2"
 	Whereabouts   = "v0.8.0" // the newest that the checksum database knows
+	Kueue         = "v0.19.1"
+	JobSet        = "v0.11.0"
+	LWS           = "v0.8.0"
 )
 
 // NodeImage is kind's own node image for that Kubernetes.
@@ -50,6 +53,8 @@ type Tool struct {
 
 	release release // the file that its project publishes; none: it is always built
 	minutes int     // minutes of a build on two idle cores with an empty cache; 0: less than one
+
+	named bool // made only where it is named: what one target alone runs
 
 	module   string // directory under modules/
 	main     string // the main package
@@ -183,6 +188,15 @@ func catalogue() map[string]Tool {
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
 	never := []string{} // the PATH's command has another version, or does not report it
+	// What `make test-gangs` runs. Their charts lie in the same modules, and ModuleDirectory says where.
+	for _, t := range []Tool{
+		{Name: "kueue", Version: Kueue, minutes: 8, main: "sigs.k8s.io/kueue/cmd/kueue"},
+		{Name: "jobset", Version: JobSet, minutes: 3, main: "sigs.k8s.io/jobset"},
+		{Name: "lws", Version: LWS, minutes: 3, main: "sigs.k8s.io/lws/cmd"},
+	} {
+		t.named, t.onPath, t.static, t.module = true, never, true, t.Name
+		add(t)
+	}
 	add(Tool{Name: "whereabouts", Version: Whereabouts, onPath: never, static: true,
 		module: "whereabouts", main: "github.com/k8snetworkplumbingwg/whereabouts/cmd"})
 	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {
@@ -205,6 +219,18 @@ func Names() []string {
 	var names []string
 	for name := range catalogue() {
 		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// standing are the tools that are had ready where none is named.
+func standing() []string {
+	var names []string
+	for name, tool := range catalogue() {
+		if !tool.named {
+			names = append(names, name)
+		}
 	}
 	sort.Strings(names)
 	return names

@@ -71,7 +71,7 @@ func New(log io.Writer) (*Toolchain, error) {
 }
 
 // Ensure returns the path of each named tool, having fetched or built what was missing; progress goes to standard error. No names means
-// all.
+// all but those that one target alone runs.
 func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	t, err := New(os.Stderr)
 	if err != nil {
@@ -80,10 +80,11 @@ func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	return t.Ensure(ctx, names...)
 }
 
-// Ensure returns the path of each named tool, having fetched or built what was missing. No names means all.
+// Ensure returns the path of each named tool, having fetched or built what was missing. No names means all but those that one target alone
+// runs.
 func (c *Toolchain) Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	if len(names) == 0 {
-		names = Names()
+		names = standing()
 	}
 	var missing []Tool
 	paths := map[string]string{}
@@ -218,6 +219,30 @@ func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 		)
 	}
 	return nil
+}
+
+// ModuleDirectory is where the module that a tool is built from lies in Go's module cache, which is filled where it lacks it. A project's
+// charts and CRDs are read there.
+func ModuleDirectory(ctx context.Context, name string) (string, error) {
+	t, err := Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	c, err := New(os.Stderr)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Module.Dir}}", t.main)
+	cmd.Dir = filepath.Join(c.Modules, t.module)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module of %s %s: go %s in %s: %w\n%s", t.Name, t.Version, strings.Join(cmd.Args[1:], " "), cmd.Dir, err,
+			tail(said.String(), 20))
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // tail returns the last n lines of text.

@@ -24,8 +24,8 @@ var word = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z][A-Za-z]*$`)
 // noReasons are words of the drivers' code that look like reasons and are none: kinds, values of fields, names of others.
 var noReasons = map[string]string{
 	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
-		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
-		"VGPUProfile VfioDeviceConfig",
+		"GpuConfig JobSet LeaderWorkerSet MIGLayout MPIJob MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
+		"StatefulSet VGPUProfile VfioDeviceConfig",
 	"types of conditions": "Conflicting DaemonsCurrent Degraded GPUDriver GPUForms Progressing Ready",
 	"values of fields": "Allocated Binpack Clique Default Exclusive Host List Long Medium None NotReady Pool Shared Short Single Software " +
 		"Spread TimeSlicing",

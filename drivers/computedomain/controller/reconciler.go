@@ -153,7 +153,7 @@ func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 		steps = append(steps, r.ensureDaemonTemplate, r.ensureDaemonSet, r.ensureNetworkPolicy)
 	}
 	if p.clique == "" {
-		steps = append(steps, r.ensureWorkloadTemplate)
+		steps = append(steps, r.ensureWorkloadTemplate, r.ensureOwner)
 	}
 	return steps
 }

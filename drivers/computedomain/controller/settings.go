@@ -50,6 +50,8 @@ type Settings struct {
 	MetricsAuthentication bool
 	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
 	NetworkPolicies bool
+	// Owners are the kinds of workloads that a domain may go with, of OwnerKinds.
+	Owners []string
 }
 
 // Bind adds the flags to a flag set.
@@ -69,6 +71,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
 	flags.BoolVar(&s.MetricsAuthentication, "metrics-authentication", false,
 		"serve /metrics by TLS, and only to those whose token may get that path; the IMEX daemons do the same")
+	flags.StringSliceVar(&s.Owners, "owners", nil, "kinds of workloads that a compute domain may be deleted with (annotation "+
+		v1beta1.AnnotationOwner+"): "+strings.Join(OwnerKinds(), ", "))
 	flags.IntVar(&s.DaemonVerbosity, "daemon-v", 0, "log level of the IMEX daemons")
 }
 
@@ -88,6 +92,11 @@ func (s *Settings) Validate() error {
 	case corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
 	default:
 		errs = append(errs, fmt.Errorf("--image-pull-policy %q: allowed are Always, IfNotPresent and Never", s.ImagePullPolicy))
+	}
+	for _, kind := range s.Owners {
+		if _, known := owners[kind]; !known {
+			errs = append(errs, fmt.Errorf("--owners %q: allowed are %v", kind, OwnerKinds()))
+		}
 	}
 	for _, dir := range s.HostMounts {
 		if !filepath.IsAbs(dir) {

@@ -4,6 +4,7 @@ package findings
 func fabric() []Finding {
 	return []Finding{
 		{"TemplateNameTaken", Claim, "Delete the ResourceClaimTemplate, or name another in the ComputeDomain."},
+		{"OwnerNotUsable", Claim, "Name a workload by KIND/NAME in gpufabric.io/owner, of a kind that computeDomains.owners lists."},
 		{"Deleting", Claim, "Wait for the pods that the message names, or delete them."},
 		{"ReconcileFailed", Plugin, "Read the message; the controller tries again."},
 		{"WaitingForNodes", Peers, "Look at the pods of the domain that are not running; lower numNodes if there are not as many."},

@@ -35,3 +35,6 @@ const (
 	// has the same label.
 	LabelComputeDomain = "resource.nvidia.com/computeDomain"
 )
+
+// AnnotationOwner on a ComputeDomain is KIND/NAME of a workload of its namespace, such as Job/train: the domain is deleted with it.
+const AnnotationOwner = "gpufabric.io/owner"

@@ -184,12 +184,16 @@ func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
 
 //shows:cd-old-driver
 func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
-	for _, hierarchy := range []string{"fs/cgroup", "fs/cgroup/systemd"} {
+	// In a pod version 1 leaves a node's processes out of the list (kernel/cgroup/cgroup-v1.c), so there the directory is the answer.
+	for hierarchy, emptyRuns := range map[string]bool{"fs/cgroup": false, "fs/cgroup/systemd": true} {
 		sysfs := t.TempDir()
 		processes := filepath.Join(sysfs, hierarchy, "system.slice/nvidia-imex.service/cgroup.procs")
-		writeFile(t, processes, "")
 		if hostimex.Running(sysfs) {
-			t.Errorf("%s: a service without processes runs", hierarchy)
+			t.Errorf("%s: a service without a cgroup runs", hierarchy)
+		}
+		writeFile(t, processes, "")
+		if runs := hostimex.Running(sysfs); runs != emptyRuns {
+			t.Errorf("%s: a service whose list of processes is empty runs: %t, want %t", hierarchy, runs, emptyRuns)
 		}
 		writeFile(t, processes, "4711\n")
 		if !hostimex.Running(sysfs) {

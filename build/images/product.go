@@ -69,8 +69,7 @@ func chartVersion(path string) (string, error) {
 }
 
 // Build makes the product's image for amd64 or arm64 from what `make build` (this machine's architecture) or `make cross` (the other) built
-// in the
-// checkout at root.
+// in the checkout at root.
 func (p Product) Build(root, architecture string) (v1.Image, error) {
 	image, err := p.build(root, architecture)
 	if err != nil {
@@ -95,18 +94,20 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 			err,
 		)
 	}
-	limiter, err := built(filepath.Join(root, "drivers/gpu/limiter/build"), "libvgpu.so", architecture)
-	if err != nil {
-		return nil, err
+	further := []File{
+		{Path: "/usr/bin/" + hook, From: path},
+		{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644},
 	}
-	return program(
-		root,
-		"gpufabric",
-		architecture,
-		File{Path: "/usr/lib/gpufabric/libvgpu.so", From: limiter, Mode: 0o644},
-		File{Path: "/usr/bin/" + hook, From: path},
-		File{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644},
-	)
+	// The checkout of an earlier version, which a test upgrades from, may have no library yet.
+	sources := filepath.Join(root, "drivers/gpu/limiter")
+	if _, err := os.Stat(sources); !errors.Is(err, fs.ErrNotExist) {
+		limiter, err := built(filepath.Join(sources, "build"), "libvgpu.so", architecture)
+		if err != nil {
+			return nil, err
+		}
+		further = append(further, File{Path: "/usr/lib/gpufabric/libvgpu.so", From: limiter, Mode: 0o644})
+	}
+	return program(root, "gpufabric", architecture, further...)
 }
 
 func scheduler(root, architecture string) (v1.Image, error) {

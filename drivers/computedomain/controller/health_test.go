@@ -112,12 +112,7 @@ func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
 
 //shows:cd-words
 func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
-	d := newDomain("d", 2)
-	c := newCluster(t, d)
-	c.settle(d.UID)
-	c.join(d, "a", "10.0.0.1", isReady)
-	c.join(d, "b", "10.0.0.2", isReady)
-	c.settle(d.UID)
+	c, d := newReadyDomain(t, "a", "b")
 	c.must(c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
 	c.must(c.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "imex-a"}}))
 	for range 2 { // also when the status no longer names the node
@@ -139,12 +134,7 @@ func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
 }
 
 func TestANodeThatLeavesDegradesNothing(t *testing.T) {
-	d := newDomain("d", 2)
-	c := newCluster(t, d)
-	c.settle(d.UID)
-	c.join(d, "a", "10.0.0.1", isReady)
-	c.join(d, "b", "10.0.0.2", isReady)
-	c.settle(d.UID)
+	c, d := newReadyDomain(t, "a", "b")
 	node := &corev1.Node{}
 	c.must(c.Get(t.Context(), client.ObjectKey{Name: "a"}, node))
 	delete(node.Labels, v1beta1.LabelComputeDomain)

@@ -142,6 +142,19 @@ func newDomain(name string, numNodes int) *v1beta1.ComputeDomain {
 	return domain
 }
 
+// newReadyDomain is the domain d with these nodes, whose daemons are all ready.
+func newReadyDomain(t *testing.T, nodes ...string) (*cluster, *v1beta1.ComputeDomain) {
+	t.Helper()
+	d := newDomain("d", len(nodes))
+	c := newCluster(t, d)
+	c.settle(d.UID)
+	for i, node := range nodes {
+		c.join(d, node, fmt.Sprintf("10.0.0.%d", i+1), isReady)
+	}
+	c.settle(d.UID)
+	return c, d
+}
+
 // join makes a node part of a domain with a daemon in the given state.
 func (c *cluster) join(domain *v1beta1.ComputeDomain, name, address string, state podState) {
 	c.t.Helper()
@@ -223,11 +236,7 @@ func TestAnEighteenNodeDomainFormsInFewWrites(t *testing.T) {
 }
 
 func TestASettledDomainIsNotWrittenToAgain(t *testing.T) {
-	d := newDomain("d", 1)
-	c := newCluster(t, d)
-	c.settle(d.UID)
-	c.join(d, "a", "10.0.0.1", isReady)
-	c.settle(d.UID)
+	c, d := newReadyDomain(t, "a")
 	before := len(c.writes)
 	c.settle(d.UID)
 	if len(c.writes) != before {
@@ -236,12 +245,7 @@ func TestASettledDomainIsNotWrittenToAgain(t *testing.T) {
 }
 
 func TestALostNodeMakesADomainNotReadyAtOnceAndComesBackWithItsIndex(t *testing.T) {
-	d := newDomain("d", 2)
-	c := newCluster(t, d)
-	c.settle(d.UID)
-	c.join(d, "a", "10.0.0.1", isReady)
-	c.join(d, "b", "10.0.0.2", isReady)
-	c.settle(d.UID)
+	c, d := newReadyDomain(t, "a", "b")
 	c.join(d, "a", "10.0.0.1", starting)
 	_, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)

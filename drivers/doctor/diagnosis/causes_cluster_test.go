@@ -25,7 +25,9 @@ func refusedByServer(g *ground, p *corev1.Pod, set string) {
 		g.t.Fatal("the API server took the pod")
 	}
 	g.put(event("DaemonSet", p.Namespace, set, "", "daemonset-controller", "FailedCreate", "Error creating: "+err.Error()))
-	fewer(g, set)
+	change(g, system, set, func(d *appsv1.DaemonSet) {
+		d.Status.CurrentNumberScheduled, d.Status.NumberReady, d.Status.NumberAvailable = 2, 2, 2
+	})
 }
 
 // fewer makes a pod of a DaemonSet missing.
@@ -63,6 +65,12 @@ func installCauses() []cause {
 			refusedByServer(g, p, "gpufabric-rdma-plugin")
 		}},
 		{"install", "the image cannot be pulled", install(), "ImageNotPulled", nil, func(g *ground) {
+			change(g, system, pluginPodName, func(p *corev1.Pod) { waitingContainer(p, "ImagePullBackOff", "Back-off pulling image") })
+			fewer(g, "gpufabric-gpu-plugin")
+		}},
+		{"install", "the image cannot be pulled, and an earlier pod was refused", install(), "ImageNotPulled", nil, func(g *ground) {
+			g.put(event("DaemonSet", system, "gpufabric-gpu-plugin", "", "daemonset-controller", "FailedCreate",
+				"Error creating: pods \"x\" is forbidden: exceeded quota: small"))
 			change(g, system, pluginPodName, func(p *corev1.Pod) { waitingContainer(p, "ImagePullBackOff", "Back-off pulling image") })
 			fewer(g, "gpufabric-gpu-plugin")
 		}},
@@ -205,6 +213,12 @@ func schedulingCauses() []cause {
 			p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "n1"}
 			g.put(allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n0"), "gpu-0"), p)
 		}},
+		{part, "a pod is bound to a node whose GPUs are held", ofPod("p"), "DevicesTaken", []string{"NodesExcluded"}, func(g *ground) {
+			takeAll(g, "n1")
+			p := pod("p", "", "c")
+			p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "n1"}
+			g.put(claim("c", "gpu.nvidia.com", 1), p)
+		}},
 		{part, "a gate, and all GPUs are held", ofPod("p"), "PodGated", []string{"DevicesTaken"}, func(g *ground) {
 			takeAll(g, "n0", "n1", "n2")
 			p := pod("p", "", "c")
@@ -298,6 +312,18 @@ func gpuCauses() []cause {
 			g.put(p)
 			taintGPUs(g, "n1", "gpu.nvidia.com/ecc", "48")
 		}},
+		{part, "a pod is bound to a node whose GPUs have XIDs", ofPod("p"), "gpu.nvidia.com/xid", []string{"NodesExcluded"}, func(g *ground) {
+			taintGPUs(g, "n1", "gpu.nvidia.com/xid", "119")
+			p := pod("p", "", "c")
+			p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "n1"}
+			g.put(claim("c", "gpu.nvidia.com", 1), p)
+		}},
+		{part, "a GPU fell off the bus, and its node's fabric cannot be read", onNode("n1"), "gpu.nvidia.com/lost", []string{"GPUTrouble"},
+			func(g *ground) {
+				taintGPUs(g, "n1", "gpu.nvidia.com/lost", "79")
+				g.remove(&resourceapi.ResourceSlice{}, "", "n1-channel")
+				g.put(channelSlice("n1", "GPUTrouble"))
+			}},
 		{part, "a claim's sharing was refused on the node", ofPod("p"), "SharingContradicts", nil, func(g *ground) {
 			refusedClaim(g,
 				"SharingContradicts", "two ways")

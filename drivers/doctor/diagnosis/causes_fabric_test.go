@@ -52,6 +52,14 @@ func shareCauses() []cause {
 			reshape(g, "mig_1g.5gb")
 			g.put(claim("c", "gpu.nvidia.com", 1), pod("p", "", "c"))
 		}},
+		{part, "a whole GPU is asked for, and those of the pod's node are cut", ofPod("p"), "NoSuchForm", []string{"NodesExcluded"},
+			func(g *ground) {
+				g.remove(&resourceapi.ResourceSlice{}, "", "n1-gpu-0")
+				g.put(gpuSlices("n1", "mig_1g.5gb", nil)...)
+				p := pod("p", "", "c")
+				p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "n1"}
+				g.put(claim("c", "gpu.nvidia.com", 1), p)
+			}},
 		{part, "a share is asked for, and GPUs are whole", ofPod("p"), "NoSuchForm", nil, func(g *ground) {
 			g.put(share("c", "10Gi"), pod("p",
 				"", "c"))
@@ -222,6 +230,16 @@ func rdmaCauses() []cause {
 		nic("an MTU differs on a rail", "RailMTUDiffers", func(d *resourceapi.Device) {
 			d.Attributes[rdma.AttrMTU] = resourceapi.DeviceAttribute{IntValue: ptr.To[int64](1500)}
 		}),
+		{part, "an MTU differs among boards of one slot, and no rail has them", install(), "RailMTUDiffers", nil, func(g *ground) {
+			for i, mtu := range []int64{9000, 1500, 9000} {
+				g.remove(&resourceapi.ResourceSlice{}, "", nodeName(i)+"-rdma")
+				g.put(nicSlice(nodeName(i), func(d *resourceapi.Device) {
+					delete(d.Attributes, rdma.AttrRail)
+					d.Attributes[rdma.AttrPCIBusID] = text("0000:03:00.0")
+					d.Attributes[rdma.AttrMTU] = resourceapi.DeviceAttribute{IntValue: &mtu}
+				}))
+			}
+		}},
 		nic("a link came up slower", "RailRateDiffers", func(d *resourceapi.Device) {
 			d.Attributes[rdma.AttrRate] = resourceapi.DeviceAttribute{IntValue: ptr.To[int64](200)}
 		}),

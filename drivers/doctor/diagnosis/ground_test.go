@@ -32,7 +32,7 @@ const (
 
 // ground is a real API server with a healthy cluster of three nodes. Each cause changes objects and undoes the change afterwards.
 type ground struct {
-	t      *testing.T
+	t      testing.TB
 	client client.Client
 	config *rest.Config
 	undo   []func(context.Context) error
@@ -51,20 +51,27 @@ func (g *ground) put(objects ...client.Object) {
 
 func (g *ground) create(o client.Object) {
 	g.t.Helper()
+	if err := g.tryCreate(g.t.Context(), o); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+func (g *ground) tryCreate(ctx context.Context, o client.Object) error {
 	wanted := o.DeepCopyObject().(client.Object)
-	if err := g.client.Create(g.t.Context(), o); err != nil {
-		g.t.Fatalf("create %T %s: %v", o, o.GetName(), err)
+	if err := g.client.Create(ctx, o); err != nil {
+		return fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
 	}
 	switch o.(type) {
 	case *corev1.Event, *corev1.Namespace, *resourceapi.ResourceSlice, *resourceapi.DeviceClass, *resourceapi.ResourceClaimTemplate,
 		*corev1.Node:
-		return // no status, or one that create accepts
+		return nil // no status, or one that create accepts
 	}
 	wanted.SetUID(o.GetUID())
 	wanted.SetResourceVersion(o.GetResourceVersion())
-	if err := g.client.Status().Update(g.t.Context(), wanted); err != nil && client.IgnoreNotFound(err) != nil {
-		g.t.Fatalf("write the status of %T %s: %v", o, o.GetName(), err)
+	if err := g.client.Status().Update(ctx, wanted); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write the status of %T %s: %w", o, o.GetName(), err)
 	}
+	return nil
 }
 
 // change changes an object that is there.
@@ -155,15 +162,7 @@ func (g *ground) ask(subject diagnosis.Subject) *diagnosis.Report {
 
 // healthy makes a cluster of three nodes of four GPUs and two NICs, with gpufabric on it.
 func (g *ground) healthy() {
-	g.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
-	g.put(classes()...)
-	for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
-		g.put(daemonSet(component))
-	}
-	labels := own("controller")
-	g.put(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "gpufabric-controller", Labels: labels},
-		Spec:   appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template(labels, "controller")},
-		Status: appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1, AvailableReplicas: 1}})
+	g.furnish(3)
 	for i := range 3 {
 		name := nodeName(i)
 		g.put(node(name))
@@ -178,6 +177,19 @@ func (g *ground) healthy() {
 	g.undo = nil
 }
 
+// furnish makes what the chart installs for so many nodes, and the namespaces.
+func (g *ground) furnish(nodes int32) {
+	g.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
+	g.put(classes()...)
+	for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
+		g.put(daemonSet(component, nodes))
+	}
+	labels := own("controller")
+	g.put(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "gpufabric-controller", Labels: labels},
+		Spec:   appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template(labels, "controller")},
+		Status: appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1, AvailableReplicas: 1}})
+}
+
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
 func own(component string) map[string]string {
@@ -190,12 +202,12 @@ func template(labels map[string]string, name string) corev1.PodTemplateSpec {
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "ghcr.io/gpufabric/gpufabric:0.1.0"}}}}
 }
 
-func daemonSet(component string) *appsv1.DaemonSet {
+func daemonSet(component string, nodes int32) *appsv1.DaemonSet {
 	labels := own(component)
 	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "gpufabric-" + component, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template(labels, component)},
-		Status: appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3,
-			NumberAvailable: 3}}
+		Status: appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: nodes, CurrentNumberScheduled: nodes,
+			NumberReady: nodes, NumberAvailable: nodes}}
 }
 
 func pluginPod(component, node string) *corev1.Pod {

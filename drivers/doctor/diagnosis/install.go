@@ -106,7 +106,11 @@ func (e *examination) deployments() {
 			return
 		}
 		object := "deployment " + d.Namespace + "/" + d.Name
-		e.workload(object, d.Namespace, d.Name, component)
+		e.workload(object, d.Namespace, d.Name, component, d.Status.Replicas < replicas(d))
+		if replicas(d) == 0 {
+			e.find(code[component], object, "its spec.replicas", "%s is scaled to 0 pods", d.Name)
+			return
+		}
 		e.find(code[component], object, "its status", "none of %d pods of %s is available", replicas(d), d.Name)
 	})
 }
@@ -129,7 +133,7 @@ func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 			d.Spec.Template.Spec.NodeSelector)
 	case d.Status.NumberReady < d.Status.DesiredNumberScheduled:
 		before := len(e.found)
-		e.workload(object, d.Namespace, d.Name, component)
+		e.workload(object, d.Namespace, d.Name, component, d.Status.CurrentNumberScheduled < d.Status.DesiredNumberScheduled)
 		if len(e.found) == before {
 			e.find("PluginNotReady", object, "its status", "%d of %d pods of %s are ready", d.Status.NumberReady,
 				d.Status.DesiredNumberScheduled, d.Name)
@@ -138,11 +142,11 @@ func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 }
 
 // workload looks for the reason why one of our workloads has too few pods: pods that could not be created, and pods that do not
-// run.
-func (e *examination) workload(object, namespace, name, component string) {
+// run. lacking says whether pods are missing, rather than not ready: an Event stays for an hour after its pod could be created.
+func (e *examination) workload(object, namespace, name, component string, lacking bool) {
 	index(e.Events, func(v *corev1.Event) {
 		about := v.InvolvedObject
-		if v.Reason == "FailedCreate" && about.Namespace == namespace && (about.Name == name || about.Kind == "ReplicaSet" &&
+		if lacking && v.Reason == "FailedCreate" && about.Namespace == namespace && (about.Name == name || about.Kind == "ReplicaSet" &&
 			strings.HasPrefix(about.Name, name+"-")) {
 			e.refusedPod(object, v)
 		}
@@ -182,7 +186,7 @@ func (e *examination) ownPod(p *corev1.Pod) {
 				code = "DaemonNotRunning"
 			}
 			e.find(code, object, "the pod's status", "container %s on %s has ended %d times, last with exit code %d%s", s.Name, p.Spec.NodeName,
-				s.RestartCount, last.ExitCode, quoted(last.Message))
+				s.RestartCount+1, last.ExitCode, quoted(last.Message))
 			return
 		}
 	}

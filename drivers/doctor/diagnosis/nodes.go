@@ -148,7 +148,8 @@ func (e *examination) published(node string) {
 		return
 	}
 	stock := e.devices()
-	for driver, component := range components() {
+	for _, driver := range slices.Sorted(maps.Keys(components())) {
+		component := components()[driver]
 		pools := stock.pools(driver, node)
 		if p := e.pluginPod(component, node); len(pools) == 0 && p != nil && podReady(p) && e.shouldPublish(driver, node) {
 			e.find("SlicesMissing", "node "+node, "the ResourceSlices of driver "+driver, "%s runs on node %s and has published nothing",
@@ -188,11 +189,12 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 	if t.Effect == resourceapi.DeviceTaintEffectNone || strings.HasSuffix(t.Key, "/device-plugin") {
 		return
 	}
-	code, says := t.Key, ""
+	code, says, behind := t.Key, "", 0.0
 	if _, ok := findings.Find(code); !ok {
 		return
 	}
 	if t.Key == computedomain.TaintFabric {
+		behind = 0.5 // a GPU that is lost leaves the node without a fabric that can be read
 		if f, ok := findings.Find(t.Value); ok && f.Stage != findings.Healthy {
 			code = t.Value
 		}
@@ -200,9 +202,8 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 	if t.Value != "" {
 		says = "=" + t.Value
 	}
-	e.find(code, "node "+node, "the taint of device "+device+" in a ResourceSlice of "+driver, "device %s of node %s has the taint %s%s:%s",
-		device, node,
-		t.Key, says, t.Effect)
+	e.note(code, behind, "node "+node, "the taint of device "+device+" in a ResourceSlice of "+driver,
+		"device %s of node %s has the taint %s%s:%s", device, node, t.Key, says, t.Effect)
 }
 
 // nodeEvents reads our roles' Events on the node as a whole. It skips Events that repeat a condition or a taint, since nobody

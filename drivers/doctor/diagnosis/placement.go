@@ -14,16 +14,8 @@ func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 	if p == nil {
 		return "", ""
 	}
-	for key, value := range p.Spec.NodeSelector {
-		if n.Labels[key] != value {
-			return "NodesExcluded", "nodeSelector " + key + "=" + value
-		}
-	}
-	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		terms := a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool { return selects(t, n) }) {
-			return "NodesExcluded", "required node affinity"
-		}
+	if why := excludes(p, n); why != "" {
+		return "NodesExcluded", why
 	}
 	if !isReady(n) {
 		return "NodeNotReady", "the node is not Ready"
@@ -35,6 +27,25 @@ func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 		return "NodeTaintNotTolerated", "the node has the taint " + t.ToString()
 	}
 	return "", ""
+}
+
+// excludes says by what a pod's own spec excludes a node; empty: it does not.
+func excludes(p *corev1.Pod, n *corev1.Node) string {
+	if p == nil {
+		return ""
+	}
+	for key, value := range p.Spec.NodeSelector {
+		if n.Labels[key] != value {
+			return "nodeSelector " + key + "=" + value
+		}
+	}
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		terms := a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool { return selects(t, n) }) {
+			return "required node affinity"
+		}
+	}
+	return ""
 }
 
 // untolerated is the first taint that keeps a pod away. A DaemonSet's pods tolerate the node controller's taints.

@@ -69,24 +69,36 @@ func (e *examination) rails(only []string) {
 			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == rdma.TaintPortDown }) {
 				continue // a port that is down has no rate
 			}
-			if rail := attributeOf(d, rdma.AttrRail); rail != "" {
-				rails[rail] = append(rails[rail], port{p.node, d})
+			if at := peersOf(d); at != "" {
+				rails[at] = append(rails[at], port{p.node, d})
 			}
 			if model := attributeOf(d, rdma.AttrPSID) + attributeOf(d, rdma.AttrDeviceID); model != "" {
 				models[model] = append(models[model], port{p.node, d})
 			}
 		}
 	}
-	for _, rail := range slices.Sorted(maps.Keys(rails)) {
-		at := "rail " + rail
-		e.differs("RailMTUDiffers", at, "MTU", rdma.AttrMTU, rails[rail])
-		e.differs("RailRateDiffers", at, "rate in Gb/s", rdma.AttrRate, rails[rail])
-		e.differs("RailLinkLayerDiffers", at, "link layer", rdma.AttrLinkLayer, rails[rail])
-		e.differs("NoGPUDirect", at, "GPUDirect", rdma.AttrGPUDirect, rails[rail])
+	for _, at := range slices.Sorted(maps.Keys(rails)) {
+		e.differs("RailMTUDiffers", at, "MTU", rdma.AttrMTU, rails[at])
+		e.differs("RailRateDiffers", at, "rate in Gb/s", rdma.AttrRate, rails[at])
+		e.differs("RailLinkLayerDiffers", at, "link layer", rdma.AttrLinkLayer, rails[at])
+		e.differs("NoGPUDirect", at, "GPUDirect", rdma.AttrGPUDirect, rails[at])
 	}
 	for _, model := range slices.Sorted(maps.Keys(models)) {
 		e.differs("NICFirmwareDiffers", "NICs of board "+model, "firmware", rdma.AttrFirmware, models[model])
 	}
+}
+
+// peersOf says with which ports of other nodes a port should agree: those of its rail, or, where no PCIe switch makes rails (GB200), those
+// of the same board in the same slot. A port of neither is compared with none.
+func peersOf(d *resourceapi.Device) string {
+	if rail := attributeOf(d, rdma.AttrRail); rail != "" {
+		return "rail " + rail
+	}
+	slot, board := attributeOf(d, rdma.AttrPCIBusID), attributeOf(d, rdma.AttrPSID)
+	if slot == "" || board == "" {
+		return ""
+	}
+	return "boards " + board + " at " + slot
 }
 
 // differs finds the ports whose value differs from that of most. Where no two thirds agree, it names all, since nobody can say

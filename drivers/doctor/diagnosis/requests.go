@@ -59,11 +59,28 @@ type tally struct {
 	tooSmall    int
 	free        map[string]int // by node
 	most        map[string]int // matched, by node
+	excluded    map[string]int // matched, by node that the pod's own selector or affinity excludes
+	// allowed are ofDriver and byClass on the nodes that the pod does not exclude.
+	allowedOfDriver, allowedByClass int
 }
 
 type taintedDevice struct {
 	taint                resourceapi.DeviceTaint
 	driver, node, device string
+}
+
+// wanted leaves out the devices of nodes that the pod excludes, unless it excludes them all: whoever asks for a node's devices waits for
+// those, and not for the other nodes'.
+func (t *tally) wanted() (matched int, most map[string]int) {
+	matched, most = t.matched, maps.Clone(t.most)
+	for node, n := range t.excluded {
+		matched -= n
+		delete(most, node)
+	}
+	if matched == t.tooSmall {
+		return t.matched, t.most
+	}
+	return matched, most
 }
 
 // counted caches count for pods and claims with equal requests: 10,000 waiting pods mostly belong to a few jobs.
@@ -86,18 +103,24 @@ func (e *examination) counted(w want, p *corev1.Pod) tally {
 
 // count checks every device for a want of a pod; p is nil for a claim without a pod.
 func (e *examination) count(w want, p *corev1.Pod) tally {
-	t := tally{tainted: map[string][]taintedDevice{}, nodes: map[string][]string{}, free: map[string]int{}, most: map[string]int{}}
+	t := tally{tainted: map[string][]taintedDevice{}, nodes: map[string][]string{}, free: map[string]int{}, most: map[string]int{},
+		excluded: map[string]int{}}
 	class := e.class[w.class]
 	classSelectors, ownSelectors := read(class.Spec.Selectors), read(w.selectors)
 	stock := e.devices()
 	for _, driver := range slices.Sorted(maps.Keys(stock.byDriver)) {
 		for _, pool := range stock.all(driver) {
+			here := 1
+			if node := e.nodes[pool.node]; node != nil && excludes(p, node) != "" {
+				here = 0
+			}
 			for i := range pool.devices {
 				d := &pool.devices[i]
 				switch verdict, why := judge(classSelectors, driver, d); verdict {
 				case selector.No:
 					if mentions(class.Spec.Selectors, driver) {
 						t.ofDriver++
+						t.allowedOfDriver += here
 					}
 					continue
 				case selector.Failed:
@@ -108,6 +131,8 @@ func (e *examination) count(w want, p *corev1.Pod) tally {
 				}
 				t.ofDriver++
 				t.byClass++
+				t.allowedOfDriver += here
+				t.allowedByClass += here
 				switch verdict, why := judge(ownSelectors, driver, d); verdict {
 				case selector.No:
 					continue
@@ -142,6 +167,9 @@ func (e *examination) file(t *tally, w want, p *corev1.Pod, pool *pool, d *resou
 	if node := e.nodes[pool.node]; node != nil && p != nil {
 		if code, why := keeps(p, node); code != "" {
 			t.nodes[code] = append(t.nodes[code], pool.node+": "+why)
+			if code == "NodesExcluded" {
+				t.excluded[pool.node]++
+			}
 			return
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,9 +22,7 @@ func large(nodes int) *snapshot.Snapshot {
 		s.CRDs = append(s.CRDs, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
-		d := daemonSet(component)
-		d.Status = appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: int32(nodes), NumberReady: int32(nodes)}
-		s.DaemonSets = append(s.DaemonSets, *d)
+		s.DaemonSets = append(s.DaemonSets, *daemonSet(component, int32(nodes)))
 	}
 	for _, c := range classes() {
 		s.Classes = append(s.Classes, *c.(*resourceapi.DeviceClass))

@@ -243,8 +243,13 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 		e.unpublished(w, t, p, from)
 		return
 	}
+	if len(t.excluded) > 0 && len(t.most) == len(t.excluded) {
+		e.elsewhere(w, t, p, from)
+		return
+	}
+	matched, on := t.wanted()
 	most := 0
-	for _, n := range t.most {
+	for _, n := range on {
 		most = max(most, n)
 	}
 	if most < w.count {
@@ -255,7 +260,7 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(t.tainted)) {
 		all := t.tainted[key]
-		if _, ok := findings.Find(key); !ok || strings.HasSuffix(key, "/device-plugin") || 2*len(all) < t.matched-t.heldDevices {
+		if _, ok := findings.Find(key); !ok || strings.HasSuffix(key, "/device-plugin") || 2*len(all) < matched-t.heldDevices {
 			e.note("SchedulerRefuses", 0.5, w.object, from, "%d devices have the taint %s that the claim does not tolerate", len(all), key)
 			continue
 		}
@@ -264,24 +269,45 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 		}
 	}
 	for _, code := range slices.Sorted(maps.Keys(t.nodes)) {
-		e.find(code, w.object, "the nodes that have devices that match", "%s", some(t.nodes[code]))
+		behind := 0.0
+		if code == "NodesExcluded" && matched < t.matched {
+			behind = 0.5
+		}
+		e.note(code, behind, w.object, "the nodes that have devices that match", "%s", some(t.nodes[code]))
 	}
 	if t.heldDevices > 0 {
-		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", t.matched, t.heldDevices,
+		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", matched, t.heldDevices,
 			some(slices.Clone(t.held)))
 	}
 }
 
-// unpublished says why no published device matches: problems of the nodes come first.
-func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
+// elsewhere is for a pod that excludes every node with devices that match. What is wrong with the nodes that it does not exclude comes
+// first.
+func (e *examination) elsewhere(w want, t tally, p *corev1.Pod, from string) {
+	behind := 0.0
+	if t.allowedOfDriver > 0 {
+		e.unpublished(w, tally{ofDriver: t.allowedOfDriver, byClass: t.allowedByClass}, p, from)
+		behind = 0.5
+	} else {
+		e.allowed(p)
+	}
+	e.note("NodesExcluded", behind, w.object, "the nodes that have devices that match", "%s", some(t.nodes["NodesExcluded"]))
+}
+
+// allowed checks the nodes that a pod does not exclude.
+func (e *examination) allowed(p *corev1.Pod) {
 	for i := range e.Nodes {
-		n := &e.Nodes[i]
-		if code, _ := keeps(p, n); code != "NodesExcluded" && !e.looked {
+		if n := &e.Nodes[i]; excludes(p, n) == "" && !e.looked {
 			e.conditions(n)
 			e.published(n.Name)
 			e.plugins(n)
 		}
 	}
+}
+
+// unpublished says why no published device matches: problems of the nodes come first.
+func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
+	e.allowed(p)
 	switch form := e.class[w.class].Name; {
 	case t.byClass > 0:
 		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them", t.byClass,

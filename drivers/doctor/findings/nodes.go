@@ -71,13 +71,13 @@ func nodes() []Finding {
 	}, taints()...)
 }
 
-// taints are the keys of device taints.
+// taints are the keys of device taints. Those of a GPU's faults are of the hardware, which what else is wrong on its node follows from.
 func taints() []Finding {
 	return []Finding{
-		{"gpu.nvidia.com/xid", Slice, "Reset the GPU or reboot the node."},
-		{"gpu.nvidia.com/ecc", Slice, "Reset the GPU; replace it if the errors come back."},
-		{"gpu.nvidia.com/nvlink", Slice, "Look at the NVLink and its switch; reset the GPU."},
-		{"gpu.nvidia.com/lost", Slice, "Reboot the node; the GPU does not answer."},
+		{"gpu.nvidia.com/xid", Driver, "Reset the GPU or reboot the node."},
+		{"gpu.nvidia.com/ecc", Driver, "Reset the GPU; replace it if the errors come back."},
+		{"gpu.nvidia.com/nvlink", Driver, "Look at the NVLink and its switch; reset the GPU."},
+		{"gpu.nvidia.com/lost", Driver, "Reboot the node; the GPU does not answer."},
 		{"gpu.nvidia.com/record", Slice, "Look at the GPUs, then delete the file that the Event GPUFaultsUnreadable names."},
 		{"gpufabric.io/device-plugin", Slice, "Ask for the GPU by nvidia.com/gpu, or take it out of gpus.devicePlugin."},
 		{"gpufabric.io/drained", Slice, "Run gpufabric undrain on the node."},

@@ -15,7 +15,7 @@ import (
 
 // Start runs a server until the test ends, with the CustomResourceDefinitions in the given files and directories, and returns an
 // administrator's configuration. It skips the test, with the reason, where etcd or kube-apiserver is not installed.
-func Start(t *testing.T, crds ...string) *rest.Config {
+func Start(t testing.TB, crds ...string) *rest.Config {
 	t.Helper()
 	s := apiserver.Start(t)
 	ctrl.SetLogger(klog.Background())

@@ -145,6 +145,12 @@ func domainCauses() []cause {
 			g.put(aDomain(2, "WaitingForNodes",
 				"2 more nodes must join"))
 		}},
+		{part, "the domain asks for more nodes than the clique has", domain, "FewerNodesInClique", []string{"WaitingForNodes"}, func(g *ground) {
+			for i := range 3 {
+				change(g, "", nodeName(i), func(n *corev1.Node) { n.Labels[v1beta1.LabelClique] = "rack-1.3" })
+			}
+			g.put(aDomain(4, "WaitingForNodes", "4 more nodes must join"))
+		}},
 		{part, "a daemon's peers are not reached", domain, "WaitingForDaemons", []string{"DaemonNotReady"}, func(g *ground) {
 			d := aDomain(2, "WaitingForDaemons", "n1", "n0", "n1")
 			g.put(daemonPod(putDomain(g, d), "n1", running()))

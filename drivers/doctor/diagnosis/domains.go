@@ -135,8 +135,9 @@ func (e *examination) members(d *v1beta1.ComputeDomain, object string) {
 		}
 	}
 	if most := largest(cliques); waiting == 0 && most > 0 && d.Spec.NumNodes > most && len(d.Status.Nodes) < d.Spec.NumNodes {
-		e.find("FewerNodesInClique", object, "the nodes' NVLink cliques", "the domain asks for %d nodes, and the largest NVLink clique has %d%s",
-			d.Spec.NumNodes, most, several(cliques))
+		// Before WaitingForNodes: no pod that comes will help.
+		e.note("FewerNodesInClique", -0.5, object, "the nodes' NVLink cliques",
+			"the domain asks for %d nodes, and the largest NVLink clique has %d%s", d.Spec.NumNodes, most, several(cliques))
 	}
 }
 

@@ -261,6 +261,19 @@ func TestThePageInABrowser(t *testing.T) {
 			`Event('input'))`, nil))
 	})
 
+	t.Run("asks the doctor about a claim and a pod that waits", func(t *testing.T) {
+		ask := func(about, says string) {
+			v.run(chromedp.Evaluate(fmt.Sprintf(`document.querySelector('[data-asks="%s"]').click()`, about), nil))
+			v.await("the doctor's answer about "+about, fmt.Sprintf(`document.getElementById('doctor-command').textContent === `+
+				`'gpufabric doctor %s' && document.getElementById('doctor-answer').textContent.includes('%s')`, about, says))
+		}
+		v.run(chromedp.Evaluate(`document.querySelector('[data-node=node-001] [data-key="gpu/gpu-1"]').click()`, nil))
+		ask("claim default/serve-1-share", "nothing was found")
+		v.run(chromedp.Evaluate(`document.querySelector('#queue details').open = true`, nil))
+		ask("pod default/queued-0", "ClaimMissing")
+		v.run(chromedp.Evaluate(`document.getElementById('close').click()`, nil))
+	})
+
 	t.Run("goes dark", func(t *testing.T) {
 		before := v.text(`getComputedStyle(document.body).backgroundColor`)
 		v.run(chromedp.Click("#theme"))

@@ -1,26 +1,37 @@
-// What is known of the node, GPU, port or domain that was chosen.
+// What is known of the node, GPU, port, domain, pod, claim or pool that was chosen.
 
-import {byId, element, gibibytes, plural, table} from './dom.js';
+import {byId, element, fill, gibibytes, plural, table} from './dom.js';
 import {Doctor} from './doctor.js';
 import {holder} from './racks.js';
 
 export class Details {
   constructor(racks) {
     this.racks = racks;
-    this.chosen = null; // {kind, node, key} or {kind: 'domain', name}
+    this.chosen = null; // {kind: 'device', node, key} or {kind, name}, where the kind is one of the doctor's
+    this.drawn = {}; // what the body was drawn of
     this.domains = new Map();
     this.from = null;
     this.doctor = new Doctor();
     byId('close').addEventListener('click', () => this.close());
+    document.querySelector('aside').addEventListener('click', (event) => {
+      const asked = event.target.closest('[data-asks]');
+      if (asked) {
+        const [kind, name] = asked.dataset.asks.split(/ (.*)/s);
+        this.open({kind, name}, byId('details').contains(asked) ? this.from : asked);
+      }
+    });
   }
 
   open(chosen, from) {
     this.chosen = chosen;
     this.from = from;
     byId('details').hidden = false;
-    this.doctor.about(...(chosen.kind === 'domain' ? ['domain', chosen.name] : ['node', chosen.node]));
+    this.doctor.about(...(chosen.kind === 'device' ? ['node', chosen.node] : [chosen.kind, chosen.name]));
     this.draw();
     byId('details').focus();
+    if (chosen.kind !== 'device' && chosen.kind !== 'domain') {
+      this.doctor.ask(); // of these the picture has nothing more to show
+    }
   }
 
   close() {
@@ -35,9 +46,22 @@ export class Details {
     if (!this.chosen) {
       return;
     }
-    const [title, ...body] = this.chosen.kind === 'domain' ? this.domain() : this.device();
+    const of = this.chosen.kind === 'domain' ? this.domains.get(this.chosen.name) : this.racks.node(this.chosen.node);
+    if (this.drawn.chosen === this.chosen && this.drawn.of === of) {
+      return;
+    }
+    this.drawn = {chosen: this.chosen, of};
+    const [title, ...body] = this.body();
     byId('details-title').textContent = title;
-    byId('details-body').replaceChildren(...body.filter(Boolean));
+    fill(byId('details-body'), ...body.filter(Boolean));
+  }
+
+  body() {
+    switch (this.chosen.kind) {
+      case 'domain': return this.domain();
+      case 'device': return this.device();
+      default: return [`${names[this.chosen.kind]} ${this.chosen.name}`];
+    }
   }
 
   device() {
@@ -70,6 +94,18 @@ export class Details {
   }
 }
 
+const names = {pod: 'Pod', claim: 'Claim', pool: 'RDMA pool'};
+
+// asks makes a button that opens what the doctor says of an object.
+export function asks(kind, name, text = name) {
+  return element('button', {type: 'button', class: 'asks', text, title: `What the doctor says of ${kind} ${name}`, data: {asks: `${kind} ${name}`}});
+}
+
+// by is who holds something: the first pod, which the doctor can be asked about.
+function by(hold) {
+  return hold.pods?.length ? asks('pod', `${hold.claim.split('/')[0]}/${hold.pods[0]}`, holder(hold)) : holder(hold);
+}
+
 function facts(pairs) {
   const list = element('dl');
   for (const [name, value] of pairs) {
@@ -90,7 +126,7 @@ function holds(all) {
   }
   return table('Held by', ['What', 'How much', 'By', 'Claim'], all.map((h) => [h.form || h.device,
     [gibibytes(h.memory), h.cores && `${h.cores}% of cores`, h.shares && plural(h.shares, 'share'), h.slots && plural(h.slots, 'slot'),
-      h.bandwidth && `${h.bandwidth} Gb/s`].filter(Boolean).join(', '), holder(h), h.claim]));
+      h.bandwidth && `${h.bandwidth} Gb/s`].filter(Boolean).join(', '), by(h), asks('claim', h.claim)]));
 }
 
 function nodeDetails(n) {

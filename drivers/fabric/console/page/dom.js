@@ -21,6 +21,15 @@ export function element(tag, options = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+// fill replaces what a place shows, and leaves the focus on the button that asks about the same object.
+export function fill(place, ...children) {
+  const asked = place.contains(document.activeElement) ? document.activeElement.dataset.asks : undefined;
+  place.replaceChildren(...children);
+  if (asked !== undefined) {
+    [...place.querySelectorAll('[data-asks]')].find((e) => e.dataset.asks === asked)?.focus({preventScroll: true});
+  }
+}
+
 export function table(caption, heads, rows) {
   const body = element('tbody');
   for (const row of rows) {

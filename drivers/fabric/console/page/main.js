@@ -1,5 +1,5 @@
-import {ago, byId, element, plural, table} from './dom.js';
-import {Details} from './details.js';
+import {ago, byId, element, fill, plural, table} from './dom.js';
+import {asks, Details} from './details.js';
 import {move} from './keys.js';
 import {Racks} from './racks.js';
 import {follow, keyFromAddress, signIn} from './stream.js';
@@ -45,10 +45,31 @@ function change(message) {
   }
   racks.schedule();
   drawLists(lists0);
-  details.draw();
+  if (!pressed) {
+    details.draw();
+  }
+}
+
+// pressed: a button of the lists is held down. A list that were drawn again meanwhile would take the button away, and the click with it.
+let pressed = false;
+const later = new Set();
+document.querySelector('aside').addEventListener('pointerdown', () => {
+  pressed = true;
+});
+for (const ends of ['pointerup', 'pointercancel']) {
+  document.addEventListener(ends, () => setTimeout(() => { // the click comes after it
+    pressed = false;
+    drawLists(later);
+    details.draw();
+    later.clear();
+  }));
 }
 
 function drawLists(which) {
+  if (pressed) {
+    which.forEach((list) => later.add(list));
+    return;
+  }
   if (which.has('domains')) {
     drawDomains();
   }
@@ -56,8 +77,8 @@ function drawLists(which) {
     drawQueue();
   }
   if (which.has('pools')) {
-    byId('pools').replaceChildren(lists.pools.length ? table('RDMA pools', ['Pool', 'Nodes', 'Healthy', 'Why'],
-      lists.pools.map((p) => [p.name, p.nodes, `${p.healthy} of ${p.devices}`, p.ready ? 'ready' : p.why || ''])) : 'None.');
+    fill(byId('pools'), lists.pools.length ? table('RDMA pools', ['Pool', 'Nodes', 'Healthy', 'Why'],
+      lists.pools.map((p) => [asks('pool', p.name), p.nodes, `${p.healthy} of ${p.devices}`, p.ready ? 'ready' : p.why || ''])) : 'None.');
   }
   if (which.has('missing') || which.has('strays') || which.has('about')) {
     drawNotes();
@@ -86,18 +107,19 @@ function drawDomains() {
   const most = 100;
   const rows = all.slice(0, most).map((d) => {
     const wanted = Math.max(d.wanted, (d.members || []).length, 1);
-    const open = element('button', {type: 'button', text: d.name, click: (e) => details.open({kind: 'domain', name: d.name}, e.currentTarget)});
     const progress = element('progress', {max: wanted, value: d.ready ? wanted : d.up, 'aria-label': `${d.up} of ${wanted} nodes ready`});
-    return [open, progress, d.ready ? 'ready' : d.deleting ? 'being deleted' : `${d.up} of ${wanted}`];
+    return [asks('domain', d.name), progress, d.ready ? 'ready' : d.deleting ? 'being deleted' : `${d.up} of ${wanted}`];
   });
-  byId('domains').replaceChildren(rows.length ? table('Compute domains', ['Domain', 'Nodes', 'State'], rows) : 'None.',
+  fill(byId('domains'), rows.length ? table('Compute domains', ['Domain', 'Nodes', 'State'], rows) : 'None.',
     all.length > most ? element('p', {text: `and ${all.length - most} more`}) : '');
 }
 
 function drawQueue() {
-  byId('queue').replaceChildren(lists.queue.length ? table('Waiting pods by cause', ['Pods', 'Longest', 'Median', 'Wait for'],
-    lists.queue.map((c) => [c.pods, ago(c.oldest), ago(c.median), element('details', {}, element('summary', {text: c.cause}),
-      element('ul', {}, ...c.first.map((w) => element('li', {text: `${w.pod}${w.node ? ` on ${w.node}` : ''}, ${ago(w.since)}`}))),
+  const opened = new Set([...document.querySelectorAll('#queue details[open]')].map((d) => d.dataset.cause));
+  fill(byId('queue'), lists.queue.length ? table('Waiting pods by cause', ['Pods', 'Longest', 'Median', 'Wait for'],
+    lists.queue.map((c) => [c.pods, ago(c.oldest), ago(c.median), element('details',
+      {data: {cause: c.cause}, open: opened.has(c.cause) ? '' : undefined}, element('summary', {text: c.cause}),
+      element('ul', {}, ...c.first.map((w) => element('li', {}, asks('pod', w.pod), `${w.node ? ` on ${w.node}` : ''}, ${ago(w.since)}`))),
       c.pods > c.first.length ? `and ${c.pods - c.first.length} more` : '')])) : 'No pod with claims or devices waits.');
 }
 

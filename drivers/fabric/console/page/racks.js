@@ -3,6 +3,9 @@
 import {element, plural} from './dom.js';
 
 const frameBudget = 8; // milliseconds of drawing a frame, which leaves the rest of its 16 to the browser
+// A picture that begins is drawn in larger steps: each frame costs the browser a layout, and a thousand nodes in small steps need a hundred.
+const firstBudget = 40;
+const manyNodes = 100;
 const cliqueColours = 10;
 
 export class Racks {
@@ -27,7 +30,6 @@ export class Racks {
   set(name, part) {
     this.parts.set(name, part);
     if (name.startsWith('node/')) {
-      part.haystack = JSON.stringify(part).toLowerCase();
       this.dirty.add(part.name);
     } else {
       this.layOut(name, part);
@@ -95,7 +97,7 @@ export class Racks {
     }
     this.drawing = true;
     const frame = () => {
-      const end = performance.now() + frameBudget;
+      const end = performance.now() + (this.dirty.size > manyNodes ? firstBudget : frameBudget);
       for (const name of this.dirty) {
         this.dirty.delete(name);
         this.draw(name);
@@ -145,7 +147,7 @@ export class Racks {
   // mark dims a node that is not looked for.
   mark(at, part) {
     const shown = this.filter(part);
-    const found = this.search === '' || part.haystack.includes(this.search);
+    const found = this.search === '' || haystack(part).includes(this.search);
     at.classList.toggle('dim', !shown || !found);
     at.classList.toggle('hit', shown && found && this.search !== '');
     return shown && found;
@@ -178,6 +180,16 @@ export class Racks {
       }
     }
   }
+}
+
+// haystack is the text in which a node is looked for. Few people search, so it is made at the first search.
+const haystacks = new WeakMap();
+
+function haystack(part) {
+  if (!haystacks.has(part)) {
+    haystacks.set(part, JSON.stringify(part).toLowerCase());
+  }
+  return haystacks.get(part);
 }
 
 function held(holds) {

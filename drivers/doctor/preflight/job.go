@@ -76,7 +76,7 @@ func job(v Values, namespace, image, node string, containerd bool) batchv1.Job {
 								Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}}},
 					Containers: []corev1.Container{{
 						Name: "machine", Image: image, ImagePullPolicy: v.Image.PullPolicy,
-						Args: append([]string{"doctor", "machine"}, flags...),
+						Args: append([]string{"doctor", "machine", "--report=" + corev1.TerminationMessagePathDefault}, flags...),
 						Resources: corev1.ResourceRequirements{
 							Requests: corev1.ResourceList{"cpu": resource.MustParse("10m"), "memory": resource.MustParse("32Mi")},
 							Limits:   corev1.ResourceList{"memory": resource.MustParse("128Mi")},

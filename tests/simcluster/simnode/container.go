@@ -104,6 +104,9 @@ func (c *container) once(ctx context.Context) error {
 			ended.ExitCode = 137
 		}
 	}
+	if said, failed := os.ReadFile(terminationLog(c.worker.dir, c.spec.Name)); failed == nil { // most containers say nothing
+		ended.Message = string(said[:min(len(said), longestMessage)])
+	}
 	c.set(func() {
 		c.kill = nil
 		c.state = corev1.ContainerState{Terminated: &ended}
@@ -111,6 +114,14 @@ func (c *container) once(ctx context.Context) error {
 		c.ready, c.started = false, false
 	})
 	return err
+}
+
+// longestMessage is what the kubelet takes of a container's last words into its status, in bytes.
+const longestMessage = 4096
+
+// terminationLog is the file that a container finds at its terminationMessagePath.
+func terminationLog(dir, container string) string {
+	return filepath.Join(dir, container+".termination")
 }
 
 // program runs the container's program with its probes beside it and its output appended to the pod's log.

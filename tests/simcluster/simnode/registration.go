@@ -89,7 +89,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 			return
 		}
 		n.stayReady(ctx)
-		now := metav1.NewMicroTime(time.Now())
+		now := metav1.NewMicroTime(time.Now().Add(time.Duration(n.ahead.Load())))
 		var err error
 		if lease == nil {
 			lease, err = leases.Get(ctx, n.config.Name, metav1.GetOptions{})

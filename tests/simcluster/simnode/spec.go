@@ -61,7 +61,11 @@ func (w *worker) newContainer(ctx context.Context, spec *corev1.Container, volum
 		Node: w.node.config.Name, Namespace: pod.Namespace, Pod: pod.Name, PodUID: pod.UID, Name: spec.Name, Image: spec.Image,
 		Address: w.address, Real: paths.real, Env: map[string]string{}, Bundle: BundleFile(w.node.config.Dir, string(pod.UID), spec.Name),
 	}
+	report := terminationLog(w.dir, spec.Name)
 	for _, arg := range bundle.Process.Args {
+		if flag, value, isFlag := strings.Cut(arg, "="); isFlag && value == spec.TerminationMessagePath {
+			arg = flag + "=" + report // the kubelet mounts the file there
+		}
 		run.Args = append(run.Args, paths.argument(arg))
 	}
 	for _, variable := range bundle.Process.Env {

@@ -1,6 +1,7 @@
 package simnode
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -15,7 +16,7 @@ import (
 // status is what the pod's status is now.
 func (w *worker) status() corev1.PodStatus {
 	w.mu.Lock()
-	pod, containers, message := w.latest, w.containers, w.message
+	pod, containers, message, reason := w.latest, w.containers, w.message, w.reason
 	w.mu.Unlock()
 	status := *pod.Status.DeepCopy()
 	status.HostIP = w.node.config.Addresses.Node()
@@ -31,10 +32,12 @@ func (w *worker) status() corev1.PodStatus {
 		status.Message = message
 		status.ContainerStatuses = nil
 		for _, c := range pod.Spec.Containers {
-			status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{
-				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating",
-					Message: message}},
-			})
+			waiting := &corev1.ContainerStateWaiting{Reason: cmp.Or(reason, creating), Message: message}
+			if reason != "" && !unreachable(c.Image) {
+				waiting = &corev1.ContainerStateWaiting{Reason: creating}
+			}
+			status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, Image: c.Image,
+				State: corev1.ContainerState{Waiting: waiting}})
 		}
 		setConditions(&status, false, false, message)
 		return status
@@ -103,21 +106,23 @@ func setConditions(status *corev1.PodStatus, initialized, ready bool, message st
 	set(corev1.PodReady, ready)
 }
 
-// report writes the status where it differs from the one last seen; a write that fails is repeated with the next change.
-func (w *worker) report(ctx context.Context) {
+// report writes the status where it differs from the one last seen, and returns the phase that was written; a write that fails is repeated
+// with the next change, and returns PodUnknown.
+func (w *worker) report(ctx context.Context) corev1.PodPhase {
 	w.mu.Lock()
 	pod, gone := w.latest, w.gone
 	w.mu.Unlock()
-	if gone || w.node.silent.Load() {
-		return
-	}
 	status := w.status()
+	if gone || w.node.silent.Load() {
+		return status.Phase
+	}
 	patched, _, unchanged, err := podutil.PatchPodStatus(ctx, w.node.client, pod.Namespace, pod.Name, pod.UID, pod.Status, status)
 	switch {
 	case apierrors.IsNotFound(err) || ctx.Err() != nil:
 	case err != nil:
 		klog.FromContext(ctx).V(2).Info("Writing the pod's status failed and is tried again", "err", err)
 		time.AfterFunc(time.Second, w.notify)
+		return corev1.PodUnknown
 	case !unchanged:
 		w.mu.Lock()
 		// The watch may have been faster than this answer.
@@ -126,6 +131,7 @@ func (w *worker) report(ctx context.Context) {
 		}
 		w.mu.Unlock()
 	}
+	return status.Phase
 }
 
 // warn records a Warning on the pod, without waiting for its success: a lost event harms nothing.

@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -32,6 +33,7 @@ type worker struct {
 	telling    sync.Once
 	containers []*container
 	message    string // why the pod has not started
+	reason     string // of its containers' state meanwhile, where an image cannot be pulled; empty: they are being created
 	claimed    bool   // resources were requested and must be released
 }
 
@@ -130,9 +132,14 @@ func (w *worker) startUntilDone(ctx context.Context) bool {
 		default:
 		}
 		klog.FromContext(ctx).V(2).Info("The pod could not be started and is tried again", "err", err)
-		w.node.warn(ctx, w.pod(), "FailedPrepareDynamicResources", err.Error())
+		event, reason, message := "FailedPrepareDynamicResources", "", err.Error()
+		var pull *pullError
+		if errors.As(err, &pull) {
+			event, reason, message = "Failed", "ImagePullBackOff", pull.backOff()
+		}
+		w.node.warn(ctx, w.pod(), event, err.Error())
 		w.mu.Lock()
-		w.message = err.Error()
+		w.message, w.reason = message, reason
 		w.mu.Unlock()
 		w.report(ctx)
 		select {
@@ -160,6 +167,9 @@ func (w *worker) start(ctx context.Context) error {
 		if err := w.node.dra.PrepareResources(ctx, pod); err != nil {
 			return err
 		}
+	}
+	if err := pull(pod); err != nil {
+		return err
 	}
 	var containers []*container
 	for i := range pod.Spec.InitContainers {
@@ -209,9 +219,9 @@ func (w *worker) watch(ctx context.Context) {
 				return
 			}
 			w.drain()
-			w.report(ctx)
+			phase := w.report(ctx) // what was written: a container may end at any moment
 			w.telling.Do(func() { close(w.told) })
-			if w.status().Phase != corev1.PodRunning {
+			if phase == corev1.PodSucceeded || phase == corev1.PodFailed {
 				// A pod that ran to its end gives its devices back although its object stays.
 				w.release(ctx)
 				select {

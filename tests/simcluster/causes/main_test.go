@@ -1,0 +1,73 @@
+//go:build causes
+
+package causes
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"gpufabric.io/tests/simcluster/fabric"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+const (
+	nodes       = 4
+	gpusPerNode = 4
+	// grace is how long a silent node counts as there; Kubernetes' is 50 s.
+	grace = 8 * time.Second
+	// healing bounds the wait for a healthy cluster after a cause was taken back.
+	healing = 2 * time.Minute
+)
+
+// shared is the cluster into which every cause is put.
+var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
+
+// page is docs/doctor.md, where the table is to be written; empty: it is only printed.
+var page = flag.String("page", "", "file whose table of causes is to be written again") //nolint:gochecknoglobals // a flag
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	up, err := fixture.Up(context.Background(), fixture.Options{
+		Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: grace, Values: values(),
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
+		return 1
+	}
+	defer up.Down()
+	shared = up
+	code := m.Run()
+	if err := up.Err(); err != nil {
+		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
+		code = 1
+	}
+	return code
+}
+
+// values are the chart's: every part of it, with rules that contradict on a node of a certain label, and RDMA devices that are looked for
+// every two seconds.
+func values() map[string]any {
+	rule := func(forms map[string]any) map[string]any {
+		forms["nodeSelector"] = map[string]any{"matchLabels": map[string]any{contradictory: "true"}}
+		return forms
+	}
+	return map[string]any{
+		"gpus": map[string]any{"enabled": true, "forms": map[string]any{
+			"nodes": []any{rule(map[string]any{"form": "shareable"}), rule(map[string]any{"form": "whole"})},
+		}},
+		"rdma": map[string]any{"enabled": true, "devicePlugin": false,
+			"config": map[string]any{"periodicUpdateInterval": 2, "configList": []any{map[string]any{
+				"resourceName": "unused", "rdmaHcaMax": 1, "selectors": map[string]any{"deviceIDs": []any{"ffff"}}}}}},
+	}
+}
+
+// contradictory is the label of a node that two rules of values select.
+const contradictory = "causes.example.com/contradictory"

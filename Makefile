@@ -151,6 +151,11 @@ test-gangs: prerequisites toolchain-sim ## Place gangs by the real Kueue, JobSet
 	@$(GO) run ./build/cmd/toolchain kueue jobset lws >/dev/null
 	cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) -tags gangs ./gangs/
 
+#shows:doctor
+.PHONY: test-causes
+test-causes: fakes build-gpufabric toolchain-sim ## Put causes of waiting into the simulated cluster and ask the doctor; writes the table of docs/doctor.md (half an hour).
+	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -v -timeout 60m -tags causes ./causes -page $(CURDIR)/docs/doctor.md
+
 #shows:gpu-speed rdma-speed tf-speed fakes-speed
 .PHONY: bench
 bench: build toolchain-sim ## Measure what docs/measurements.md reports.
@@ -176,11 +181,17 @@ bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 
 	cd tests/simcluster && dir=$$(mktemp -d) && GOWORK=off $(GO) run ./cmd/simcluster bench-scheduling --dir $$dir --nodes "$(or $(NODES),64 256 1008)" --rounds $(or $(ROUNDS),3) --out $(CURDIR)/docs; \
 	rc=$$?; rm -rf $$dir; exit $$rc
 
+# Objects alone: no kubelet, scheduler or plugin runs behind them.
+#shows:doctor
+.PHONY: bench-doctor
+bench-doctor: prerequisites ## Measure gpufabric doctor's seconds and requests before an API server with 18 and 1,008 nodes (two minutes).
+	cd drivers && $(GO) test -run '^$$' -bench Doctor -benchmem -benchtime $(or $(BENCHTIME),5x) -timeout 30m ./doctor/diagnosis
+
 .PHONY: lint
 lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated.
 	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
-	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs ./...); done
+	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs,causes ./...); done
 	provider/generate-docs --check
 
 # A few seconds: no program of others is built for it.

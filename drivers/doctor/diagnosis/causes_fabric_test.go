@@ -255,6 +255,21 @@ func rdmaCauses() []cause {
 			func(d *resourceapi.Device) { d.Attributes[rdma.AttrGPUDirect] = text("none") }),
 		pool("NoMatchingDevices", false), pool("DevicesDown", false), pool("InvalidSpec", false), pool("ExclusiveMode", false),
 		pool("ClaimedByOthers", true),
+		{part, "a port of a pool is down", diagnosis.Subject{Kind: diagnosis.Pool, Name: "rail"}, rdma.TaintPortDown, []string{"DevicesDown"},
+			func(g *ground) {
+				g.remove(&resourceapi.ResourceSlice{}, "", "n1-rdma")
+				g.put(nicSlice("n1", down))
+				pool("DevicesDown", false).inject(g)
+				change(g, "", "rail", func(p *v1alpha1.RDMAPool) { p.Status.Nodes = []v1alpha1.RDMAPoolNode{{Name: "n1", Devices: 1}} })
+			}},
+		{part, "another pool has all devices", diagnosis.Subject{Kind: diagnosis.Pool, Name: "rail"}, "ClaimedByOthers",
+			[]string{"NoMatchingDevices"}, func(g *ground) {
+				pool("NoMatchingDevices", false).inject(g)
+				change(g, "", "rail", func(p *v1alpha1.RDMAPool) {
+					p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.RDMAPoolConflicting, Status: metav1.ConditionTrue,
+						Reason: "ClaimedByOthers", Message: "as the message says", LastTransitionTime: metav1.Now()})
+				})
+			}},
 		{part, "all ports are down for a claim", ofPod("p"), rdma.TaintPortDown, nil, func(g *ground) {
 			for i := range 3 {
 				g.remove(&resourceapi.ResourceSlice{}, "", nodeName(i)+"-rdma")

@@ -21,7 +21,7 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 		case c.Type == v1alpha1.RDMAPoolConflicting && c.Status == metav1.ConditionTrue, c.Type == v1alpha1.RDMAPoolReady &&
 			c.Status == metav1.ConditionFalse,
 			c.Reason == "SomeDevicesDown":
-			e.find(c.Reason, object, from, "%s", c.Message)
+			e.note(c.Reason, poolRank(c.Reason), object, from, "%s", c.Message)
 		}
 	}
 	if len(p.Status.Conditions) == 0 {
@@ -34,6 +34,18 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 			e.published(n.Name)
 		}
 	}
+}
+
+// poolRank puts a pool's reasons in order: that another pool has its devices is why none matches, and a port that is down is why its
+// devices are.
+func poolRank(reason string) float64 {
+	switch reason {
+	case "ClaimedByOthers":
+		return -0.5
+	case "DevicesDown", "SomeDevicesDown":
+		return 0.5
+	}
+	return 0
 }
 
 // layouts checks MIGLayouts and VGPUProfiles.

@@ -40,6 +40,7 @@ function change(message) {
     }
   }
   whole = !message.more;
+  racks.whole = whole;
   if (lists0.has('domains')) {
     racks.formingNow(new Set([...lists.domains.values()].filter((d) => !d.ready).map((d) => d.name)));
   }

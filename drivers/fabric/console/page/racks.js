@@ -5,7 +5,6 @@ import {element, plural} from './dom.js';
 const frameBudget = 8; // milliseconds of drawing a frame, which leaves the rest of its 16 to the browser
 // A picture that begins is drawn in larger steps: each frame costs the browser a layout, and a thousand nodes in small steps need a hundred.
 const firstBudget = 40;
-const manyNodes = 100;
 const cliqueColours = 10;
 
 export class Racks {
@@ -20,6 +19,8 @@ export class Racks {
     this.filter = () => true;
     this.search = '';
     this.drawing = false;
+    this.whole = false; // all parts of the present picture have come
+    this.filling = true; // the first whole picture is not drawn yet
     this.drawn = () => {};
   }
 
@@ -50,6 +51,8 @@ export class Racks {
   }
 
   clear() {
+    this.whole = false;
+    this.filling = true;
     for (const name of [...this.parts.keys()]) {
       this.remove(name);
     }
@@ -97,7 +100,7 @@ export class Racks {
     }
     this.drawing = true;
     const frame = () => {
-      const end = performance.now() + (this.dirty.size > manyNodes ? firstBudget : frameBudget);
+      const end = performance.now() + (this.filling ? firstBudget : frameBudget);
       for (const name of this.dirty) {
         this.dirty.delete(name);
         this.draw(name);
@@ -110,6 +113,7 @@ export class Racks {
         return;
       }
       this.drawing = false;
+      this.filling &&= !this.whole;
       this.drawn();
     };
     requestAnimationFrame(frame);

@@ -67,11 +67,12 @@ func TestTheFirstCauseIsFoundOnACluster(t *testing.T) {
 			c.inject(g)
 			a := g.seek(c, begin)
 			all = append(all, a)
-			if !a.right && c.name == unseen {
+			switch {
+			case !a.right && c.name == unseen:
 				t.Logf("missed, as docs/limitations.md says; the answer is %q", a.first)
-			} else if !a.right {
+			case !a.right:
 				t.Errorf("the first cause is %q, want %q; other answers before: %q", a.first, c.code, a.wrong)
-			} else if len(a.wrong) > 0 {
+			case len(a.wrong) > 0:
 				t.Errorf("before %s the doctor said %q", c.code, a.wrong)
 			}
 		})

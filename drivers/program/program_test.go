@@ -6,11 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/rest"
-
-	"gpufabric.io/drivers/program/footprint"
 )
 
 func TestHelpNamesEveryRole(t *testing.T) {
@@ -96,24 +93,5 @@ func TestARoleReachesTheAPIServerOnlyThroughItsHost(t *testing.T) {
 			t.Errorf("%s: %v", slices.Concat(args), err)
 		}
 		cancel()
-	}
-}
-
-// A name that matches no role would be treated as unhurried, and nothing would report it.
-func TestTheRDMAPluginsMemoryIsLookedAtPromptly(t *testing.T) {
-	var out strings.Builder
-	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "help"); err != nil {
-		t.Fatal(err)
-	}
-	for role, want := range map[string]time.Duration{"rdma-plugin": footprint.Promptly, "gpu-plugin": footprint.Unhurriedly} {
-		if !strings.Contains(out.String(), "\n  "+role+" ") {
-			t.Errorf("%s is no role", role)
-		}
-		if got := Look(role, "--node-name=a"); got != want {
-			t.Errorf("%s looks every %v, want %v", role, got, want)
-		}
-	}
-	if got := Look(); got != footprint.Unhurriedly {
-		t.Errorf("no role looks every %v", got)
 	}
 }

@@ -1,8 +1,6 @@
 package program
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"gpufabric.io/drivers/computedomain/daemon"
@@ -15,7 +13,6 @@ import (
 	"gpufabric.io/drivers/gpu/mpskeeper"
 	gpu "gpufabric.io/drivers/gpu/plugin"
 	"gpufabric.io/drivers/node/host"
-	"gpufabric.io/drivers/program/footprint"
 	rdmaexplain "gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	"gpufabric.io/drivers/uninstall"
@@ -55,13 +52,4 @@ func doctorCommand(h host.Host) *cobra.Command {
 		command.AddCommand(subject)
 	}
 	return command
-}
-
-// Look is how often the process of `gpufabric ARGS...` should look at its resident memory (see footprint.Keep).
-func Look(args ...string) time.Duration {
-	// An HCA's ports come and go while no pod waits, on nodes that have nothing else to do for hours.
-	if len(args) > 0 && args[0] == rdma.Role {
-		return footprint.Promptly
-	}
-	return footprint.Unhurriedly
 }

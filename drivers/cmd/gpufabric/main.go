@@ -20,7 +20,7 @@ func main() {
 	if err := program.Confine(os.Args[1:]...); err != nil {
 		klog.Background().Error(err, "The role goes on without a seccomp filter of its own")
 	}
-	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
+	go footprint.Keep(ctx)
 	if err := program.Run(ctx, program.Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
 		stop()
 		os.Exit(program.Status(os.Stderr, err)) //nolint:gocritic // stop was called

@@ -26,24 +26,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How often a process may check its resident memory, which is one read of /proc/self/statm. What an event touched is released that
-// long after. An event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the next
-// event has to map again.
 const (
-	// Promptly is for a role that should never look larger than it is.
-	Promptly = 250 * time.Millisecond
-	// Unhurriedly is for a role whose answers pods wait for. Mapping all that again adds 1.4 ms to the preparation of a claim, of 4.8,
-	// and claims that are prepared for one job, or one after another, should not each pay for that.
-	Unhurriedly = 30 * time.Second
-)
-
-const (
+	// look is how often a process checks its resident memory, which is one read of /proc/self/statm. What an event touched is released
+	// that long after. An event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the
+	// next event has to map again. That adds 1.4 ms to the preparation of a claim, of 4.8, and claims that are prepared for one job
+	// should not each pay for it. The kubelet's readiness probe is such an event, every 5 s: rdma-plugin, which looked every 250 ms, spent
+	// 25 s of processor time an hour on releasing and mapping again, of 41 in all (GB200, 8 ports, 2026-11-23).
+	look = 30 * time.Second
 	// settled is when a role has started: it has registered, listed and published what it has.
 	settled = 10 * time.Second
 	// Memory is released when it has grown by leastGrown bytes and by a quarter since the last release: a role at rest soon needs
-	// smaller amounts again. A release costs the RDMA plugin 7 ms of processor time. A process that uses more than smallProcess is
-	// only trimmed every period: its heap normally doubles between collections, and collecting it each time would cost more than it
-	// gains.
+	// smaller amounts again. A process that uses more than smallProcess is only trimmed every period: its heap normally doubles between
+	// collections, and collecting it each time would cost more than it gains.
 	leastGrown   = 3 << 20
 	smallProcess = 64 << 20
 	// period is when memory is released however little it has grown. Kernels 6.2 to 6.16 count a process's pages for each CPU and read
@@ -87,7 +81,7 @@ type collected struct{ growth *growth }
 
 // Keep trims the process once it has started, and at each check if its resident memory has grown since, until ctx ends. It is for a
 // process with a single role, since it affects the whole process.
-func Keep(ctx context.Context, look time.Duration) {
+func Keep(ctx context.Context) {
 	if os.Getenv("GOGC") == "" {
 		(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
 	}

@@ -103,13 +103,13 @@ func TestMemoryIsGivenBackWhenItHasGrown(t *testing.T) {
 		want     bool
 	}{
 		{"when the process has started", trim{}, 0, 20 << 20, true},
-		{"not for what a role at rest has again", trim{at, 12 << 20}, Promptly, 14 << 20, false},
-		{"after an event", trim{at, 12 << 20}, Promptly, 15 << 20, true},
-		{"not for a small part", trim{at, 40 << 20}, Promptly, 49 << 20, false},
-		{"for a quarter", trim{at, 40 << 20}, Promptly, 50 << 20, true},
-		{"not to a large process, whose heap grows and shrinks all the time", trim{at, 100 << 20}, Promptly, 200 << 20, false},
+		{"not for what a role at rest has again", trim{at, 12 << 20}, look, 14 << 20, false},
+		{"after an event", trim{at, 12 << 20}, look, 15 << 20, true},
+		{"not for a small part", trim{at, 40 << 20}, look, 49 << 20, false},
+		{"for a quarter", trim{at, 40 << 20}, look, 50 << 20, true},
+		{"not to a large process, whose heap grows and shrinks all the time", trim{at, 100 << 20}, look, 200 << 20, false},
 		{"to a large process now and then", trim{at, 100 << 20}, period, 200 << 20, true},
-		{"not where it shrank", trim{at, 12 << 20}, Promptly, 8 << 20, false},
+		{"not where it shrank", trim{at, 12 << 20}, look, 8 << 20, false},
 		{"now and then however little it grew", trim{at, 12 << 20}, period, 12 << 20, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

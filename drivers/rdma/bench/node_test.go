@@ -22,8 +22,8 @@ const (
 	blind = 3 * time.Second
 	// started is when a plugin has started: ours frees what only its start needed after 10 s.
 	started = 15 * time.Second
-	// calm is when memory for an event has been freed: ours checks every 250 ms.
-	calm = time.Second
+	// calm is when memory for an event has been freed: ours checks every 30 s.
+	calm = 35 * time.Second
 )
 
 // machine is a node of two HCAs with a kubelet, on which one plugin runs as a process.

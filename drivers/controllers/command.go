@@ -27,6 +27,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	computedomain "gpufabric.io/drivers/computedomain/controller"
 	gpu "gpufabric.io/drivers/gpu/controller"
+	"gpufabric.io/drivers/gpu/waiting"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
@@ -114,7 +115,7 @@ func run(ctx context.Context, config *rest.Config, s settings) error {
 	if err := computedomain.Add(ctx, manager, recorder, s.domains); err != nil {
 		return fmt.Errorf("set the controller up: %w", err)
 	}
-	for _, add := range s.neighbours {
+	for _, add := range append(s.neighbours, waiting.Adder(recorder)) {
 		if err := manager.Add(&neighbour{config: manager.GetConfig(), add: add}); err != nil {
 			return fmt.Errorf("set another controller up: %w", err)
 		}

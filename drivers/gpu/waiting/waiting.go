@@ -1,0 +1,217 @@
+// Package waiting tells by an Event whoever waits for a GPU in a form that no GPU of the cluster is offered in. The scheduler only says
+// that no node has such a device.
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/explain"
+)
+
+// Reason is the reason of the Events: the doctor's code of the same.
+const Reason = "NoSuchForm"
+
+const (
+	// period is how often the cluster's claims are listed. Nothing else is read while none of them waits.
+	period = time.Minute
+	// patience is how long a claim waits until it is told: the node that can have it may be about to publish.
+	patience = time.Minute
+	// again is when a claim that still waits is told again, which is also how long the API server keeps an Event.
+	again = time.Hour
+	// most bounds the Events of one period. A tenant may have thousands of claims.
+	most = 50
+	// pageSize is how many objects are listed at a time.
+	pageSize = 500
+)
+
+// teller writes the Events.
+type teller struct {
+	reader client.Reader
+	events record.EventRecorder
+	now    func() time.Time
+	told   map[types.UID]time.Time // when each claim was last told
+}
+
+// Adder adds the teller to a manager.
+//
+// Rights: resource.k8s.io resourceclaims and resourceslices list, deviceclasses get; events create, patch. Without those of slices and
+// classes, which the controller has where the chart's GPUs are enabled, it tells nobody.
+func Adder(events record.EventRecorder) func(context.Context, ctrl.Manager) error {
+	return func(_ context.Context, m ctrl.Manager) error {
+		return m.Add(&teller{reader: m.GetAPIReader(), events: events, now: time.Now, told: map[types.UID]time.Time{}})
+	}
+}
+
+// Start implements manager.Runnable.
+func (t *teller) Start(ctx context.Context) error {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		switch err := t.look(ctx); {
+		case err == nil || ctx.Err() != nil:
+		case apierrors.IsForbidden(err):
+			klog.FromContext(ctx).V(2).Info("Claims that wait for a form of a GPU are not told: the chart's GPUs are not enabled", "err", err)
+		default:
+			klog.FromContext(ctx).Error(err, "Claims that wait for a form of a GPU are told later")
+		}
+	}
+}
+
+// look tells the claims that are due.
+func (t *teller) look(ctx context.Context) error {
+	cluster := &explain.Cluster{Classes: map[string]*resourceapi.DeviceClass{}}
+	due := map[string]*resourceapi.ResourceClaim{} // by namespace and name
+	present := map[types.UID]time.Time{}
+	for next := ""; ; {
+		page := &resourceapi.ResourceClaimList{}
+		if err := t.reader.List(ctx, page, client.Limit(pageSize), client.Continue(next)); err != nil {
+			return fmt.Errorf("list the ResourceClaims: %w", err)
+		}
+		for i := range page.Items {
+			c := &page.Items[i]
+			if c.Status.Allocation != nil {
+				// Of thousands of these only what they hold is kept.
+				held := resourceapi.ResourceClaim{}
+				held.Status.Allocation = c.Status.Allocation
+				cluster.Claims = append(cluster.Claims, held)
+				continue
+			}
+			told, known := t.told[c.UID]
+			if known {
+				present[c.UID] = told
+			}
+			if t.now().Sub(c.CreationTimestamp.Time) >= patience && (!known || t.now().Sub(told) >= again) {
+				cluster.Claims = append(cluster.Claims, *c)
+				due[c.Namespace+"/"+c.Name] = c
+			}
+		}
+		if next = page.Continue; next == "" {
+			break
+		}
+	}
+	t.told = present
+	if len(due) == 0 {
+		return nil
+	}
+	if err := t.read(ctx, cluster, due); err != nil {
+		return err
+	}
+	t.tell(explain.Explain(cluster), due)
+	return nil
+}
+
+// read adds the classes that the claims name, and the devices of the GPU driver.
+func (t *teller) read(ctx context.Context, cluster *explain.Cluster, due map[string]*resourceapi.ResourceClaim) error {
+	for _, claim := range due {
+		for _, name := range classesOf(claim) {
+			if _, known := cluster.Classes[name]; known {
+				continue
+			}
+			class := &resourceapi.DeviceClass{}
+			if err := t.reader.Get(ctx, client.ObjectKey{Name: name}, class); apierrors.IsNotFound(err) {
+				class = nil
+			} else if err != nil {
+				return fmt.Errorf("get DeviceClass %s: %w", name, err)
+			}
+			cluster.Classes[name] = class
+		}
+	}
+	for next := ""; ; {
+		page := &resourceapi.ResourceSliceList{}
+		if err := t.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver},
+			client.Limit(pageSize), client.Continue(next)); err != nil {
+			return fmt.Errorf("list the ResourceSlices of %s: %w", devices.Driver, err)
+		}
+		cluster.Slices = append(cluster.Slices, page.Items...)
+		if next = page.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+func classesOf(claim *resourceapi.ResourceClaim) []string {
+	var names []string
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly != nil {
+			names = append(names, r.Exactly.DeviceClassName)
+		}
+		for _, alternative := range r.FirstAvailable {
+			names = append(names, alternative.DeviceClassName)
+		}
+	}
+	return names
+}
+
+// tell writes an Event for each claim with a request whose form no GPU is offered in. Where no GPU is published at all, no form is missing.
+func (t *teller) tell(answer explain.Answer, due map[string]*resourceapi.ResourceClaim) {
+	if len(answer.Nodes) == 0 {
+		return
+	}
+	other := 0
+	for i := range answer.Nodes {
+		if answer.Nodes[i].Free > 0 {
+			other++
+		}
+	}
+	left := most
+	for _, waits := range answer.Waiting {
+		claim := due[waits.Name]
+		request, wants := missing(claim, waits.Requests)
+		if wants == "" || left == 0 {
+			continue
+		}
+		left--
+		t.told[claim.UID] = t.now()
+		// Whoever made the claim may be a tenant, and is told how many nodes there are, but not which: doctor shows that to an administrator.
+		t.events.Eventf(about(claim), corev1.EventTypeWarning, Reason,
+			"Claim %s, request %s asks for %s, and no GPU of the cluster is offered so. %d nodes have GPUs of other forms that no claim "+
+				"holds. An administrator can have one offer it with the node label gpufabric.io/gpu-forms: "+
+				"gpufabric doctor gpu --claim=%s says where and how", claim.Name, request, wants, other, waits.Name)
+	}
+}
+
+// missing is the first request that no GPU is offered for in any of its alternatives, and what it asks for; empty: there is none. An
+// alternative that is not in answers is another driver's, and may be had.
+func missing(claim *resourceapi.ResourceClaim, answers []explain.Request) (name, wants string) {
+	for _, r := range claim.Spec.Devices.Requests {
+		var asked []string
+		for _, a := range answers {
+			if request, _, _ := strings.Cut(a.Name, "/"); request == r.Name && a.Wants != "" && a.Offered == 0 {
+				asked = append(asked, a.Wants)
+			}
+		}
+		if len(asked) > 0 && len(asked) == max(1, len(r.FirstAvailable)) {
+			return r.Name, strings.Join(asked, " or ")
+		}
+	}
+	return "", ""
+}
+
+// about is what the Event is on: the pod whose claim was made from a template, else the claim.
+func about(claim *resourceapi.ResourceClaim) *corev1.ObjectReference {
+	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
+		return &corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: claim.Namespace, Name: owner.Name,
+			UID: owner.UID}
+	}
+	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace,
+		Name: claim.Name, UID: claim.UID}
+}

@@ -52,6 +52,8 @@ type Result struct {
 	IdleTime       float64
 	// IdleMemory and Memory are resident, in MiB, by role, before any domain and after the formation; the controller's is its highest.
 	IdleMemory, Memory map[string]float64
+	// IdleProcessor is the processor time in that quiet time, in seconds an hour, by role.
+	IdleProcessor map[string]float64
 	// Deleted is until every domain and pod was gone, sorted, one a round; Left names what refers to a domain afterwards.
 	Deleted []float64
 	Left    []string

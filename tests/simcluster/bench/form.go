@@ -98,9 +98,11 @@ func (m *measurement) form(ctx context.Context) error {
 		m.result.Requests[name] += grown
 	}
 	o.report(&m.result)
-	if m.result.Memory, err = m.memory(); err != nil {
+	now, err := m.used()
+	if err != nil {
 		return err
 	}
+	m.result.Memory = now.memory
 	return m.count(ctx, begin, end)
 }
 

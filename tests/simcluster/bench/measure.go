@@ -92,17 +92,25 @@ func (m *measurement) idle(ctx context.Context) error {
 	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
+	before, err := m.used()
+	if err != nil {
+		return err
+	}
 	begin := time.Now()
 	if err := sleep(ctx, quiet); err != nil {
 		return err
 	}
 	end := time.Now()
+	after, err := m.used()
+	if err != nil {
+		return err
+	}
 	if err := sleep(ctx, auditDelay); err != nil {
 		return err
 	}
-	var err error
-	if m.result.IdleMemory, err = m.memory(); err != nil {
-		return err
+	m.result.IdleMemory, m.result.IdleProcessor = after.memory, map[string]float64{}
+	for role, seconds := range difference(after.processor, before.processor) {
+		m.result.IdleProcessor[role] = seconds / end.Sub(begin).Hours()
 	}
 	m.result.Idle, m.result.IdleKept, m.result.IdleTime = map[string]int{}, map[string]int{}, end.Sub(begin).Seconds()
 	return audit.Requests(controlplane.AuditLog(m.options.Dir), func(r audit.Request) {

@@ -35,7 +35,16 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 	for _, component := range Components() {
 		row(component+", resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory[component] })
 	}
+	for _, component := range Components() {
+		row(component+", processor time at rest (s an hour)", "%.0f", func(r RolesResult) float64 { return r.Processor[component] })
+	}
+	row("simulation of a node and its roles, resident (MiB)", "%.1f",
+		func(r RolesResult) float64 { return r.Memory[shards] / float64(r.Nodes) })
+	row("simulation of a node and its roles, processor time at rest (s an hour)", "%.1f",
+		func(r RolesResult) float64 { return r.Processor[shards] / float64(r.Nodes) })
 	row("API server, resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory["kube-apiserver"] })
+	row("API server, processor time at rest (s an hour and node)", "%.1f",
+		func(r RolesResult) float64 { return r.Processor["kube-apiserver"] / float64(r.Nodes) })
 	row("idle requests a node and minute, watches and leases apart", "%.3f",
 		func(r RolesResult) float64 { return sum(r.Idle) / float64(r.Nodes) / (r.IdleTime / 60) })
 	for _, action := range []struct {

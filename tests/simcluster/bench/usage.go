@@ -54,13 +54,24 @@ func difference(after, before map[string]float64) map[string]float64 {
 	return grown
 }
 
-// memory reads what one process of each role takes, in MiB; the cluster's mode says which roles are processes.
-func (m *measurement) memory() (map[string]float64, error) {
+// shards names, among roles, the processes that play the nodes.
+const shards = "nodes"
+
+// use is what the processes of each role take. The cluster's mode says which roles are processes.
+type use struct {
+	// memory is resident, in MiB: of several processes of a role that of the largest, and of the shards of nodes the sum.
+	memory map[string]float64
+	// processor is the time that all processes of a role have had since they began, in seconds.
+	processor map[string]float64
+}
+
+// used reads what the processes of each role take now.
+func (m *measurement) used() (use, error) {
 	running, err := process.Find(m.options.Dir)
 	if err != nil {
-		return nil, err
+		return use{}, err
 	}
-	sizes := map[string]float64{}
+	u := use{memory: map[string]float64{}, processor: map[string]float64{}}
 	for _, p := range running {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Pid))
 		if err != nil {
@@ -78,10 +89,42 @@ func (m *measurement) memory() (map[string]float64, error) {
 		if err != nil {
 			continue
 		}
-		// Of several of a role (the shards of nodes) the largest.
-		sizes[role] = max(sizes[role], size/1024)
+		seconds, err := processorTime(p.Pid)
+		if err != nil {
+			continue
+		}
+		if strings.HasPrefix(role, shards+"-") {
+			role = shards
+			u.memory[role] += size / 1024
+		}
+		u.memory[role] = max(u.memory[role], size/1024)
+		u.processor[role] += seconds
 	}
-	return sizes, nil
+	return u, nil
+}
+
+// processorTime reads from /proc/PID/stat how many seconds of processor time a process had: fields 14 and 15, in ticks, of which Linux has
+// a hundred a second for programs (proc(5), USER_HZ).
+func processorTime(pid int) (float64, error) {
+	const before, ticks = 11, 100
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The second field is the program's name in brackets, and may have blanks.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < before+2 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the program's name, want at least %d", pid, len(fields), before+2)
+	}
+	total := 0.0
+	for _, field := range fields[before : before+2] {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		}
+		total += n / ticks
+	}
+	return total, nil
 }
 
 // statusKiB reads a size from /proc/PID/status.

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 )
@@ -18,7 +19,11 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 	row := func(name, format string, of func(RolesResult) float64) {
 		fmt.Fprintf(&b, "| %s |", name)
 		for _, r := range results {
-			fmt.Fprintf(&b, " "+format+" |", of(r))
+			if value := of(r); math.IsNaN(value) {
+				b.WriteString(" not run |")
+			} else {
+				fmt.Fprintf(&b, " "+format+" |", value)
+			}
 		}
 		b.WriteString("\n")
 	}
@@ -59,13 +64,21 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 		if !slices.ContainsFunc(results, func(r RolesResult) bool { return action.of(r).Seconds > 0 }) {
 			continue // left out
 		}
-		row(action.name+": all back (s)", "%.1f", func(r RolesResult) float64 { return action.of(r).Seconds })
-		row(action.name+": writes a node, Events apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Writes)) }))
-		row(action.name+": Events a node", "%.2f", perNode(func(r RolesResult) int { return action.of(r).Events }))
-		row(action.name+": reads a node, watches apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Reads)) }))
-		row(action.name+": our requests in the busiest second", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).Busiest) })
-		row(action.name+": slices written", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesChanged) })
-		row(action.name+": slices deleted", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesGone) })
+		row := func(name, format string, of func(RolesResult) float64) {
+			row(action.name+name, format, func(r RolesResult) float64 {
+				if action.of(r).Seconds == 0 {
+					return math.NaN()
+				}
+				return of(r)
+			})
+		}
+		row(": all back (s)", "%.1f", func(r RolesResult) float64 { return action.of(r).Seconds })
+		row(": writes a node, Events apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Writes)) }))
+		row(": Events a node", "%.2f", perNode(func(r RolesResult) int { return action.of(r).Events }))
+		row(": reads a node, watches apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Reads)) }))
+		row(": our requests in the busiest second", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).Busiest) })
+		row(": slices written", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesChanged) })
+		row(": slices deleted", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesGone) })
 	}
 	row("pods with claims during the restarts", "%.0f", func(r RolesResult) float64 { return float64(r.Pods) })
 	row("of these touched", "%.0f", func(r RolesResult) float64 { return float64(len(r.Rollout.Touched) + len(r.AllAtOnce.Touched)) })

@@ -93,7 +93,7 @@ func (m *measurement) used() (use, error) {
 		if err != nil {
 			continue
 		}
-		if strings.HasPrefix(role, shards+"-") {
+		if len(args) > 1 && args[1] == shards {
 			role = shards
 			u.memory[role] += size / 1024
 		}

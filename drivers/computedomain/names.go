@@ -134,8 +134,8 @@ const (
 	EnvCliqueOf = "COMPUTE_DOMAIN_CLIQUE_ID"
 	// EnvChannel is the number of the IMEX channel; of several the first.
 	EnvChannel = "COMPUTE_DOMAIN_CHANNEL"
-	// EnvIndex is the node's index among the IMEX daemons of its clique, from 0: index in status.nodes of the ComputeDomain whose daemons serve
-	// it. It is not set where the nodes' own nvidia-imex serves.
+	// EnvIndex is the node's index among the IMEX daemons of its clique, from 0: index in status.nodes of the ComputeDomain whose daemons
+	// serve it. It is not set where the nodes' own nvidia-imex serves.
 	EnvIndex = "COMPUTE_DOMAIN_NODE_INDEX"
 )
 

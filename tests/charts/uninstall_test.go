@@ -125,7 +125,8 @@ func play(t *testing.T, live *server, admin kubernetes.Interface, program, name 
 	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, live.config, admin, pod.ServiceAccountName))
 	out, err := run.CombinedOutput()
 	// That of the account's next Job has the same name.
-	if gone := admin.CoreV1().Pods(namespace).Delete(t.Context(), name, *metav1.NewDeleteOptions(0)); gone != nil && !apierrors.IsNotFound(gone) {
+	gone := admin.CoreV1().Pods(namespace).Delete(t.Context(), name, *metav1.NewDeleteOptions(0))
+	if gone != nil && !apierrors.IsNotFound(gone) {
 		t.Fatal(gone)
 	}
 	return job, string(out), err

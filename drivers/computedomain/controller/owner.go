@@ -39,15 +39,15 @@ func OwnerKinds() []string {
 	return kinds
 }
 
-// How long an owner that does not exist yet is left alone: as long as half the domain's age, within these bounds. Workloads are not watched,
-// since the controller would have to read all of them.
+// How long an owner that does not exist yet is left alone: as long as half the domain's age, within these bounds. Workloads are not
+// watched, since the controller would have to read all of them.
 const (
 	ownerSoonest = time.Second
 	ownerLatest  = time.Minute
 )
 
-// ensureOwner makes the workload that a domain's annotation names the domain's owner, so that Kubernetes' garbage collector deletes the domain
-// with it. The workload is of the domain's own namespace.
+// ensureOwner makes the workload that a domain's annotation names the domain's owner, so that Kubernetes' garbage collector deletes the
+// domain with it. The workload is of the domain's own namespace.
 func (r *Reconciler) ensureOwner(ctx context.Context, p *pass) error {
 	word := p.domain.Annotations[v1beta1.AnnotationOwner]
 	if word == "" {

@@ -29,7 +29,9 @@ func TestADomainGoesWithTheWorkloadThatItsAnnotationNames(t *testing.T) {
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "of another namespace"}})
 	c.reconciler.settings.Owners = []string{"Job"}
 	c.settle("uid")
-	for _, wait := range []struct{ age, again time.Duration }{{time.Second, time.Second}, {90 * time.Second, 45 * time.Second}, {time.Hour, time.Minute}} {
+	for _, wait := range []struct{ age, again time.Duration }{
+		{time.Second, time.Second}, {90 * time.Second, 45 * time.Second}, {time.Hour, time.Minute},
+	} {
 		c.now = time.Unix(1_800_000_000, 0).Add(wait.age)
 		result, err := c.reconciler.Reconcile(t.Context(), "uid")
 		if err != nil || result.RequeueAfter != wait.again || len(c.domain("d").OwnerReferences) > 0 {

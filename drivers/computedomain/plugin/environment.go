@@ -38,7 +38,9 @@ func (k *kind) environment(ctx context.Context, domain *v1beta1.ComputeDomain, c
 	if err != nil || serving == nil {
 		return env, err
 	}
-	own := slices.IndexFunc(serving.Status.Nodes, func(n v1beta1.ComputeDomainNode) bool { return n.Name == k.node.name && n.CliqueID == clique })
+	own := slices.IndexFunc(serving.Status.Nodes, func(n v1beta1.ComputeDomainNode) bool {
+		return n.Name == k.node.name && n.CliqueID == clique
+	})
 	if own < 0 {
 		return env, nil
 	}

@@ -239,8 +239,8 @@ func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types
 	return domain, nil
 }
 
-// readDomain reads a domain, or returns nil where there is none. It asks again while the API server has trouble, since a failed prepare costs
-// the pod a minute.
+// readDomain reads a domain, or returns nil where there is none. It asks again while the API server has trouble, since a failed prepare
+// costs the pod a minute.
 func (k *kind) readDomain(ctx context.Context, namespace, name string, uid types.UID) (*v1beta1.ComputeDomain, error) {
 	var domain *v1beta1.ComputeDomain
 	var lastErr error

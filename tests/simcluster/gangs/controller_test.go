@@ -34,8 +34,8 @@ import (
 )
 
 // controller is a project whose program runs as a process beside the cluster, installed by its own chart with its service account's rights.
-// What differs from a cluster: its addresses and ports, no leader election, and no API that it would serve to the API server's aggregator. Its
-// webhooks are called as in a cluster.
+// What differs from a cluster: its addresses and ports, no leader election, and no API that it would serve to the API server's aggregator.
+// Its webhooks are called as in a cluster.
 type controller struct {
 	name, chart string // of the tool, and of its chart in its module
 	values      map[string]any
@@ -80,7 +80,8 @@ func (c controller) start(ctx context.Context, up *fixture.Cluster) (*process.Pr
 		}
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace()}}
-	if _, err := up.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	_, err = up.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("make the namespace of %s: %w", c.name, err)
 	}
 	if err := up.Manifests.Apply(ctx, c.namespace(), parts.apply...); err != nil {
@@ -195,7 +196,8 @@ func serviceOf(webhooks *unstructured.Unstructured) string {
 	return ""
 }
 
-// expose takes the selector off a Service and makes the EndpointSlice in its stead: the API server's way to pods takes 10.0.0.1 to 127.0.0.1.
+// expose takes the selector off a Service and makes the EndpointSlice in its stead: the API server's way to pods takes 10.0.0.1 to
+// 127.0.0.1.
 func expose(service *unstructured.Unstructured, number int) (*unstructured.Unstructured, error) {
 	unstructured.RemoveNestedField(service.Object, "spec", "selector")
 	declared, _, _ := unstructured.NestedSlice(service.Object, "spec", "ports")
@@ -242,7 +244,8 @@ func (c controller) certify(up *fixture.Cluster, dir string, p parts) error {
 			if !ok {
 				continue
 			}
-			if err := unstructured.SetNestedField(webhook, base64.StdEncoding.EncodeToString(authority.CertPEM()), "clientConfig", "caBundle"); err != nil {
+			ca := base64.StdEncoding.EncodeToString(authority.CertPEM())
+			if err := unstructured.SetNestedField(webhook, ca, "clientConfig", "caBundle"); err != nil {
 				return err
 			}
 		}

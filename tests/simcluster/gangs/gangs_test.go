@@ -91,8 +91,8 @@ func conditionsOf(object *unstructured.Unstructured) []string {
 	return said
 }
 
-// placed waits until count pods that a label selects run, and returns the clique that all of them are in.
-func (g *ground) placed(selector string, count int) string {
+// placed waits until count pods that a label selects run, and fails the test unless all of them are in one clique.
+func (g *ground) placed(selector string, count int) {
 	g.t.Helper()
 	var pods []corev1.Pod
 	g.await(fmt.Sprintf("%d pods of %s run", count, selector), func(ctx context.Context) (bool, string) {
@@ -110,7 +110,6 @@ func (g *ground) placed(selector string, count int) string {
 	if len(where) != 1 {
 		g.t.Errorf("the gang %s is split: %v", selector, where)
 	}
-	return g.cliques[pods[0].Spec.NodeName]
 }
 
 // job makes a Job of count pods with a domain of its own, each pod with a node for itself.

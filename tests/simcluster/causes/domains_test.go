@@ -110,7 +110,8 @@ func domainCauses() []cause {
 			thief := &ground{Namespace: other, t: g.t}
 			thief.channel("stolen", uid)
 			thief.Pod("p", "stolen", "")
-			g.Name = other.Name
+			g.later(g.Namespace.Empty) // the domain is gone before the cluster's health is asked for
+			g.Namespace = other
 		}},
 		{part, "a domain's pods wait for a node that is off", d, "NodeNotReady", []string{"WaitingForNodes"}, func(g *ground) {
 			g.silence(3)

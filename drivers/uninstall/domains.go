@@ -2,6 +2,7 @@ package uninstall
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -123,18 +125,24 @@ func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) 
 	if err != nil {
 		return fmt.Errorf("look up the controller %s/%s: %w", d.Namespace, d.Controller, err)
 	}
-	changed := false
-	for i := range controller.Spec.Template.Spec.Containers {
-		args := controller.Spec.Template.Spec.Containers[i].Args
-		at := slices.IndexFunc(args, func(argument string) bool { return strings.HasPrefix(argument, modeFlag) })
-		if want := modeFlag + string(v1beta1.IMEXDomain); at >= 0 && args[at] != want {
-			args[at], changed = want, true
+	// The flag alone, and only as it was read: this program may be older than the API server, and know fewer fields.
+	var patch []map[string]any
+	for i, container := range controller.Spec.Template.Spec.Containers {
+		at := slices.IndexFunc(container.Args, func(argument string) bool { return strings.HasPrefix(argument, modeFlag) })
+		if want := modeFlag + string(v1beta1.IMEXDomain); at >= 0 && container.Args[at] != want {
+			path := fmt.Sprintf("/spec/template/spec/containers/%d/args/%d", i, at)
+			patch = append(patch, map[string]any{"op": "test", "path": path, "value": container.Args[at]},
+				map[string]any{"op": "replace", "path": path, "value": want})
 		}
 	}
-	if !changed {
+	if patch == nil {
 		return nil
 	}
-	if _, err := deployments.Update(ctx, controller, metav1.UpdateOptions{}); err != nil {
+	data, err := json.Marshal(patch)
+	if err != nil {
+		panic(err) // maps of strings
+	}
+	if _, err := deployments.Patch(ctx, d.Controller, types.JSONPatchType, data, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("have the controller %s/%s keep no ComputeDomains for cliques: %w", d.Namespace, d.Controller, err)
 	}
 	klog.FromContext(ctx).Info("Waiting for the IMEX daemons of the cliques to end", "controller", klog.KObj(controller))

@@ -4,7 +4,7 @@
 //
 // RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
 // resource.k8s.io resourceclaims: list; core namespaces, its own: get; with --end-compute-domains or --controller
-// resource.nvidia.com computedomains: list, watch; with --controller apps deployments, that one: get, update.
+// resource.nvidia.com computedomains: list, watch; with --controller apps deployments, that one: get, patch.
 package uninstall
 
 import (

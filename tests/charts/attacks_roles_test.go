@@ -1,6 +1,16 @@
 package charts
 
-import "strings"
+import (
+	"context"
+	"maps"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+)
 
 // controllerAttacks are what the controller's token is used for.
 func controllerAttacks() map[string][]attack {
@@ -187,6 +197,13 @@ func nodeAttacks() map[string][]attack {
 			{"another label taken off", patchNode("node-b", `{"metadata": {"labels": {"zone": null}}}`), "may change no labels of a node but"},
 			{"a taint", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}}`), "neither the spec nor"},
 		},
+		"gpufabric-uninstall-check in gpufabric-system: deployments.apps named gpufabric-controller": {
+			{"another image", editController(`{"image": "mine"}`, `{}`), "changes nothing else of it"},
+			{"another argument", editController(`{"args": ["controller", "--imex=Domain", "--image=mine"]}`, `{}`), "changes nothing else of it"},
+			{"the node's root", editController(`{}`, `{"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}`), "changes nothing else of it"},
+			{"another account", editController(`{}`, `{"serviceAccountName": "gpufabric-gpu-plugin"}`), "changes nothing else of it"},
+			{"a second container", editController(`{}`, `{"initContainers": [{"name": "x", "image": "mine"}]}`), "changes nothing else of it"},
+		},
 		"gpufabric-vgpu-plugin everywhere: nodes": {
 			{"GPUs on another node", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), "not node-b"},
 		},
@@ -206,5 +223,27 @@ func nodeAttacks() map[string][]attack {
 			{"a smaller unit", raise(unit("gpufabric-vgpu-unit", "2")), "the unit of memory grows only: it is 4 MiB"},
 			{"no unit", raise(strings.Replace(unit("gpufabric-vgpu-unit", ""), "memoryFactorMiB", "x", 1)), "memoryFactorMiB is one of"},
 		},
+	}
+}
+
+// editController writes fields of the controller's container, and of its pod, in its Deployment.
+func editController(container, pod string) attempt {
+	return func(ctx context.Context, client dynamic.Interface) error {
+		deployments := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}).Namespace(namespace)
+		found, err := deployments.Get(ctx, "gpufabric-controller", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		containers, _, err := unstructured.NestedSlice(found.Object, "spec", "template", "spec", "containers")
+		if err != nil {
+			return err
+		}
+		maps.Copy(containers[0].(map[string]any), object(container).Object)
+		spec := object(pod)
+		spec.Object["containers"] = containers
+		change := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec.Object}}}}
+		_, err = deployments.Patch(ctx, "gpufabric-controller", types.MergePatchType, []byte(text(change)),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
 	}
 }

@@ -93,7 +93,7 @@ const preyEntry = `{"name": "node-b", "observedGeneration": 1, "devices": 2, "he
 func (s *server) installHooks(t *testing.T, values map[string]any) {
 	t.Helper()
 	for _, one := range renderValues(t, "gpufabric", values) {
-		if one.GetLabels()["app.kubernetes.io/component"] != "uninstall" || one.GetKind() == "Job" {
+		if !strings.HasPrefix(one.GetLabels()["app.kubernetes.io/component"], "uninstall") || one.GetKind() == "Job" {
 			continue
 		}
 		if _, err := s.resource(t, one).Create(t.Context(), &one.Unstructured, metav1.CreateOptions{}); err != nil {

@@ -66,6 +66,8 @@ func guards() map[string]guard {
 		"gpufabric-uninstall everywhere: computedomains.resource.nvidia.com": {policy: "uninstall-domains"},
 		"gpufabric-uninstall everywhere: nodes":                              {policy: "uninstall-nodes"},
 
+		"gpufabric-uninstall-check in gpufabric-system: deployments.apps named gpufabric-controller": {policy: "uninstall-controller"},
+
 		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
 		"gpufabric-vgpu-plugin everywhere: nodes":                                         {policy: "vgpu-nodes"},
 		"gpufabric-vgpu-plugin everywhere: pods":                                          {policy: "vgpu-pods"},
@@ -240,6 +242,7 @@ type attack struct {
 //attack:vgpu-status A stolen token of the vGPU plugin fails pods of other nodes
 //attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
 //attack:uninstall-domains A stolen token of the uninstall's Job changes a tenant's ComputeDomain
+//attack:uninstall-controller A stolen token of the uninstall's first Job runs an image of its own as the controller, or mounts the node
 //attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes
 func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 	if testing.Short() {

@@ -17,7 +17,7 @@ func TestARolloutWaitsForPodsThatServe(t *testing.T) {
 	values["scheduler"] = on()
 	objects := renderValues(t, "gpufabric", values)
 	for name, pod := range pods(t, objects) {
-		if name == "gpufabric-uninstall" {
+		if name == "gpufabric-uninstall" || name == "gpufabric-uninstall-check" {
 			continue // a Job: it is done or it is not
 		}
 		for _, container := range pod.Spec.Containers {

@@ -10,7 +10,7 @@ MODULES := build drivers fakes provider tests
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
 ISOLATED := tests/e2e tests/simcluster tests/conformance tests/firstday tests/console drivers/scheduler
 GO ?= go
-TESTFLAGS := -count=1 -vet=off -timeout 30m
+TESTFLAGS := -count=1 -vet=off -timeout 60m
 LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
 # The scheduler is built without -trimpath: the packages that its tests and the simulated cluster compiled then serve here too. It says it is what it is made of.
 SCHEDULER_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v1.36.3-gpufabric-$(VERSION)

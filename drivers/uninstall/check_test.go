@@ -1,13 +1,21 @@
 package uninstall
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
 )
 
@@ -50,4 +58,44 @@ func TestAnUninstallWithoutUsersNeedsNoAnnotation(t *testing.T) {
 	if err := Check(t.Context(), client, "gpufabric-system", []string{"gpu.nvidia.com"}); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestALookBeforeAnUninstallOutlivesRightsThatComeLate(t *testing.T) {
+	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
+	forbidden := apierrors.NewForbidden(claims, "", nil)
+	for name, c := range map[string]struct {
+		fails    []error
+		attempts int
+		refused  bool
+	}{
+		"rights that come late":   {[]error{forbidden, fmt.Errorf("list: %w", forbidden)}, 3, false},
+		"a server that is away":   {[]error{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}, 2, false},
+		"a refusal is no failure": {[]error{&InUseError{Pods: []string{"user/rank-0"}}}, 1, true},
+		"no such kind":            {[]error{apierrors.NewNotFound(claims, "")}, 1, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), preparing)
+			defer cancel()
+			attempts := 0
+			err := persevere(ctx, func() error {
+				attempts++
+				if attempts <= len(c.fails) {
+					return c.fails[attempts-1]
+				}
+				return nil
+			})
+			if attempts != c.attempts || (err != nil) != c.refused {
+				t.Errorf("%s: %d attempts, %v", name, attempts, err)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), preparing)
+		defer cancel()
+		begun := time.Now()
+		err := persevere(ctx, func() error { return forbidden })
+		if !apierrors.IsForbidden(err) || time.Since(begun) != preparing {
+			t.Errorf("rights that never come: %v after %s", err, time.Since(begun))
+		}
+	})
 }

@@ -19,8 +19,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// domainsTime bounds the wait for ComputeDomains. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was left.
-const domainsTime = 100 * time.Second
+// preparing bounds what is done before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was left.
+const preparing = 100 * time.Second
 
 // modeFlag is the controller's flag that says whose IMEX daemons serve domains.
 const modeFlag = "--imex="
@@ -54,8 +54,6 @@ func (e *LeftError) Error() string {
 // controller keeps for cliques. The error is a *LeftError where a user's is left that is not being deleted. A clique's domain with channels
 // that domains hold stays where All is not set: jobs share memory by its daemons.
 func EndDomains(ctx context.Context, client kubernetes.Interface, domains *computedomain.Client, d Domains) error {
-	ctx, cancel := context.WithTimeout(ctx, domainsTime)
-	defer cancel()
 	if d.All {
 		anyway, err := goesOnAnyway(ctx, client, d.Namespace)
 		if err != nil {
@@ -111,7 +109,7 @@ func stillThere(err error, left []string) error {
 		return err
 	}
 	return fmt.Errorf("%d ComputeDomains were still there after %v: %s; kubectl describe computedomain says what each waits for, and another "+
-		"uninstall waits again: %w", len(left), domainsTime, listed(left), err)
+		"uninstall waits again: %w", len(left), preparing, listed(left), err)
 }
 
 // keepNoCliques has the controller keep no ComputeDomains for cliques any more: it would make again what is deleted.

@@ -12,14 +12,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -108,10 +111,13 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	return err
 }
 
-// prepare is what is done before an uninstall.
+// prepare does what is done before an uninstall. The Job has one attempt, so that a refusal is told at once.
 func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Config, s settings) error {
+	ctx, cancel := context.WithTimeout(ctx, preparing)
+	defer cancel()
 	if len(s.drivers) > 0 {
-		if err := Check(ctx, client, s.namespace, s.drivers); err != nil {
+		err := persevere(ctx, func() error { return Check(ctx, client, s.namespace, s.drivers) })
+		if err != nil {
 			return err
 		}
 	}
@@ -123,7 +129,31 @@ func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Conf
 		return err
 	}
 	s.ends.Namespace = s.namespace
-	return EndDomains(ctx, client, domains, s.ends)
+	return persevere(ctx, func() error { return EndDomains(ctx, client, domains, s.ends) })
+}
+
+// persevere tries again, until ctx ends, what failed for a passing reason: an API server that does not answer, or that has not taken up
+// the Job's rights yet, which are made just before the Job.
+func persevere(ctx context.Context, attempt func() error) error {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.1, Steps: 6, Cap: 10 * time.Second}
+	for {
+		err := attempt()
+		if err == nil || !passing(err) {
+			return err
+		}
+		klog.FromContext(ctx).Error(err, "Trying again")
+		select {
+		case <-time.After(backoff.Step()):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func passing(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) ||
+		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err)
 }
 
 // Run removes the keys from every node. Where one cannot be changed it still changes the others; the error names it.

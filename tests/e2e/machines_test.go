@@ -125,7 +125,9 @@ func (e *environment) installFrom(t *testing.T, checkout string, arguments ...st
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout",
 			patience.String()); err != nil {
-			t.Errorf("remove the drivers: %v", err)
+			log, _ := e.Kubectl(ctx, nil, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=uninstall-check")
+			t.Errorf("remove the drivers: %v\n%s", err, log)
+			t.Log(e.state(t))
 		}
 		e.nodesAreClean(ctx, t)
 		// Helm leaves the namespace that it made.

@@ -128,6 +128,15 @@ func (f *forms) Run(ctx context.Context) error {
 			}
 		})
 	})
+	return steady(told, ended, func(node labels.Set) { f.apply(ctx, node) }, func() {
+		f.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
+			formsSettle))
+	})
+}
+
+// steady calls apply with the first labels at once, and with later ones when they have stood still for formsSettle. While they have changed
+// for longer than formsUnrest without that, it calls restless at each change. It returns what ended says.
+func steady(told <-chan labels.Set, ended <-chan error, apply func(labels.Set), restless func()) error {
 	var node labels.Set
 	var settled <-chan time.Time
 	var since time.Time
@@ -137,19 +146,18 @@ func (f *forms) Run(ctx context.Context) error {
 		case now := <-told:
 			if !known {
 				known, node = true, now
-				f.apply(ctx, node)
+				apply(node)
 				continue
 			}
 			if settled == nil {
 				since = time.Now()
 			} else if time.Since(since) > formsUnrest {
-				f.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
-					formsSettle))
+				restless()
 			}
 			node, settled = now, time.After(formsSettle)
 		case <-settled:
 			settled = nil
-			f.apply(ctx, node)
+			apply(node)
 		case err := <-ended:
 			return err
 		}

@@ -2,16 +2,19 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
@@ -128,20 +131,36 @@ func TestALabelChangesTheFormsAndTheNodeSaysWhoChoseThem(t *testing.T) {
 }
 
 func TestALabelThatKeepsChangingChangesNothing(t *testing.T) {
-	b := newBench(t, gputest.New(t, 1), withForms(""))
-	b.awaitPublished("gpu-0")
-	values := []string{"shareable", "flexible"}
-	end := time.Now().Add(formsUnrest + formsSettle)
-	for i := 0; time.Now().Before(end); i++ {
-		b.label(values[i%2])
-		time.Sleep(100 * time.Millisecond)
-		if got := b.published(); got != "gpu-0" {
-			t.Fatalf("after %d changes of the label published are %s", i+1, got)
+	synctest.Test(t, func(t *testing.T) {
+		told, ended := make(chan labels.Set), make(chan error)
+		var applied []string
+		complaints := 0
+		over := errors.New("over")
+		done := make(chan error, 1)
+		go func() {
+			done <- steady(told, ended, func(l labels.Set) { applied = append(applied, l["form"]) }, func() { complaints++ })
+		}()
+		told <- labels.Set{"form": "whole"}
+		begun := time.Now()
+		for i := 0; time.Since(begun) < formsUnrest+formsSettle; i++ {
+			told <- labels.Set{"form": []string{"shareable", "flexible"}[i%2]}
+			synctest.Wait()
+			if early := time.Since(begun) <= formsUnrest; len(applied) != 1 || early != (complaints == 0) {
+				t.Fatalf("%s after the first change: applied %v, %d complaints", time.Since(begun), applied, complaints)
+			}
+			time.Sleep(formsSettle / 10)
 		}
-	}
-	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", "labels change faster")
-	b.label("flexible")
-	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "MIG 1g.5gb")
+		told <- labels.Set{"form": "flexible"}
+		time.Sleep(formsSettle)
+		synctest.Wait()
+		if !slices.Equal(applied, []string{"whole", "flexible"}) {
+			t.Errorf("after the labels stood still applied are %v", applied)
+		}
+		ended <- over
+		if err := <-done; !errors.Is(err, over) {
+			t.Errorf("ended with %v", err)
+		}
+	})
 }
 
 func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {

@@ -17,8 +17,11 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 	program := buildProgram(t)
 	guarded := everything()
 	guarded["metrics"] = map[string]any{"authentication": true}
-	renders := map[string][]Object{"the defaults": renderValues(t, "gpufabric", nil), "all drivers": renderValues(t, "gpufabric", everything()),
-		"guarded metrics": renderValues(t, "gpufabric", guarded)}
+	renders := map[string][]Object{
+		"the defaults":    renderValues(t, "gpufabric", nil),
+		"all drivers":     renderValues(t, "gpufabric", everything()),
+		"guarded metrics": renderValues(t, "gpufabric", guarded),
+	}
 	files, err := filepath.Glob(Dir("gpufabric/ci/*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no values in charts/gpufabric/ci: %v", err)

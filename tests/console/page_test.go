@@ -261,7 +261,7 @@ func TestThePageInABrowser(t *testing.T) {
 			`Event('input'))`, nil))
 	})
 
-	t.Run("asks the doctor about a claim and a pod that waits", func(t *testing.T) {
+	t.Run("asks the doctor about a claim and a pod that waits", func(*testing.T) {
 		ask := func(about, says string) {
 			v.run(chromedp.Evaluate(fmt.Sprintf(`document.querySelector('[data-asks="%s"]').click()`, about), nil))
 			v.await("the doctor's answer about "+about, fmt.Sprintf(`document.getElementById('doctor-command').textContent === `+

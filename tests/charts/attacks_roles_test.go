@@ -201,6 +201,7 @@ func nodeAttacks() map[string][]attack {
 			{"another image", editController(`{"image": "mine"}`, `{}`), "changes nothing else of it"},
 			{"another argument", editController(`{"args": ["controller", "--imex=Domain", "--image=mine"]}`, `{}`), "changes nothing else of it"},
 			{"the node's root", editController(`{}`, `{"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}`), "changes nothing else of it"},
+			{"another name server", editController(`{}`, `{"dnsConfig": {"nameservers": ["192.0.2.1"]}}`), "changes nothing else of it"},
 			{"another account", editController(`{}`, `{"serviceAccountName": "gpufabric-gpu-plugin"}`), "changes nothing else of it"},
 			{"a second container", editController(`{}`, `{"initContainers": [{"name": "x", "image": "mine"}]}`), "changes nothing else of it"},
 		},

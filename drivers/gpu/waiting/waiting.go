@@ -174,7 +174,10 @@ func (t *teller) tell(answer explain.Answer, due map[string]*resourceapi.Resourc
 	}
 	left := most
 	for _, waits := range answer.Waiting {
-		claim := due[waits.Name]
+		claim, found := due[waits.Name]
+		if !found {
+			continue
+		}
 		request, wants := missing(claim, waits.Requests)
 		if wants == "" || left == 0 {
 			continue

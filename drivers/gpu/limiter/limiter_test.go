@@ -28,7 +28,8 @@ func TestWhatIsCountedIsWhatTheDriverGave(t *testing.T) {
 	t.Log(run(t, "SECONDS=0", "unit"))
 }
 
-// Processes are killed with kill -9 at any moment. Their memory is free again, and nobody ever has more than the limit.
+// Processes are killed with kill -9 at any moment. Their memory is then free again, and the container never has more than its
+// limit.
 //
 //shows:vgpu-limits
 func TestSixtyFourProcessesKilledAtRandomKeepToTheLimit(t *testing.T) {

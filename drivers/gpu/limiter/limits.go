@@ -32,7 +32,7 @@ type Limit struct {
 }
 
 // ErrLimit marks limits that the library could not read: it would then refuse its container all GPU memory.
-var ErrLimit = errors.New("no limit for a container")
+var ErrLimit = errors.New("not a valid limit for a container")
 
 // Text is the file of a container's limits. With closed the library refuses all memory where it cannot count. Without it, each
 // process is then held to the limits separately.
@@ -49,7 +49,7 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 	for _, l := range limits {
 		switch {
 		case !strings.HasPrefix(l.UUID, "GPU-") || len(l.UUID) > 40 || strings.ContainsAny(l.UUID, " \n"):
-			return nil, fmt.Errorf("%.80q is no GPU's UUID: %w", l.UUID, ErrLimit)
+			return nil, fmt.Errorf("%.80q is not a GPU's UUID: %w", l.UUID, ErrLimit)
 		case named[l.UUID]:
 			return nil, fmt.Errorf("%s is named twice: %w", l.UUID, ErrLimit)
 		case l.Bytes < 0 || l.Bytes > mostBytes:

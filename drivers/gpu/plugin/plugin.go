@@ -236,7 +236,7 @@ func (p *plugin) assembleHealth(ctx context.Context, s *parts) (err error) {
 		return err
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Kept faults not read")
+		klog.FromContext(ctx).Error(err, "The stored faults could not be read")
 		p.events.Report("GPUFaultsUnreadable", err.Error())
 	}
 	p.metrics.Registry.MustRegister(s.monitor, faultGauge{s.monitor})

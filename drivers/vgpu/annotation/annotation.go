@@ -92,8 +92,8 @@ func SlotAt(group, position int) *MIGSlot {
 	return &MIGSlot{Group: strconv.Itoa(group), Position: position}
 }
 
-// Place is the index of the slot's geometry in a list of geometries with these names, which may be nil where none is known. A name
-// takes precedence over a number.
+// Place is the index of the slot's geometry in a list of geometries with these names. The list is nil where no geometry is
+// known. A name takes precedence over a number.
 func (s MIGSlot) Place(names []string) (int, bool) {
 	if at := slices.Index(names, s.Group); at >= 0 {
 		return at, true

@@ -50,7 +50,7 @@ func (r Resources) Check(c *corev1.Container) error {
 	return nil
 }
 
-// Of returns the shares of one container of a pod; none, without an error, for a container that requested none.
+// Of returns the shares of one container of a pod. A container that requested none has none, without an error.
 //
 // Schedulers list containers differently: Volcano the ordinary ones with a request (devices/util.go of its scheduler), ours every
 // container, init containers first. They agree on the order, and on a list that is not empty for each container with a request. So

@@ -46,13 +46,13 @@ func parseGPU(field string) (GPU, error) {
 		return GPU{}, fmt.Errorf("memory %q, where a whole number of units from 0 to %d is allowed", shorten(parts[2]), int64(maximumMemory))
 	}
 	if gpu.Healthy, err = strconv.ParseBool(parts[4]); err != nil {
-		return GPU{}, fmt.Errorf("health %q, where true and false are known", shorten(parts[4]))
+		return GPU{}, fmt.Errorf("health %q, where true and false are allowed", shorten(parts[4]))
 	}
 	if len(parts) == 6 && parts[5] != "" {
 		gpu.Mode = Mode(parts[5])
 	}
 	if gpu.Mode != ModeSoftware && gpu.Mode != ModeMIG {
-		return GPU{}, fmt.Errorf("mode %q, where %s and %s are known", shorten(parts[5]), ModeSoftware, ModeMIG)
+		return GPU{}, fmt.Errorf("mode %q, where %s and %s are allowed", shorten(parts[5]), ModeSoftware, ModeMIG)
 	}
 	return gpu, nil
 }

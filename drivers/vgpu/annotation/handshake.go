@@ -44,12 +44,12 @@ func ParseHandshake(value string) (Handshake, error) {
 	case strings.HasPrefix(value, deleted):
 		return HandshakeDeleted, checkTime(strings.TrimPrefix(value, deleted))
 	}
-	return HandshakeAbsent, fmt.Errorf("handshake %q, where Reported, Requesting_ or Deleted_ and a time are known", shorten(value))
+	return HandshakeAbsent, fmt.Errorf("handshake %q, where Reported, Requesting_ or Deleted_ and a time are expected", shorten(value))
 }
 
 func checkTime(text string) error {
 	if _, err := time.Parse(askedLayout, text); err != nil {
-		return fmt.Errorf("handshake time %q, where %q is the form", shorten(text), askedLayout)
+		return fmt.Errorf("handshake time %q, where the form %q is expected", shorten(text), askedLayout)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ type Result struct {
 	ways                 []*way
 }
 
-// Run measures. It leaves out a way that the node does not have, and the table says why.
+// Run measures. It leaves out a way to limit memory that the node does not have, and the table says why.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	r, err := o.look()
 	if err != nil {

@@ -72,7 +72,7 @@ func buildFakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = lock.Close() }() // closing gives the lock up
+	defer func() { _ = lock.Close() }() // closing releases the lock
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
 	} else {
 		for _, entry := range left {
 			if entry.IsDir() {
-				t.Errorf("the cgroup %s is left", entry.Name())
+				t.Errorf("the cgroup %s still exists", entry.Name())
 			}
 		}
 	}

@@ -24,7 +24,7 @@ func Command(h host.Host) *cobra.Command {
 		Use:   "vgpu",
 		Short: "Measure what limits of shared GPUs cost on this node",
 		Args: func(_ *cobra.Command, args []string) error {
-			return fmt.Errorf("%q is nothing to do with shares: gpufabric vgpu bench is what there is", args)
+			return fmt.Errorf("unknown subcommand %q: gpufabric vgpu has only bench", args)
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses every call without a subcommand.
 	}

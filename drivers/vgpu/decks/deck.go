@@ -46,9 +46,9 @@ func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
 			"(--scheduler=gpufabric)", gpu.UUID, gpu.ProductName, mode, s.Mode)
 	}
 	if mode == annotation.ModeMIG && factor > 1 && s.MemoryFactor == 0 {
-		return fmt.Errorf("%s (%s): one unit of memory is %d MiB, which was chosen by itself, and Volcano takes it for 1 MiB when it chooses "+
-			"MIG instances; it is not shared. Set gpuMemoryFactor: %d in Volcano's ConfigMap volcano-vgpu-device-config", gpu.UUID, gpu.ProductName,
-			factor, factor)
+		return fmt.Errorf("%s (%s): one unit of memory is %d MiB, which was chosen automatically, and Volcano takes it for 1 MiB when it "+
+			"chooses MIG instances; it is not shared. Set gpuMemoryFactor: %d in Volcano's ConfigMap volcano-vgpu-device-config", gpu.UUID,
+			gpu.ProductName, factor, factor)
 	}
 	return nil
 }
@@ -99,10 +99,10 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 // MiB is a GPU's memory in MiB, rounded down.
 func MiB(gpu *inventory.GPU) int64 { return int64(gpu.MemoryBytes >> 20) }
 
-// Ail marks each card as unhealthy for which ails returns a reason.
-func (d *Deck) Ail(ails func(*Card) string) {
+// MarkUnhealthy marks each card as unhealthy for which reason returns a text.
+func (d *Deck) MarkUnhealthy(reason func(*Card) string) {
 	for i := range d.Cards {
-		if why := ails(&d.Cards[i]); why != "" {
+		if why := reason(&d.Cards[i]); why != "" {
 			d.Cards[i].Healthy, d.Cards[i].Reason = false, why
 		}
 	}
@@ -184,7 +184,8 @@ func (d *Deck) ByUUID(uuid string) *Card {
 	return nil
 }
 
-// Index is a GPU's number on the node, in the order of PCI addresses. A GPU that is not in the deck gets a number after all others.
+// Index is a GPU's number on the node, in the order of PCI addresses. A GPU that is not in the deck gets a number after those
+// of the deck.
 func (d *Deck) Index(uuid string) int {
 	if card := d.ByUUID(uuid); card != nil {
 		return card.GPU.Index

@@ -83,9 +83,9 @@ func count(memoryMiB []int64, scaling float64, factor int) int64 {
 	return units
 }
 
-// AgreeFactor returns the factor that a cluster should use, given the present one (0: none yet) and the minimum for this node. The
-// factor never shrinks, since requests of waiting pods are in the present unit. It grows only where a node could not register
-// otherwise.
+// AgreeFactor returns the factor that a cluster should use, given the present one (0: none yet) and the minimum for this node.
+// The factor never shrinks, since the requests of waiting pods are in the present unit. It grows only where a node could not
+// register otherwise.
 func AgreeFactor(inForce, needed int) int { return max(inForce, needed) }
 
 // DescribeFactor describes one unit, for an annotation and for people.

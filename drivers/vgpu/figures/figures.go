@@ -70,22 +70,22 @@ func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted b
 // nobody can connect.
 func Serve(ctx context.Context, path string, read func() Figures) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("give the GPUs' figures away: %w", err)
+		return fmt.Errorf("serve the GPUs' figures: %w", err)
 	}
 	near, done, err := short(path)
 	if err != nil {
-		return fmt.Errorf("give the GPUs' figures away: %w", err)
+		return fmt.Errorf("serve the GPUs' figures: %w", err)
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", near)
 	done()
 	if err != nil {
-		return fmt.Errorf("give the GPUs' figures away: %w", err)
+		return fmt.Errorf("serve the GPUs' figures: %w", err)
 	}
 	if l, ok := listener.(*net.UnixListener); ok {
 		l.SetUnlinkOnClose(false) // the short name may stand for something else by then; the next run removes the socket
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("give the GPUs' figures to root alone: %w", err), listener.Close())
+		return errors.Join(fmt.Errorf("let only root read the GPUs' figures: %w", err), listener.Close())
 	}
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -108,7 +108,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("give the GPUs' figures away: %w", err)
+			return fmt.Errorf("serve the GPUs' figures: %w", err)
 		}
 		answers.Go(func() {
 			defer func() { _ = connection.Close() }()
@@ -155,7 +155,7 @@ func Read(ctx context.Context, path string) (Figures, error) {
 		return f, fmt.Errorf("read the GPUs' figures from %s: %w", path, err)
 	}
 	if f.Factor < 1 {
-		return f, fmt.Errorf("read the GPUs' figures from %s: a unit of %d MiB is none", path, f.Factor)
+		return f, fmt.Errorf("read the GPUs' figures from %s: the unit of memory is %d MiB, where 1 or more is expected", path, f.Factor)
 	}
 	return f, nil
 }

@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's
-// annotations may change while it runs; a restarted container gets its first shares. The runtime keeps the last run of a container,
-// so its annotations are still there after a restart of the plugin.
+// first remembers the shares that each container of a pod had when it was first made. It forgets them with the pod's last
+// sandbox. A pod's annotations may change while it runs; a restarted container gets its first shares. The runtime keeps the
+// last run of a container, so its annotations are still there after a restart of the plugin.
 type first struct {
 	mu   sync.Mutex
 	held map[string]map[string]grant // by pod UID and container

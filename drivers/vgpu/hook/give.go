@@ -23,7 +23,7 @@ type Given struct {
 	Devices []string
 	// Edits are what else it needs.
 	Edits specs.ContainerEdits
-	// Shares are the booked amounts: for a MIG instance the memory that it has, not the memory that was requested.
+	// Shares are the booked amounts. For a MIG instance that is the memory that it has, not the memory that was requested.
 	Shares []annotation.Share
 	// Limits is what enforces the container's share.
 	Limits injection.Backend
@@ -71,8 +71,8 @@ func logHolders(ctx context.Context, who holdings.Holder, err error) {
 	}
 }
 
-// percent refuses more memory than a container's percentage. Volcano computes it from the first GPU that it considers, for all of
-// the container's GPUs.
+// percent refuses more memory than a container's percentage. Volcano computes the amount from the first GPU that it considers,
+// and uses it for all of the container's GPUs.
 func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []annotation.Share) error {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		percent := h.Resources.Percent(&c)

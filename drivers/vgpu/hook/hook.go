@@ -115,7 +115,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		who := holder(sandbox, container)
 		who.Limits = by
 		if err := h.Book.Hold(h.Deck(), who, shares); err != nil {
-			// The container runs, whatever the book says; the log shows the difference to people.
+			// The container runs, whatever the book says. The log shows the difference.
 			logHolders(ctx, who, err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
@@ -139,7 +139,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 	uids, err := h.Limiter.Pods()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended are left")
+		klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended were not removed")
 	}
 	for _, uid := range uids {
 		if !live[uid] {
@@ -151,7 +151,7 @@ func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 // RemoveDirectories removes a pod's accounting directories, in the background.
 func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
 	if err := h.Limiter.Remove(uid); err != nil {
-		klog.FromContext(ctx).Error(err, "Accounting directories of a pod that ended are left", "uid", uid)
+		klog.FromContext(ctx).Error(err, "Accounting directories of a pod that ended were not removed", "uid", uid)
 	}
 	h.wakeSweep()
 }
@@ -173,7 +173,7 @@ func (h *Hook) sweeping() chan struct{} {
 func (h *Hook) Run(ctx context.Context) error {
 	for {
 		if err := h.Limiter.Sweep(); err != nil {
-			klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended are left")
+			klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended were not removed")
 		}
 		select {
 		case <-ctx.Done():
@@ -361,7 +361,7 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	return nil
 }
 
-// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which are no longer
+// RemovePodSandbox removes what the pod had on the node: its MIG instances, and its accounting directories, which are no longer
 // mounted. A pod whose sandbox died has a second one before the first is removed; then nothing ends.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	if !h.sandboxes.remove(sandbox) {

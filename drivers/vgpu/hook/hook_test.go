@@ -228,7 +228,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 			t.Errorf("%s: got %v, want an error with %q", test.pod.Name, err, test.want)
 		}
 		if len(w.failed) != 1 || h.Book.Len() != 0 {
-			t.Errorf("%s: failed %v, %d booked; want the failure told and nothing booked", test.pod.Name, w.failed, h.Book.Len())
+			t.Errorf("%s: failed %v, %d booked; want the failure reported and nothing booked", test.pod.Name, w.failed, h.Book.Len())
 		}
 	}
 }
@@ -274,7 +274,7 @@ func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 		t.Errorf("devices %v, want the instance's capability", devices)
 	}
 	if !slices.Equal(w.partitioned, []string{"train/main 1g.5gb"}) {
-		t.Errorf("told of %v", w.partitioned)
+		t.Errorf("reported %v", w.partitioned)
 	}
 	if use := h.Book.Use(h.Deck(), uuid); use.Units != 486 {
 		t.Errorf("booked %+v, want what the instance has", use)
@@ -372,7 +372,7 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(again.Outcome.(*world).served, []string{"train/main"}) {
-		t.Errorf("told of %v, want what runs: the plugin may have died before it told", again.Outcome.(*world).served)
+		t.Errorf("reported %v, want what runs: the plugin may have died before it reported it", again.Outcome.(*world).served)
 	}
 	if use := again.Book.Use(again.Deck(), uuid); use.Units != 1024 || !again.Connected() {
 		t.Errorf("after a restart %+v is booked, connected %v", use, again.Connected())

@@ -17,7 +17,7 @@ import (
 type Memory interface {
 	// Hold limits a container with no running process.
 	Hold(ctx context.Context, c memorylimits.Container, limits []memorylimits.Limit) error
-	// Restore limits a running container, and says whether its limit was missing or wrong.
+	// Restore limits a running container. It reports whether the limit was missing or wrong.
 	Restore(ctx context.Context, c memorylimits.Container, limits []memorylimits.Limit) (late bool, err error)
 	// Release releases the reservation for one container, Keep for all that are not in live.
 	Release(ctx context.Context, id string) error
@@ -77,19 +77,19 @@ func (h *Hook) memory(container *api.Container) ([]memorylimits.Limit, error) {
 // restoreMemory limits a container that was started while the plugin was away. It leaves a container with the right limit alone.
 func (h *Hook) restoreMemory(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) {
 	if !native(container) || container.GetState() == api.ContainerState_CONTAINER_CREATED {
-		return // its start is still to come
+		return // it has not started yet
 	}
 	log := klog.FromContext(ctx).WithValues("pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()), "container", container.GetName())
 	limits, err := h.memory(container)
 	if err != nil {
-		log.Error(err, "A running container is not held to its memory")
+		log.Error(err, "The memory limit of a running container could not be set")
 		return
 	}
 	late, err := h.Memory.Restore(ctx, limited(sandbox, container), limits)
 	switch {
 	case err != nil:
-		log.Error(err, "A running container is not held to its memory")
+		log.Error(err, "The memory limit of a running container could not be set")
 	case late:
-		log.Info("A container ran without the limit of its memory until now")
+		log.Info("A container ran without its memory limit until now")
 	}
 }

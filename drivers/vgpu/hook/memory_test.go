@@ -115,7 +115,7 @@ func limitedPod(l *limiting, p *corev1.Pod) *corev1.Pod {
 	return q
 }
 
-func TestTheDriverHoldsAContainerFromBeforeItsStartToItsEnd(t *testing.T) {
+func TestTheDriverLimitsAContainerFromBeforeItsStartToItsEnd(t *testing.T) {
 	p := pod("train", "", "main")
 	l := setupLimiting(t, p)
 	p = limitedPod(l, p)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestWhatHoldsContainersIsChosenByWhatTheNodeHas(t *testing.T) {
+func TestTheBackendIsChosenByWhatTheNodeHas(t *testing.T) {
 	old := errors.New("the driver 570.1 has no such call")
 	for _, test := range []struct {
 		wish, directory string
@@ -80,13 +80,13 @@ func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
 		t.Errorf("the limits are %q (%v), want %q", text, err, want)
 	}
 	if strings.HasPrefix(file, l.Containers+"/") {
-		t.Errorf("the limits stand in %s, where containers write", file)
+		t.Errorf("the limits are in %s, where containers can write", file)
 	}
 	if err := l.Remove("uid-1"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
-		t.Errorf("the limits of a pod that is gone are there still (%v)", err)
+		t.Errorf("the limits of a pod that is gone still exist (%v)", err)
 	}
 }
 

@@ -227,7 +227,7 @@ func (l Limiter) Remove(uid string) error {
 }
 
 // setAside gives a directory a name that Sweep looks for. It makes no file, since tenants' files may have filled the disk. A
-// directory of bounded size goes with its file system. A missing one is no error.
+// directory of bounded size goes with its file system. A missing directory is no error.
 func (l Limiter) setAside(in, name string) error {
 	path := filepath.Join(in, name)
 	if err := tmpfs.Release(path); err != nil {

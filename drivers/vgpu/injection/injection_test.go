@@ -23,7 +23,7 @@ func hami(t *testing.T) Limiter {
 		Locks: filepath.Join(root, "locks")}
 }
 
-func TestEditsHoldAContainerToItsShare(t *testing.T) {
+func TestEditsLimitAContainerToItsShare(t *testing.T) {
 	l := hami(t)
 	limits := Limits([]annotation.Share{{UUID: uuid, Memory: 1024, Cores: 50}, {UUID: other, Memory: 0, Cores: 30}}, 10, false, order)
 	got, err := l.Edits(Container{"uid-1", "main"}, limits)
@@ -113,7 +113,8 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	}
 }
 
-// Two tenants' containers share nothing through their limiters: no lock that one could keep, no file system that one could fill.
+// Containers of two tenants share nothing through their limiters: no lock that one could keep, and no file system that one
+// could fill.
 //
 //shows:vgpu-limits tenants
 func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {

@@ -18,11 +18,11 @@ type at struct {
 	placement inventory.Placement
 }
 
-// seats returns the places that Volcano's `[group-position]` can mean on a GPU. First comes the instance at that position of the
-// group, counted in the order in which the group names them. Equal instances follow, since Volcano gives one slot to several pods
-// of a session: instances of that profile at other positions of the group, and last anywhere on the GPU. The layouts are the
-// administrator's knownMigGeometries for the model. Without them, there is one group for each profile that NVML offers, smallest
-// first, with as many instances as fit.
+// seats returns the placements that Volcano's `[group-position]` can mean on a GPU. The first is the instance at that position
+// of the group, counted in the order in which the group names them. Equal instances follow, since Volcano gives one slot to
+// several pods of a session: instances of that profile at other positions of the group, and then anywhere on the GPU. The
+// layouts are the administrator's knownMigGeometries for the model. Without them, there is one group for each profile that NVML
+// offers, smallest first, with as many instances as fit.
 func seats(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) ([]at, error) {
 	groups, err := layouts(g, known)
 	if err != nil {
@@ -190,17 +190,17 @@ func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.I
 			if !free(placement) {
 				continue
 			}
-			spoilt := spoils(g, placement, free)
+			blocks := blocked(g, placement, free)
 			for _, i := range standing {
 				switch {
 				case i.Profile == profile.ID && i.Start == placement.Start:
-					spoilt = -1
+					blocks = -1
 				case i.Overlaps(placement):
-					spoilt += 1000 // an idle instance would have to be removed first
+					blocks += 1000 // an idle instance would have to be removed first
 				}
 			}
-			if best == nil || spoilt < least {
-				best, least = &at{profile, placement}, spoilt
+			if best == nil || blocks < least {
+				best, least = &at{profile, placement}, blocks
 			}
 		}
 		if best != nil {
@@ -214,8 +214,8 @@ func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.I
 		fits, memoryMiB, cores)
 }
 
-// spoils counts the free placements that would no longer be free.
-func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory.Placement) bool) int {
+// blocked counts the free placements that would no longer be free.
+func blocked(g *inventory.GPU, placement inventory.Placement, free func(inventory.Placement) bool) int {
 	count := 0
 	for _, p := range g.MIG.Profiles {
 		for _, other := range p.Placements {

@@ -93,17 +93,17 @@ type Manager struct {
 	store   *claimstate.Store
 	gpus    keylock.Locks
 
-	work sync.WaitGroup // gifts that continue although nobody waits for them
+	work sync.WaitGroup // allocations that continue although nobody waits for them
 	mu   sync.Mutex
 	// ending are owners whose pods are gone and whose instances may still exist.
 	ending map[types.UID]bool
-	// giving counts an owner's gifts in progress: its record in the store may not be complete yet.
+	// giving counts an owner's allocations in progress: its record in the store may not be complete yet.
 	giving map[types.UID]int
 	wake   chan struct{}
 }
 
-// New makes a Manager with the stored records. Files that could not be read are set aside and reported. Their instances then belong
-// to nobody, and idle ones are removed where others need the space.
+// New makes a Manager with the stored records. Files that could not be read are set aside and reported. Their instances then
+// have no owner. Idle ones are removed where others need the space.
 func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	store, unreadable, err := claimstate.Open(o.Directory, atomicfile.Writer{})
 	if err != nil {
@@ -141,7 +141,7 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	}
 }
 
-// begin records a gift to an owner, whose pod is therefore alive.
+// begin records an allocation to an owner, whose pod is therefore alive.
 func (m *Manager) begin(owner types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -320,8 +320,8 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 		ask.Slot, first.profile.Name, first.placement.Start, held.name)
 }
 
-// make makes sure that an instance exists. It removes idle instances in its way: the store has every instance with an owner, and
-// NVML itself keeps those in use.
+// make makes sure that an instance exists. It removes idle instances that are in the way. It removes none with an owner, since
+// the store has those, and none in use, since NVML refuses that.
 func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	profile, ok := g.MIG.Profile(i.ProfileID)
 	if !ok {
@@ -380,7 +380,7 @@ func (m *Manager) endIf(over func(podUID string) bool) {
 // The pauses between tries to remove an instance that a process still uses.
 const firstRetry, lastRetry = time.Second, 30 * time.Second
 
-// Run removes ended owners' instances until ctx ends, and then waits for gifts in progress.
+// Run removes the instances of ended owners until ctx ends, and then waits for allocations in progress.
 func (m *Manager) Run(ctx context.Context) error {
 	defer m.work.Wait()
 	retry := firstRetry
@@ -428,7 +428,7 @@ func (m *Manager) ended() []types.UID {
 	defer m.mu.Unlock()
 	var out []types.UID
 	for uid := range m.ending {
-		if m.giving[uid] == 0 { // otherwise when the gift is done
+		if m.giving[uid] == 0 { // otherwise when the allocation is done
 			out = append(out, uid)
 		}
 	}
@@ -445,7 +445,7 @@ func (m *Manager) settle(ctx context.Context, locked []string) {
 			continue
 		}
 		if err := m.takeBack(uid, given); err != nil {
-			klog.FromContext(ctx).Error(err, "A MIG instance of a pod that ended still stands; trying again", "owner", uid)
+			klog.FromContext(ctx).Error(err, "A MIG instance of a pod that ended still exists; trying again", "owner", uid)
 			continue
 		}
 		m.mu.Lock()

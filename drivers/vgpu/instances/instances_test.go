@@ -130,7 +130,7 @@ func TestSevenFitAndTheEighthIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestAPlacementThatSpoilsLeastIsTaken(t *testing.T) {
+func TestThePlacementThatBlocksTheFewestOthersIsTaken(t *testing.T) {
 	n := start(t)
 	for i, memory := range []int64{3000, 19000} {
 		if _, err := n.give(fmt.Sprint("train-", i), n.memory(0, memory)); err != nil {
@@ -181,7 +181,7 @@ func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 	}
 }
 
-func TestAGeometryThatTheGPUHasNotIsRefusedInWords(t *testing.T) {
+func TestAGeometryThatTheGPULacksIsRefusedInWords(t *testing.T) {
 	for group, want := range map[int]string{2: "1g.6gb is not a MIG profile", 3: "do not fit the GPU together"} {
 		n := start(t, groups[group])
 		if _, err := n.give("train", n.slot(0, 0)); err == nil || !strings.Contains(err.Error(), want) {
@@ -249,12 +249,12 @@ func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 	}
 }
 
-func TestASlotIsNeverTwoPods(t *testing.T) {
+func TestTwoPodsNeverHaveOneSlot(t *testing.T) {
 	n := start(t, whole, groups[0])
 	if _, err := n.give("first", n.slot(0, 0)); err != nil {
 		t.Fatal(err)
 	}
-	for _, taken := range []Ask{n.slot(0, 0), n.slot(1, 1)} { // the same, and one of another geometry over it
+	for _, taken := range []Ask{n.slot(0, 0), n.slot(1, 1)} { // the same, and one of another geometry that overlaps it
 		if _, err := n.give("second", taken); err == nil || !strings.Contains(err.Error(), "default/first, container main holds") {
 			t.Errorf("got %v, want a refusal that names the holder", err)
 		}
@@ -293,7 +293,7 @@ func TestAfterACrashAnInstanceIsItsContainersOrGone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n.machine.GPUs[0].DropCompute() // as a kill between two calls of NVML leaves them
+	n.machine.GPUs[0].DropCompute() // the state that a kill between two NVML calls leaves
 	n.again()
 	n.Keep(map[string]bool{"uid-lives": true})
 	if left := n.sweep(t.Context()); left != 0 || n.Len() != 1 {
@@ -320,7 +320,7 @@ func TestAfterARebootInstancesAreMadeAgain(t *testing.T) {
 	}
 }
 
-func TestWhatStandsIdleIsUsedAndLeftStanding(t *testing.T) {
+func TestAnIdleInstanceIsUsedAndKept(t *testing.T) {
 	n := start(t)
 	if _, err := n.give("before", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
@@ -330,17 +330,17 @@ func TestWhatStandsIdleIsUsedAndLeftStanding(t *testing.T) {
 	}
 	given, err := n.give("train", n.memory(0, 4000))
 	if err != nil || !given[0].Found {
-		t.Fatalf("given %+v (%v), want the one that stands", given, err)
+		t.Fatalf("given %+v (%v), want the one that exists", given, err)
 	}
 	n.end("train")
 	n.stands("19@6")
-	if _, err := n.give("large", n.memory(0, 40000)); err != nil { // it makes way
+	if _, err := n.give("large", n.memory(0, 40000)); err != nil { // it is removed to make room
 		t.Fatal(err)
 	}
 	n.stands("0@0")
 }
 
-func TestAHalfMadeGiftIsTakenBack(t *testing.T) {
+func TestAHalfMadeAllocationIsTakenBack(t *testing.T) {
 	n := start(t)
 	n.machine.GPUs[1].FailCompute = 1
 	if _, err := n.give("train", n.memory(0, 3000), n.memory(1, 3000)); err == nil {
@@ -381,7 +381,7 @@ func TestAFaultyPlacementIsNotGiven(t *testing.T) {
 	}
 }
 
-func TestAGiftThatTakesLongIsFoundByTheNextTry(t *testing.T) {
+func TestAnAllocationThatTakesLongIsFoundByTheNextTry(t *testing.T) {
 	n := start(t)
 	proceed := make(chan struct{})
 	n.machine.GPUs[0].BeforeMIG = func() { <-proceed }
@@ -401,7 +401,7 @@ func TestAGiftThatTakesLongIsFoundByTheNextTry(t *testing.T) {
 }
 
 // A pod is deleted while its instance waits for another's to be made on the same GPU.
-func TestAGiftToAPodThatEndedMeanwhileIsTakenBack(t *testing.T) {
+func TestAnAllocationToAPodThatEndedMeanwhileIsTakenBack(t *testing.T) {
 	n := start(t)
 	unlock, err := n.gpus.Lock(t.Context(), n.read.GPUs[0].UUID)
 	if err != nil {
@@ -441,7 +441,7 @@ func FuzzPack(f *testing.F) {
 		for i, a := range placed {
 			for _, b := range placed[:i] {
 				if overlap(a, b) {
-					t.Errorf("%v lie over each other", placed)
+					t.Errorf("%v overlap", placed)
 				}
 			}
 		}

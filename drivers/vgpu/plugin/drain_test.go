@@ -118,7 +118,7 @@ func TestTheMonitorOpensNoGPU(t *testing.T) {
 	}
 }
 
-func TestAMonitorOfAnEarlierVersionHoldsUpNoDrain(t *testing.T) {
+func TestAMonitorOfAnEarlierVersionDelaysNoDrain(t *testing.T) {
 	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
 	if err := os.WriteFile(filepath.Join(shared.Path, MonitorRole+".member"), []byte("NVML is open\n"), 0o600); err != nil {
 		t.Fatal(err)

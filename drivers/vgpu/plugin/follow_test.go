@@ -51,7 +51,7 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	}
 	failed := n.phase("train", annotation.BindFailed)
 	if failed.Annotations[annotation.PodPending] != failed.Annotations[annotation.PodDevices] {
-		t.Errorf("annotations %v, want the devices put back", failed.Annotations)
+		t.Errorf("annotations %v, want the devices restored", failed.Annotations)
 	}
 }
 
@@ -174,7 +174,7 @@ func TestAMalformedUnitIsWrittenAgain(t *testing.T) {
 }
 
 //shows:vgpu-shares
-func TestAfterTwoHundredPodsNobodyHoldsAnything(t *testing.T) {
+func TestAfterTwoHundredPodsNothingIsHeld(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	whole := n.machine.GPUs[0].UUID + ",NVIDIA,4096,0:;"

@@ -73,7 +73,7 @@ func (o *Options) limiter(ctx context.Context, native error) (backend injection.
 			return "", "", err
 		}
 	}
-	klog.FromContext(ctx).Info("Containers are held to their shares", "by", backend)
+	klog.FromContext(ctx).Info("Limiting containers to their shares", "by", backend)
 	return backend, directory, nil
 }
 

@@ -52,14 +52,14 @@ func TestAContainerGetsTheImagesLibraryAndItsLimits(t *testing.T) {
 	}
 }
 
-func TestAWishThatTheNodeCannotFulfilIsRefusedInWords(t *testing.T) {
+func TestABackendThatTheNodeLacksIsRefusedInWords(t *testing.T) {
 	o := Options{Limits: string(injection.Library), LimiterLibrary: filepath.Join(t.TempDir(), "missing")}
 	if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "--limiter-library") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestContainersAreCountedByWhatHoldsThem(t *testing.T) {
+func TestContainersAreCountedByWhatLimitsThem(t *testing.T) {
 	book := &holdings.Book{}
 	for id, by := range map[string]string{"a": "library", "b": "library", "c": ""} {
 		if err := book.Hold(&decks.Deck{}, holdings.Holder{ID: id, Limits: by}, nil); err != nil {

@@ -33,7 +33,7 @@ type outcome struct {
 	failing *failing
 	// limits are what limits the containers of these pods, as far as reported.
 	limits map[types.UID]map[string]string
-	// ended says whether a pod has ended; set it before run.
+	// ended says whether a pod has ended. It must be set before run.
 	ended func(context.Context, *corev1.Pod) (bool, error)
 	// after is time.After; tests replace it.
 	after func(time.Duration) <-chan time.Time
@@ -94,7 +94,8 @@ func (o *outcome) run(ctx context.Context) {
 			return
 		case r := <-o.queue:
 			if err := o.persist(ctx, r); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Telling the scheduler what became of a container", "pod", klog.KObj(r.pod), "container", r.container)
+				klog.FromContext(ctx).Error(err, "The result for a container could not be reported to the scheduler",
+					"pod", klog.KObj(r.pod), "container", r.container)
 			}
 		}
 	}
@@ -201,8 +202,8 @@ func (o *outcome) limitsOf(r result) string {
 	return annotation.FormatLimits(of)
 }
 
-// limitsOf returns what limits a pod's containers to their shares, as its annotation says. It is for people and metrics: nothing
-// depends on it, whoever wrote it.
+// limitsOf returns what limits a pod's containers to their shares, as its annotation says. It is only for people and metrics:
+// no decision depends on it.
 func limitsOf(pod *corev1.Pod) map[string]string {
 	return annotation.ParseLimits(pod.Annotations[annotation.Limits])
 }

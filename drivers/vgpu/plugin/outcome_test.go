@@ -51,7 +51,7 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	return o, client, pod
 }
 
-// told persists results as they come, each with the pod's state at that time, and compares the phase after each.
+// told persists results in their order, each with the pod's state at that time, and compares the phase after each.
 func told(t *testing.T, o *outcome, client *fake.Clientset, results []result, phases ...string) {
 	t.Helper()
 	for i, r := range results {
@@ -132,7 +132,7 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 }
 
 //shows:scheduler-lock
-func TestOnlyThePodsOwnLockIsTakenOffTheNode(t *testing.T) {
+func TestOnlyThePodsOwnLockIsRemovedFromTheNode(t *testing.T) {
 	const own, others = "2025-11-22T02:14:59Z", "2025-11-22T02:15:03Z"
 	for _, test := range []struct {
 		name, lock, meanwhile, want string
@@ -251,7 +251,7 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 		t.Fatal(err)
 	}
 	if !shares.hook.Book.Holds(heldID("uid-runs", "main")) || shares.hook.Book.Holds(heldID("uid-waits", "main")) {
-		t.Error("booked are others than the pod that runs")
+		t.Error("other pods are booked than the one that runs")
 	}
 	if got := <-heard; got != "runs" {
 		t.Errorf("the scheduler hears that %s has its share, want runs", got)
@@ -314,7 +314,7 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 }
 
 //shows:vgpu-limits
-func TestAPodSaysWhatHoldsEachOfItsContainers(t *testing.T) {
+func TestAPodSaysWhatLimitsEachOfItsContainers(t *testing.T) {
 	o, client, _ := telling(t)
 	told(t, o, client, []result{{container: "main", by: injection.Library}, {container: "side", by: injection.Whole}},
 		"allocating", annotation.BindSuccess)

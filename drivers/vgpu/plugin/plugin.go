@@ -120,19 +120,19 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
 				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
 					for {
-						if err := share(ctx, s, o, config, lib, client, registry, &served); !errors.Is(err, errGPUCame) {
+						if err := share(ctx, s, o, config, lib, client, registry, &served); !errors.Is(err, errGPUReturned) {
 							return err
 						}
-						klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared again")
+						klog.FromContext(ctx).Info("A GPU answers again: the node's GPUs are read and shared again")
 					}
 				})
 			})
 		})
 }
 
-// errGPUCame ends a run that lacks a GPU of the node, so that another begins with it. Containers keep their shares, as in a restart
-// of the role.
-var errGPUCame = errors.New("a GPU answers that did not")
+// errGPUReturned ends a run that lacks a GPU of the node, so that the next run has it. Containers keep their shares, as in a
+// restart of the role.
+var errGPUReturned = errors.New("a GPU answers that did not answer at the start")
 
 // withDriver starts NVML, waits for a missing driver, and closes NVML after use. A drain ends the wait.
 func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
@@ -237,7 +237,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	t.onChange(func(*decks.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.followFaults, made.Run, h.Run, t.whole, drained.run, files.follow,
+		plugins.Run, registers.run, t.followFaults, made.Run, h.Run, t.awaitMissing, drained.run, files.follow,
 		func(ctx context.Context) error { return memory.Run(ctx, o.Files) },
 		func(ctx context.Context) error { return t.monitor.Run(ctx, &attendant{table: t, lib: lib}) },
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
@@ -302,7 +302,7 @@ func count(registry *prometheus.Registry, book *holdings.Book, made *instances.M
 	}
 }
 
-// together runs all of jobs until ctx ends or one of them fails, and waits for every one.
+// together runs all jobs until ctx ends or one of them fails, and waits for all of them to end.
 func together(ctx context.Context, jobs ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -335,7 +335,7 @@ func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settin
 	if err != nil {
 		return nil, err
 	}
-	t := &table{node: node, locate: locate, settings: config, came: make(chan struct{})}
+	t := &table{node: node, locate: locate, settings: config, returned: make(chan struct{})}
 	if config.MemoryFactor == 0 {
 		if t.factor, err = factor.Agree(ctx, deck.Factor); err != nil {
 			return nil, err
@@ -369,7 +369,7 @@ func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manage
 	return made, err
 }
 
-// own waits until this role has the shared GPUs: tainted in DRA by the GPU plugin.
+// own waits until this role may share the GPUs: until the GPU plugin has tainted them in DRA.
 func own(ctx context.Context, o *Options, deck *decks.Deck) error {
 	if o.Handover == "" {
 		return nil

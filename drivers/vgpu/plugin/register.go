@@ -121,7 +121,7 @@ func (r *registrar) run(ctx context.Context) error {
 func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Duration, error) {
 	annotations, pause, err := r.wanted(node)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Something of the node's registration is wrong")
+		klog.FromContext(ctx).Error(err, "A part of the node's registration is wrong")
 	}
 	for key, value := range annotations {
 		if node.Annotations[key] == value {
@@ -145,7 +145,7 @@ func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Durat
 }
 
 // wanted returns the annotations as they should be, and after which time there is one more. A handshake is answered where the
-// scheduler wrote last, at most once in a pause. An unreadable one is answered too: a report is always right.
+// scheduler wrote last, at most once in a pause. An unreadable one is answered too, since a report is always valid.
 func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration, error) {
 	deck := r.deck()
 	out := map[string]string{

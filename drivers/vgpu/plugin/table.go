@@ -29,8 +29,8 @@ type table struct {
 	locate   func(busID string) (inventory.Place, error)
 	settings settings.Settings
 	monitor  *health.Monitor
-	// came is closed when a GPU answers that did not answer when the node was read.
-	came chan struct{}
+	// returned is closed when a GPU answers that did not answer when the node was read.
+	returned chan struct{}
 	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
 	unusable map[string]string
 
@@ -92,7 +92,7 @@ func (t *table) lay(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "The shared GPUs stay as they were laid out")
 		return
 	}
-	deck.Ail(t.ails)
+	deck.MarkUnhealthy(t.unhealthy)
 	t.deck.Store(deck)
 	for _, hear := range t.tell {
 		hear(deck)
@@ -118,9 +118,9 @@ func (t *table) drain(ctx context.Context, wanted bool) {
 	}
 }
 
-// ails says what is wrong with a card, empty where nothing is. After a fault of one MIG instance the others of its GPU can still be
+// unhealthy says what is wrong with a card, empty where nothing is. After a fault of one MIG instance the others of its GPU can still be
 // used.
-func (t *table) ails(card *decks.Card) string {
+func (t *table) unhealthy(card *decks.Card) string {
 	if t.draining.Load() {
 		return "the node's GPUs are drained, until gpufabric undrain"
 	}
@@ -159,7 +159,7 @@ func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
 		Node: func() *inventory.Node { return t.node },
 	})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Kept faults not read")
+		klog.FromContext(ctx).Error(err, "The stored faults could not be read")
 	}
 }
 
@@ -180,7 +180,7 @@ func (t *table) followFaults(ctx context.Context) error {
 type attendant struct {
 	table *table
 	lib   nvml.Interface
-	// found closes the table's came.
+	// found closes the table's returned.
 	found sync.Once
 }
 
@@ -208,17 +208,17 @@ func (a *attendant) Checked(context.Context) {
 	}
 	// A GPU that answers but cannot be read does not count.
 	if slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return a.table.node.ByUUID(g.UUID) == nil }) {
-		a.found.Do(func() { close(a.table.came) })
+		a.found.Do(func() { close(a.table.returned) })
 	}
 }
 
-// whole waits until a missing GPU answers, and ends with errGPUCame.
-func (t *table) whole(ctx context.Context) error {
+// awaitMissing waits until a missing GPU answers, and ends with errGPUReturned.
+func (t *table) awaitMissing(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-t.came:
-		return errGPUCame
+	case <-t.returned:
+		return errGPUReturned
 	}
 }
 

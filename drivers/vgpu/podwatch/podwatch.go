@@ -48,7 +48,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 		},
 		UpdateFunc: func(before, object any) {
 			pod, ok := object.(*corev1.Pod)
-			// After an interruption a watch may show a pod and its successor of the same name as one pod that changed.
+			// After an interruption, a watch may show a pod and its successor of the same name as a change of one pod.
 			if old, had := before.(*corev1.Pod); ok && had && old.UID != pod.UID {
 				ended(old)
 			}

@@ -151,7 +151,7 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 			errs = append(errs, fmt.Errorf("%s: name is needed", at))
 		}
 		if first, twice := seen[entry.Name]; twice {
-			errs = append(errs, fmt.Errorf("%s: this node stands at nodeconfig[%d] already", at, first))
+			errs = append(errs, fmt.Errorf("%s: nodeconfig[%d] is already for this node", at, first))
 		}
 		seen[entry.Name] = i
 		next, err := entry.over(*s)

@@ -106,7 +106,7 @@ func (s *Settings) Validate() error {
 		}
 	}
 	if s.MemoryFactor < 0 || s.MemoryFactor > maximumFactor {
-		wrong("gpuMemoryFactor", s.MemoryFactor, fmt.Sprintf("0 (chosen by itself) to %d MiB are", maximumFactor))
+		wrong("gpuMemoryFactor", s.MemoryFactor, fmt.Sprintf("0 (chosen automatically) to %d MiB are", maximumFactor))
 	}
 	if !knownMode(s.Mode) {
 		wrong("operatingmode", fmt.Sprintf("%q", s.Mode), "hami-core and mig are")
@@ -192,7 +192,7 @@ func (s *Settings) CheckVolcano() error {
 	standard := Default()
 	for i, want := range standard.resources() {
 		if got := s.resources()[i]; got[1] != want[1] {
-			errs = append(errs, fmt.Errorf("%s: %q is not allowed where Volcano schedules, which knows %s alone: remove the key, or say that "+
+			errs = append(errs, fmt.Errorf("%s: %q is not allowed where Volcano schedules, which knows only %s: remove the key, or say that "+
 				"another scheduler places the pods (--scheduler=gpufabric)", got[0], got[1], want[1]))
 		}
 	}

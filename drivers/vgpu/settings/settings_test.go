@@ -136,7 +136,7 @@ func TestApplyNodeConfigRefuses(t *testing.T) {
 	}
 }
 
-func TestVolcanoKnowsItsOwnResourcesAlone(t *testing.T) {
+func TestVolcanoKnowsOnlyItsOwnResources(t *testing.T) {
 	s := Default()
 	if err := s.CheckVolcano(); err != nil {
 		t.Errorf("Volcano's own names: %v", err)

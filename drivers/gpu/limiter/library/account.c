@@ -85,7 +85,7 @@ static void enter(void)
 	pthread_mutex_lock(&own.lock);
 	if (own.file >= 0) {
 		set_lock(F_OFD_SETLKW, F_WRLCK, LOCK_HEAD);
-		/* Whoever set it held the lock: it died. */
+		/* The process that set it held the lock, so it has died. */
 		atomic_store(&own.shared->stop, 0);
 	}
 }

@@ -170,7 +170,7 @@ static int read_here(void)
 {
 	bool found = false;
 	if (!read_file(AT_FDCWD, LIMITS_FILE, 0, &found) || !read_directory(&found)) {
-		/* The node wrote it whole: something else is mounted in its place. Nothing may be allocated then. */
+		/* The node wrote a valid file, so something else is mounted in its place. Nothing may be allocated then. */
 		words_once("a file of limits at " LIMITS_FILE " is none: nothing can be allocated on a GPU; tell the administrator of the node");
 		here = (struct limits){.closed = true};
 		return 2;

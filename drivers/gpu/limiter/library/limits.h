@@ -34,7 +34,7 @@ struct limits {
 	struct limit devices[MOST_DEVICES];
 };
 
-/* Reads limits from text of so many bytes. False: a part of the text is not as it must be. */
+/* Reads limits from text of so many bytes. False: a part of the text is malformed. */
 bool limits_parse(const char *text, size_t length, struct limits *out);
 
 /* Adds further limits to those that a container has. False: there are more GPUs than can be counted. */

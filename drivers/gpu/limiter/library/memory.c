@@ -15,7 +15,7 @@
 #define MOST_ORDINALS 64
 #define UNKNOWN (-2)
 
-/* Which limit a device of the process has: its number, -1 for none. */
+/* The number of the limit of each device of the process, -1 for none. */
 static atomic_int ordinals[MOST_ORDINALS] = {[0 ... MOST_ORDINALS - 1] = UNKNOWN};
 
 static int limit_of(CUdevice device)
@@ -270,7 +270,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t size)
 	return r;
 }
 
-/* Bytes of an element, by CUarray_format; what is not known counts as the largest. */
+/* Bytes of an element, by CUarray_format. An unknown format counts as the largest. */
 static uint64_t element_bytes(int format)
 {
 	switch (format) {
@@ -435,7 +435,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	return r;
 }
 
-/* The child has none of what the parent has allocated. */
+/* The child owns nothing that the parent has allocated. */
 static void forked(void)
 {
 	holdings_forget();

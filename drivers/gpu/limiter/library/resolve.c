@@ -72,7 +72,7 @@ EXPORT void *dlsym(void *handle, const char *name)
 	return look(handle, name);
 }
 
-/* Puts our function in the place of one that the driver gave for a base name. */
+/* Replaces a function that the driver returned for a base name by ours. */
 static void replace(const char *symbol, void **out, int version, unsigned long long flags)
 {
 	if (strcmp(symbol, "cuGetProcAddress") == 0) {

@@ -13,7 +13,7 @@ _Atomic int driver_fails;
 static _Atomic uint64_t next = 1 << 20;
 static __thread int current;
 
-/* Sizes by address or handle, which count up: one in MOST_ITEMS is there at a time. */
+/* Sizes by address or handle. These count up, and at most MOST_ITEMS exist at a time. */
 #define MOST_ITEMS (1 << 20)
 static struct {
 	_Atomic uint64_t bytes;

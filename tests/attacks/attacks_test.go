@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/build/repository"
 )
 
-// fewest is how many attacks there are at least.
+// fewest is the least number of attacks.
 const fewest = 40
 
 func TestThereAreFortyAttacksAndEachHasATest(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// controllerAttacks are what the controller's token is used for.
+// controllerAttacks are the attacks with the controller's token.
 func controllerAttacks() map[string][]attack {
 	const everywhere, here = "gpufabric-controller everywhere: ", "gpufabric-controller in gpufabric-system: "
 	class := func(name, owner, more, selector string) attempt {
@@ -151,7 +151,7 @@ func controllerAttacks() map[string][]attack {
 	}
 }
 
-// nodeAttacks are what tokens of node plugins, of the scheduler and of the uninstall's Job are used for.
+// nodeAttacks are the attacks with the tokens of node plugins, of the scheduler and of the uninstall's Job.
 func nodeAttacks() map[string][]attack {
 	const scheduler, vgpu = "gpufabric-scheduler in gpufabric-system: ", "gpufabric-vgpu-plugin in gpufabric-system: "
 	unit := func(name, value string) string {

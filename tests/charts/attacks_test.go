@@ -44,7 +44,7 @@ const preyAllocation = `{"status": {"allocation": {"devices": {"results": [
 	{"request": "c", "driver": "compute-domain.nvidia.com", "pool": "node-b-compute-domain", "device": "channel-0"}],
 	"config": [{"source": "FromClaim", "requests": ["c"], "opaque": ` + preyConfig + `}]}}}}`
 
-// prey are what stolen tokens are tried on: objects of tenants, of administrators and of node-b.
+// prey are the objects that attacks with stolen tokens try to change: those of tenants, of administrators and of node-b.
 func (s *server) prey(t *testing.T) {
 	t.Helper()
 	s.addDomain(t, "made")
@@ -89,7 +89,7 @@ func (s *server) prey(t *testing.T) {
 
 const preyEntry = `{"name": "node-b", "observedGeneration": 1, "devices": 2, "healthyDevices": 0, "units": 0}`
 
-// installHooks makes what the uninstall's Job runs as, which Helm makes only then.
+// installHooks makes the service account and the rights of the uninstall's Job, which Helm makes only for an uninstall.
 func (s *server) installHooks(t *testing.T, values map[string]any) {
 	t.Helper()
 	for _, one := range renderValues(t, "gpufabric", values) {
@@ -102,7 +102,7 @@ func (s *server) installHooks(t *testing.T, values map[string]any) {
 	}
 }
 
-// token asks with what a pod of a role has on node-a.
+// token makes requests with the token that a pod of a role has on node-a.
 func (s *server) token(t *testing.T, account string) dynamic.Interface {
 	t.Helper()
 	admin, err := kubernetes.NewForConfig(s.config)
@@ -118,7 +118,7 @@ func (s *server) token(t *testing.T, account string) dynamic.Interface {
 	return client
 }
 
-// refusal is an attempt's error, once there is one: the server takes new policies up within a second or two, and says nowhere when.
+// refusal waits for an attempt's error. The server applies a new policy within a second or two, and reports that nowhere.
 func refusal(t *testing.T, client dynamic.Interface, try attempt) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -137,7 +137,7 @@ func refusal(t *testing.T, client dynamic.Interface, try attempt) error {
 	}
 }
 
-// event is one about an object ("Pod there"), of a component on a host.
+// event is an Event about an object ("Pod there"), from a component on a host.
 func event(component, host, kind, name string) string {
 	space := "default"
 	if component == "imex-daemon" {
@@ -148,7 +148,7 @@ func event(component, host, kind, name string) string {
 		`", "name": "` + name + `", "namespace": "` + space + `"}}`
 }
 
-// domainSet is a DaemonSet as the controller makes one for a compute domain, with changes to its pod: "KEY": VALUE, ... of the pod's spec,
+// domainSet is a DaemonSet as the controller makes it for a compute domain, with changes: "KEY": VALUE, ... of the pod's spec,
 // and of its container.
 func domainSet(pod, container string) *unstructured.Unstructured {
 	const uid = "3f7c6a0e-0d3e-4a53-8a52-3c8a0f6d6f10"
@@ -170,7 +170,7 @@ func domainSet(pod, container string) *unstructured.Unstructured {
 	return set
 }
 
-// attacks are what a stolen token is used for, by the line of testdata/rbac.txt that lets it try.
+// attacks are the attacks with a stolen token, by the line of testdata/rbac.txt with the right that they use.
 func attacks() map[string][]attack {
 	all := controllerAttacks()
 	for line, one := range nodeAttacks() {
@@ -211,7 +211,7 @@ func attacks() map[string][]attack {
 	return all
 }
 
-// eventAttacks are what a role on node-a might say in another's name.
+// eventAttacks are Events that a role on node-a might write in the name of another component.
 func eventAttacks(role string) []attack {
 	return []attack{
 		{"an Event in the kubelet's name", tryCreate(eventResource, strings.ReplaceAll(event("kubelet", "node-a", "Pod", "there"),

@@ -15,10 +15,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// scraper asks a role for its metrics, as whoever the token is of.
+// scraper reads a role's metrics as the owner of the token.
 type scraper struct{ port int }
 
-// ask returns the status and the body; 0 where nobody listens yet.
+// ask returns the status and the body. The status is 0 while nobody listens yet.
 func (s scraper) ask(t *testing.T, scheme, token string) (status int, body string) {
 	t.Helper()
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
@@ -42,13 +42,13 @@ func (s scraper) ask(t *testing.T, scheme, token string) (status int, body strin
 	return answer.StatusCode, string(text)
 }
 
-// awaitShown asks until the role shows its metrics.
+// awaitShown retries until the role shows its metrics.
 func (s scraper) awaitShown(t *testing.T, role, token string) {
 	t.Helper()
 	var status int
 	var body string
 	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		// A role answers before it has anything to show.
+		// A role answers before it has any series.
 		if status, body = s.ask(t, "https", token); status == http.StatusOK && strings.Contains(body, "# TYPE ") {
 			return
 		}
@@ -66,11 +66,12 @@ func account(t *testing.T, admin kubernetes.Interface, name string) string {
 	return boundToken(t, admin, name)
 }
 
-// TestEveryRoleShowsItsMetricsToThoseAloneWhoMayReadThem runs the program as the chart's service accounts, and asks each role of it.
+// TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem runs the program as the chart's service accounts, and reads the metrics
+// of each role.
 //
 //shows:tenants
 //attack:metrics-of-every-role A tenant's pod reads the metrics of each role, with its own token, without one, and without TLS
-func TestEveryRoleShowsItsMetricsToThoseAloneWhoMayReadThem(t *testing.T) {
+func TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
@@ -126,7 +127,7 @@ func TestEveryRoleShowsItsMetricsToThoseAloneWhoMayReadThem(t *testing.T) {
 			}
 			t.Logf("attacker sees of %s %s: %d %s", role, attempt.what, status, strings.TrimSpace(body))
 		}
-		// A server of TLS says what is wrong, or ends the connection.
+		// A TLS server says what is wrong, or closes the connection.
 		if status, body := s.ask(t, "http", prometheus); status == http.StatusOK || strings.Contains(body, "# TYPE ") {
 			t.Errorf("%s without TLS: %d %s", role, status, body)
 		}

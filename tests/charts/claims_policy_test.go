@@ -17,8 +17,8 @@ var (
 	claimTemplateResource = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaimtemplates"}
 )
 
-// allocationsStay has the scheduler allocate the devices of compute domains to claims that came to them by other ways than our classes: no
-// claim's own words need to name the device that it takes.
+// allocationsStay has the scheduler allocate the devices of compute domains to claims that do not use our classes. Such a claim
+// can get a device that it does not name.
 func allocationsStay(t *testing.T, live *server) {
 	const opaque = `"opaque": {"driver": "compute-domain.nvidia.com", "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": ` +
 		`"ComputeDomainChannelConfig", "domainID": "3f7c6a0e-0d3e-4a53-8a52-3c8a0f6d6f10"}}`
@@ -77,8 +77,8 @@ func allocationsStay(t *testing.T, live *server) {
 	}
 }
 
-// domainsStay tries claims that would take a node's one IMEX daemon, or its channel, and be refused when they are prepared: by then no
-// domain forms there.
+// domainsStay tries claims that would take a node's only IMEX daemon, or its channel. The plugin would refuse them, but only in
+// prepare, when they already keep a domain from forming there.
 func domainsStay(t *testing.T, live *server) {
 	const (
 		daemon  = `{"name": "d", "exactly": {"deviceClassName": "compute-domain-daemon.nvidia.com"}}`

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// The page of the fabric shows viewers what they may read themselves, so the pod that serves it may read nothing.
+// The page of the fabric uses its viewers' rights, so the pod that serves it needs none of its own.
 //
 //shows:fabric-page
 func TestTheConsoleHasNoTokenAndNoRight(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestTheChartCarriesTheCRDsOfTheAPI compares files, so that `make generate` and the chart cannot part.
+// TestTheChartCarriesTheCRDsOfTheAPI compares files, so that the chart has what `make generate` writes.
 func TestTheChartCarriesTheCRDsOfTheAPI(t *testing.T) {
 	source, copied := crdFiles(t, filepath.Join(Dir(""), "../drivers/api/crds")), crdFiles(t, Dir("gpufabric/files/crds"))
 	if len(source) == 0 {
@@ -100,7 +100,8 @@ func crdFiles(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// TestThePolicyKnowsEveryFieldThatSumsNodesUp compares the statuses that nodes write into with the fields that the policies guard.
+// TestThePolicyKnowsEveryFieldThatSumsNodesUp compares the statuses in which nodes have entries with the fields that the
+// policies guard.
 func TestThePolicyKnowsEveryFieldThatSumsNodesUp(t *testing.T) {
 	objects := renderValues(t, "gpufabric", everything())
 	policies := map[string]string{}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// dashboard is what of Grafana's format these tests read.
+// dashboard is the part of Grafana's format that these tests read.
 type dashboard struct {
 	UID, Title string
 	Panels     []struct {
@@ -26,8 +26,8 @@ type dashboard struct {
 	}
 }
 
-// TestDashboardsAskForMetricsThatTheProgramHas keeps a panel from being empty for ever: every metric of ours that a dashboard asks
-// for is named in the drivers' source.
+// TestDashboardsAskForMetricsThatTheProgramHas checks that each of our metrics in a dashboard is named in the drivers' source.
+// A panel with another metric would always be empty.
 //
 //shows:gpu-metrics
 func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
@@ -125,7 +125,7 @@ func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
 	}
 }
 
-// programMetrics says whether a name stands in the drivers' source as a string, or as a string of a prefix and one of the rest.
+// programMetrics says whether the drivers' source has a name as one string, or as two strings: a prefix and the rest.
 func programMetrics(t *testing.T) func(name string) bool {
 	t.Helper()
 	quoted := regexp.MustCompile(`"([A-Za-z_][A-Za-z0-9_]*)"`)

@@ -14,11 +14,12 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// guard is what keeps a right of testdata/rbac.txt to what its role writes, where RBAC's words are too wide for it. One field is set.
+// guard is what restricts a right of testdata/rbac.txt to what its role writes, where RBAC alone allows more. Exactly one field
+// is set.
 type guard struct {
 	// policy is the ValidatingAdmissionPolicy, without gpufabric-.
 	policy string
-	// named: RBAC itself says which object, by its name.
+	// named: RBAC itself restricts the right to one object, by its name.
 	named bool
 	// reason is why the right needs no more.
 	reason string
@@ -96,7 +97,7 @@ type right struct {
 	writes   []admissionv1.OperationType
 }
 
-// operations are what the verbs that write are to admission.
+// operations are the admission operations of the verbs that write.
 var operations = map[string]admissionv1.OperationType{
 	"create": admissionv1.Create, "update": admissionv1.Update, "patch": admissionv1.Update, "associated-node:patch": admissionv1.Update,
 	"delete": admissionv1.Delete, "deletecollection": admissionv1.Delete,
@@ -130,8 +131,8 @@ func writers(t *testing.T) []right {
 	return out
 }
 
-// TestEveryRightToWriteIsKeptToWhatItsRoleWrites walks the golden file of rights. A new right to write fails here until it has a policy
-// that speaks of its role, its resource and its verbs, or a reason; and an attack in TestEachRolesTokenWritesItsPartOnly.
+// TestEveryRightToWriteIsKeptToWhatItsRoleWrites walks the golden file of rights. A new right to write fails here until it has
+// an attack in TestEachRolesTokenWritesItsPartOnly, and either a reason or a policy for its role, its resource and its verbs.
 //
 //shows:chart-rights
 func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
@@ -187,7 +188,7 @@ func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
 	}
 }
 
-// covers says whether a policy looks at an operation of a role.
+// covers says whether a policy checks an operation of a role.
 func covers(policy *admissionv1.ValidatingAdmissionPolicy, right right, operation admissionv1.OperationType) bool {
 	speaks := false
 	for _, condition := range policy.Spec.MatchConditions {
@@ -211,7 +212,7 @@ func covers(policy *admissionv1.ValidatingAdmissionPolicy, right right, operatio
 	return false
 }
 
-// attack is what a stolen token of a role is used for.
+// attack is one use of a role's stolen token.
 type attack struct {
 	name    string
 	try     attempt
@@ -290,7 +291,7 @@ func tryCreate(resource schema.GroupVersionResource, body string) attempt {
 	}
 }
 
-// replace puts an object in the place of one, whatever its version.
+// replace updates an object, whatever its version.
 func replace(resource schema.GroupVersionResource, space, name, body string) attempt {
 	return func(ctx context.Context, client dynamic.Interface) error {
 		one := object(body)

@@ -13,7 +13,7 @@ import (
 // namespace of every release in these tests.
 const namespace = "gpufabric-system"
 
-// helm is Helm's library against one server, as `helm -n gpufabric-system` would run.
+// helm runs Helm's library against one server, as `helm -n gpufabric-system` would.
 type helm struct {
 	configuration *action.Configuration
 }
@@ -56,7 +56,8 @@ func (h *helm) rollback(name string, revision int) error {
 	return rollback.Run(name)
 }
 
-// uninstall leaves out the hooks: they are Jobs, which nobody runs here. TestUninstallTakesOffNodesWhatTheDriversWrote runs them itself.
+// uninstall leaves out the hooks. They are Jobs, and no Job controller runs here. TestUninstallRemovesFromNodesWhatTheDriversWrote
+// runs them itself.
 func (h *helm) uninstall(name string) error {
 	uninstall := action.NewUninstall(h.configuration)
 	uninstall.DisableHooks = true

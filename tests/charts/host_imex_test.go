@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// The service's control socket is all that the plugin sees of the node's nvidia-imex.
+// The plugin sees only the control socket of the node's nvidia-imex.
 //
 //shows:cd-host
-func TestTheHostModeMountsTheSocketsDirectoryAlone(t *testing.T) {
+func TestTheHostModeMountsOnlyTheSocketsDirectory(t *testing.T) {
 	render := func(values map[string]any) (args, mounts []string) {
 		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"computeDomains": values}))["gpufabric-compute-domain-plugin"]
 		if pod.Spec.HostNetwork {
@@ -27,7 +27,7 @@ func TestTheHostModeMountsTheSocketsDirectoryAlone(t *testing.T) {
 	for socket, want := range map[string][]string{
 		"":                                  {"/etc/nvidia-imex"},
 		"/run/imex-of-ours/ctrl.sock":       {"/run/imex-of-ours"},
-		"/run/nvidia/imex/ctrl.sock":        nil, // the driver container's place is seen anyhow
+		"/run/nvidia/imex/ctrl.sock":        nil, // the driver container's place is mounted in any case
 		"/usr/local/share/imex/a/ctrl.sock": {"/usr/local/share/imex/a"},
 	} {
 		values := map[string]any{"imex": "host"}

@@ -23,7 +23,7 @@ var (
 	computeDomainsName = "computedomains.resource.nvidia.com"
 )
 
-// next is the chart's next version: another program, and a CRD that one more short name tells apart.
+// next is the chart's next version: another program, and a CRD with one more short name, by which it is recognised.
 func next(t *testing.T) *chart.Chart {
 	t.Helper()
 	loaded := load(t, "gpufabric")
@@ -40,7 +40,7 @@ func next(t *testing.T) *chart.Chart {
 	return loaded
 }
 
-// revision is what of the server tells which version of the chart is installed.
+// revision shows which version of the chart the server has.
 type revision struct {
 	image      string
 	shortNames string
@@ -137,7 +137,7 @@ func TestUpgradeAndRollbackChangeProgramAndCRDs(t *testing.T) {
 	}
 }
 
-func TestWhatUninstallLeavesIsTakenUpAgain(t *testing.T) {
+func TestWhatUninstallLeavesIsAdoptedAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
@@ -199,7 +199,7 @@ func TestWhatUninstallLeavesIsTakenUpAgain(t *testing.T) {
 // awaitNoCRD returns when the chart's CRDs are gone.
 func (s *server) awaitNoCRD(t *testing.T) {
 	t.Helper()
-	// The server removes a CRD's objects first, and after a failure waits twice as long as before until it tries again.
+	// The server removes a CRD's objects first. After a failure it doubles its pause before the next try.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	var left []unstructured.Unstructured
@@ -226,7 +226,7 @@ func (s *server) awaitNoCRD(t *testing.T) {
 	}
 }
 
-// statuses says by name what the server says of objects.
+// statuses returns the objects' statuses by name.
 func statuses(objects []unstructured.Unstructured) map[string]any {
 	all := map[string]any{}
 	for _, object := range objects {
@@ -235,7 +235,7 @@ func statuses(objects []unstructured.Unstructured) map[string]any {
 	return all
 }
 
-// ours lists what carries the chart's label, in every kind that the chart makes.
+// ours lists the objects with the chart's label, of every kind that the chart makes.
 func (s *server) ours(t *testing.T) []string {
 	t.Helper()
 	kinds := map[schema.GroupVersionKind]bool{}
@@ -264,7 +264,7 @@ func (s *server) ours(t *testing.T) []string {
 	return out
 }
 
-func TestAForeignCRDIsRefusedAndTakenOverWhenTold(t *testing.T) {
+func TestAForeignCRDIsRefusedAndTakenOverOnlyOnRequest(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

@@ -8,8 +8,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// madePods looks at the pods that the controller has made DaemonSets of (selector says which) as other tests look at the chart's own: no
-// namespace of the host, no right, nothing to write but what is theirs, and a token only where they ask the API server something.
+// madePods checks the pods of the DaemonSets that the controller has made (selector says which), as other tests check the
+// chart's own. They have no namespace of the host and no right, write only to their own directories, and have a token only
+// where they use the API server.
 func (r *roles) madePods(t *testing.T, selector string, privileged bool) {
 	t.Helper()
 	sets, err := r.admin.AppsV1().DaemonSets(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: selector})
@@ -38,7 +39,7 @@ func (r *roles) madePods(t *testing.T, selector string, privileged bool) {
 				t.Errorf("%s/%s: privileged is %v", set.Name, container.Name, got)
 			}
 			if privileged {
-				continue // it loads kernel modules: nothing below would keep it from anything
+				continue // it loads kernel modules, so none of the limits below would stop it
 			}
 			confined := pod.SecurityContext != nil && pod.SecurityContext.SeccompProfile != nil &&
 				pod.SecurityContext.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault

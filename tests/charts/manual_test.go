@@ -33,15 +33,15 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// manual are the pages whose commands are run here, in the order in which an operator and an author meet them. A block
-// that begins with ```sh is run as it stands, in the checkout, with Helm's and kubectl's own programs; one with ```sh
-// run-by=FILE is shown elsewhere (tests/pages sees that FILE is there).
+// manual are the pages whose commands are run here, in the order in which an operator and an author read them. A block that
+// begins with ```sh is run unchanged, in the checkout, with Helm's and kubectl's own programs. A block with ```sh run-by=FILE
+// is tested elsewhere (tests/pages checks that FILE exists).
 var manual = []string{"docs/install.md", "docs/workloads.md", "docs/troubleshooting.md", "docs/upgrade.md", "docs/uninstall.md"}
 
 var (
 	shellBlock = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 	yamlBlock  = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
-	// placeholders are what a reader puts in.
+	// placeholders are the values that a reader fills in.
 	placeholders = strings.NewReplacer(" NODE ", " node-a ", " POD\n", " a-pod\n",
 		" CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
 )
@@ -61,7 +61,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The MPI operator's kind is its own to install.
+	// The MPI operator installs its kind itself.
 	shell(t, "kubectl apply --filename provider/internal/provider/testdata/mpijobs.yaml\n"+
 		"kubectl wait --for=condition=Established crd/mpijobs.kubeflow.org")
 	for _, page := range manual {
@@ -134,7 +134,7 @@ func (s *server) shell(t *testing.T) func(t *testing.T, commands string) string 
 	}
 }
 
-// sampleObjects are what the reader of the page of troubles looks at.
+// sampleObjects are the objects that the commands of the troubleshooting page show.
 const sampleObjects = `kubectl apply --filename - <<EOF
 {apiVersion: v1, kind: Pod, metadata: {name: a-pod}, spec: {containers: [{name: main, image: i}]}}
 ---
@@ -146,7 +146,7 @@ const sampleObjects = `kubectl apply --filename - <<EOF
 EOF
 `
 
-// takesEveryYAML has the server look at every manifest that a page shows, strictly and without keeping it.
+// takesEveryYAML sends the server every manifest that a page shows, as a strict dry run.
 func (s *server) takesEveryYAML(t *testing.T, shell func(*testing.T, string) string) {
 	t.Helper()
 	pages, err := filepath.Glob(Dir("../docs/resources/*.md"))
@@ -172,7 +172,7 @@ func (s *server) takesEveryYAML(t *testing.T, shell func(*testing.T, string) str
 	}
 }
 
-// workloads applies every manifest that the page names, strictly. The webhook and the policies look at them.
+// workloads applies every manifest that the page names, strictly. The webhook and the policies check them.
 func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, string) string) {
 	t.Helper()
 	var manifests []string
@@ -193,8 +193,8 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 	}
 }
 
-// callTheWebhook runs the webhook and has the API server call it: not by its service, which leads nowhere here, but by its
-// address, and not without it.
+// callTheWebhook runs the webhook and has the API server call it. The server calls its address, since its service leads nowhere
+// here. The failure policy is Fail.
 func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	dir := t.TempDir()
@@ -209,7 +209,7 @@ func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 	}
 	start(t, buildProgram(t), kubeconfig(t, s.config, admin, "gpufabric-webhook"), "webhook", "--address=127.0.0.1",
 		fmt.Sprintf("--port=%d", port), "--cert-dir="+dir, "--domain-warnings")
-	t.Cleanup(func() { // no kubelet would end the pod whose token the webhook has
+	t.Cleanup(func() { // no kubelet would end the pod whose token the webhook uses
 		now := int64(0)
 		if err := admin.CoreV1().Pods(namespace).Delete(context.Background(), "gpufabric-webhook",
 			metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
@@ -222,7 +222,7 @@ func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 		t.Fatalf("%d webhook configurations, %v", len(list.Items), err)
 	}
 	configuration := list.Items[0]
-	t.Cleanup(func() { // as the chart had it, for what Helm does next
+	t.Cleanup(func() { // as the chart had it, for Helm's next step
 		now, err := configurations.Get(context.Background(), configuration.Name, metav1.GetOptions{})
 		if err == nil {
 			now.Webhooks = list.Items[0].DeepCopy().Webhooks
@@ -257,7 +257,7 @@ func (s *server) awaitRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	claims := s.resource(t, wrong)
-	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server does not report when it begins to call it
 		_, err := claims.Create(t.Context(), wrong.DeepCopy(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err != nil && strings.Contains(err.Error(), "Longest") {
 			return
@@ -298,8 +298,8 @@ func writeCertificate(t *testing.T, dir string) []byte {
 	return certificate
 }
 
-// playUninstall says of the uninstall's Job that it succeeded, as the Job controller would. Its work has a test of its own
-// (TestUninstallTakesOffNodesWhatTheDriversWrote).
+// playUninstall marks the uninstall's Job as succeeded, as the Job controller would. Its work has a test of its own
+// (TestUninstallRemovesFromNodesWhatTheDriversWrote).
 func playUninstall(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	events, err := admin.BatchV1().Jobs(namespace).Watch(t.Context(), metav1.ListOptions{})
@@ -322,7 +322,7 @@ func playUninstall(t *testing.T, admin kubernetes.Interface) {
 	})
 }
 
-// TestTheREADMEShowsOneDomainInYAMLAndInHCL keeps the two forms alike.
+// TestTheREADMEShowsOneDomainInYAMLAndInHCL checks that the two forms say the same.
 func TestTheREADMEShowsOneDomainInYAMLAndInHCL(t *testing.T) {
 	content, err := os.ReadFile(Dir("../README.md"))
 	if err != nil {

@@ -16,7 +16,7 @@ func TestThePodMonitorFindsEveryRole(t *testing.T) {
 	}
 }
 
-// Some series name pods of all namespaces. The scheduler's are guarded always.
+// Some series name pods of all namespaces. The scheduler's metrics are always guarded.
 //
 //shows:tenants
 func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
@@ -73,7 +73,7 @@ func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
 	}
 }
 
-// A NetworkPolicy that leaves out a port keeps Prometheus from it, and in some clusters the kubelet.
+// A NetworkPolicy that leaves out a port blocks Prometheus there, and in some clusters the kubelet.
 //
 //shows:chart-checks
 func TestTheNetworkPolicyLetsScrapersReachEveryRole(t *testing.T) {
@@ -150,7 +150,7 @@ func findsEveryRole(t *testing.T, authentication bool) {
 	}
 	for name, pod := range pods(t, objects) {
 		if pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
-			continue // a Job, which is over before anybody asks
+			continue // a Job, which ends before anybody scrapes it
 		}
 		if !labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels)) {
 			t.Errorf("%s is not selected by %v", name, selector)

@@ -15,7 +15,7 @@ import (
 
 const rackClique = "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"
 
-// makeRack makes rack 3 of two nodes, each with an IMEX channel, of which one is cordoned; they go when the test ends.
+// makeRack makes rack 3 of two nodes, each with an IMEX channel. One node is cordoned. Both are removed when the test ends.
 func makeRack(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	nodes, slices := admin.CoreV1().Nodes(), admin.ResourceV1().ResourceSlices()
@@ -53,7 +53,7 @@ func makeRack(t *testing.T, admin kubernetes.Interface) {
 	}
 }
 
-// warnsOfADomainThatDoesNotFit asks kubectl, which shows what the webhook says with the rights that the chart gives it.
+// warnsOfADomainThatDoesNotFit runs kubectl, which shows the warning of a webhook with the rights that the chart gives it.
 func warnsOfADomainThatDoesNotFit(t *testing.T, shell func(*testing.T, string) string) {
 	t.Helper()
 	create := func(nodes int) string {
@@ -62,7 +62,7 @@ func warnsOfADomainThatDoesNotFit(t *testing.T, shell func(*testing.T, string) s
 			nodes))
 	}
 	said := create(2)
-	// On a busy machine the webhook gives its look at the cluster up, and then nobody is warned.
+	// On a busy machine the webhook stops reading the cluster when its time is over, and then gives no warning.
 	for end := time.Now().Add(5 * time.Minute); !strings.Contains(said, "Warning") && time.Now().Before(end); time.Sleep(time.Second) {
 		said = create(2)
 	}

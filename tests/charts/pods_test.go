@@ -62,7 +62,7 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		hardware map[string]any
-		mounts   []string // besides the kubelet's, CDI's and the plugin's own
+		mounts   []string // in addition to those of the kubelet, of CDI and of the plugin itself
 		flags    []string
 	}{
 		{"a driver on the host or in a container, whichever there is", nil,
@@ -119,7 +119,7 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 }
 
 func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
-	// Why each of these is privileged stands beside hardware.privileged in the values, and in its template.
+	// The comment on hardware.privileged in the values, and each template, say why these are privileged.
 	privileged := map[string][]string{
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
 		"gpufabric on fake hardware":        nil,
@@ -167,14 +167,14 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 	}
 }
 
-// everythingWithVerbs is everything, and HCAs that are held open for their events.
+// everythingWithVerbs is everything, and also opens HCAs for their events.
 func everythingWithVerbs() map[string]any {
 	values := everything()
 	values["rdma"] = map[string]any{"enabled": true, "verbsEvents": true}
 	return values
 }
 
-// TestEachPrivilegedRoleHasItsReasonInTheValues counts them, too: the fourth comes with vgpu.enabled, the fifth with rdma.verbsEvents.
+// TestEachPrivilegedRoleHasItsReasonInTheValues also counts them: the fourth needs vgpu.enabled, the fifth rdma.verbsEvents.
 //
 //shows:tenants
 func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
@@ -210,7 +210,7 @@ func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
 	}
 }
 
-// What parses files of tenants can be taken over by them: it has nothing that is worth it.
+// A tenant may take over a program that parses the tenant's files. So this one has nothing that an attacker could use.
 //
 //attack:monitor-taken A tenant takes the monitor over by a file that it parses, and looks for devices, writable files and rights
 //shows:tenants vgpu-monitor
@@ -227,7 +227,8 @@ func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 	}
 }
 
-// A mount that reaches the node is refused by the API server in a container without privilege, and is for tenants' directories alone.
+// Only tenants' directories need mounts that propagate to the node. The API server refuses such a mount in an unprivileged
+// container.
 //
 //shows:tenants
 func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
@@ -283,7 +284,7 @@ func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
 	}
 }
 
-// TestAPodsTemplateChangesWithItsProgramOnly keeps a chart's new version from restarting drivers whose image is the same.
+// TestAPodsTemplateChangesWithItsProgramOnly checks that a new version of the chart restarts no driver whose image is the same.
 func TestAPodsTemplateChangesWithItsProgramOnly(t *testing.T) {
 	for _, name := range []string{"gpufabric", "fake-hardware"} {
 		values := map[string]any{"image": map[string]any{"tag": "same"}}
@@ -315,7 +316,7 @@ func TestNoTemplateLeavesTraces(t *testing.T) {
 	}
 }
 
-func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
+func TestTheRDMAPluginMovesLinksOnlyWhereTheRuntimeReportsPods(t *testing.T) {
 	for _, test := range []struct {
 		name, socket string
 		capabilities []corev1.Capability
@@ -342,7 +343,7 @@ func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
 }
 
 //shows:rdma-interfaces
-func TestTheRDMAPluginSetsInterfacesUpOnlyWhereItIsAskedTo(t *testing.T) {
+func TestTheRDMAPluginSetsInterfacesUpOnlyOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		interfaces map[string]any

@@ -24,7 +24,7 @@ var (
 	sliceResource = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}
 )
 
-// attempt is one request, tried without effect.
+// attempt is one request, sent as a dry run.
 type attempt func(context.Context, dynamic.Interface) error
 
 // as asks as a service account of the release whose pod runs on a node ("": with a token that does not say).
@@ -54,7 +54,7 @@ func object(text string) *unstructured.Unstructured {
 	return out
 }
 
-// slice is a ResourceSlice with no devices; placed says where, as `"nodeName": "node-a"`.
+// slice is a ResourceSlice without devices. placed says where it is, as in `"nodeName": "node-a"`.
 func slice(name, placed, driver, pool string) *unstructured.Unstructured {
 	return object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "` + name + `"},
 		"spec": {` + placed + `, "driver": "` + driver + `", "pool": {"name": "` + pool + `", "generation": 1, "resourceSliceCount": 1}}}`)
@@ -86,7 +86,8 @@ func patchNode(name, change string, subresources ...string) attempt {
 	return patch(nodeResource, "", name, change, subresources...)
 }
 
-// awaitPolicies returns when each attempt is refused: the server takes new policies up within a second or two, and says nowhere when.
+// awaitPolicies returns when each attempt is refused. The server applies a new policy within a second or two, and reports that
+// nowhere.
 func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -21,13 +21,13 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// is selects the events of one kind.
+// is selects the events of one type.
 func is(kind watch.EventType) func(watch.Event) bool {
 	return func(event watch.Event) bool { return event.Type == kind }
 }
 
-// await returns when an event satisfies the condition, or fails the test. The watch begins with the present objects, and never sees
-// the end of those that were gone before: deleteAndAwait is for that.
+// await returns when an event satisfies the condition, or fails the test. The watch begins with the present objects. It never
+// shows the end of an object that was deleted before; use deleteAndAwait for that.
 func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error),
 	wanted func(watch.Event) bool, options metav1.ListOptions) {
 	t.Helper()
@@ -63,7 +63,7 @@ func deleteAndAwait(t *testing.T, objects dynamic.ResourceInterface, name string
 	}, is(watch.Deleted), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 }
 
-// start runs the program until the test ends; the result stops it and returns what it said.
+// start runs the program until the test ends. The returned function stops it and returns its output.
 func start(t *testing.T, program, kubeconfig string, args ...string) func() *bytes.Buffer {
 	t.Helper()
 	output := &bytes.Buffer{}
@@ -79,7 +79,7 @@ func start(t *testing.T, program, kubeconfig string, args ...string) func() *byt
 		if !stopped {
 			stopped = true
 			_ = cmd.Process.Signal(syscall.SIGTERM)
-			_ = cmd.Wait() // how it ends is not what is tested
+			_ = cmd.Wait() // its exit status is not tested
 		}
 		return output
 	}
@@ -106,7 +106,7 @@ func kubeconfig(t *testing.T, server *rest.Config, admin kubernetes.Interface, a
 	return path
 }
 
-// boundToken is the token that a pod of a service account has on node-a; it makes the pod.
+// boundToken makes a pod of a service account on node-a and returns its token.
 func boundToken(t *testing.T, admin kubernetes.Interface, account string) string {
 	t.Helper()
 	pod := &corev1.Pod{

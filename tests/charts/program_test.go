@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestTheProgramKnowsEveryFlagThatTheChartGivesIt asks the program itself for help with the flags of each pod: an unknown subcommand, an
-// unknown flag and a value that does not parse are errors then too.
+// TestTheProgramKnowsEveryFlagThatTheChartGivesIt runs the program with the flags of each pod and --help. An unknown
+// subcommand, an unknown flag and a value that does not parse are errors even then.
 func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; -short does not")
@@ -33,7 +33,7 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 		for name, pod := range pods(t, objects) {
 			for _, container := range pod.Spec.Containers {
 				if container.Name == "scheduler" {
-					continue // kube-scheduler with our plugins: a program of its own, with the flags of Kubernetes
+					continue // kube-scheduler with our plugins is another program, with the flags of Kubernetes
 				}
 				ask := exec.CommandContext(t.Context(), program, append(container.Args, "--help")...)
 				ask.Env = append(os.Environ(), "NODE_NAME=node-a")
@@ -45,7 +45,7 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 	}
 }
 
-// buildProgram builds gpufabric as it stands.
+// buildProgram builds gpufabric from the checkout.
 func buildProgram(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "gpufabric")

@@ -20,7 +20,8 @@ func everything() map[string]any {
 	return map[string]any{"gpus": on(), "rdma": on(), "vgpu": on(), "networkPolicy": on(), "computeDomains": map[string]any{"imex": "clique"}}
 }
 
-// TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right shows as a line in a review.
+// TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right is a changed line in
+// a review.
 func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
 	var lines []string
 	values := everything()
@@ -86,7 +87,7 @@ func rules(t *testing.T, object Object) []rbacv1.PolicyRule {
 	return role.Rules
 }
 
-// describe says a rule as lines "<role> <scope>: <resource> <verbs>".
+// describe writes a rule as lines "<role> <scope>: <resource> <verbs>".
 func describe(object Object, rule rbacv1.PolicyRule) []string {
 	scope := "everywhere"
 	if object.GetKind() == "Role" {

@@ -57,8 +57,8 @@ func defaults(t *testing.T, path string, value any) []string {
 	return out
 }
 
-// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The controller
-// has the rights of other kinds' controllers besides.
+// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The
+// controller also has the rights of the controllers of other kinds.
 func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 	content, err := os.ReadFile(Dir("../drivers/computedomain/README.md"))
 	if err != nil {

@@ -43,7 +43,7 @@ func deviceClass(name string) unstructured.Unstructured {
 	return existing("resource.k8s.io/v1", "DeviceClass", "", name, nil, nil)
 }
 
-func TestTheChartRefusesWhatWouldClash(t *testing.T) {
+func TestTheChartRefusesWhatWouldConflict(t *testing.T) {
 	ours := map[string]any{"app.kubernetes.io/part-of": "gpufabric"}
 	for _, test := range []struct {
 		name    string

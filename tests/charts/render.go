@@ -52,8 +52,8 @@ func ValuesFile(path string) (map[string]any, error) {
 }
 
 // Render renders a chart as release "gpufabric" of namespace "gpufabric-system" against a cluster, in the order of the
-// templates' names. It fails where `helm install` would: values against the schema, the chart's kubeVersion, and what
-// the templates refuse.
+// templates' names. It fails where `helm install` would: for values that the schema or the templates refuse, and for a wrong
+// Kubernetes version.
 func Render(loaded *chart.Chart, values map[string]any, cluster Cluster) ([]Object, error) {
 	files, err := render(loaded, values, cluster)
 	if err != nil {

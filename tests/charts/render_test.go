@@ -7,7 +7,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 )
 
-// rendering is a chart with one set of values, rendered.
+// rendering is a chart that was rendered with one set of values.
 type rendering struct {
 	name    string
 	objects []Object

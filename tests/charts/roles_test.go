@@ -53,7 +53,7 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 
 // machine is where a node's hardware is.
 type machine struct {
-	dir              string // short, for sockets; the rest lies in it or not
+	dir              string // short, for sockets; other directories may be elsewhere
 	driver, sys, dev string
 	procDevices      string
 }
@@ -62,7 +62,7 @@ type machine struct {
 func bareMachine(t *testing.T) machine {
 	t.Helper()
 	dir := shortDir(t)
-	if err := os.MkdirAll(dir+"/bus/pci/devices", 0o755); err != nil { // as much of a sysfs as such a machine has
+	if err := os.MkdirAll(dir+"/bus/pci/devices", 0o755); err != nil { // the part of sysfs that such a machine has
 		t.Fatal(err)
 	}
 	return machine{dir: dir, driver: dir, sys: dir, dev: dir, procDevices: "/proc/devices"}
@@ -88,7 +88,7 @@ func fakeMachine(t *testing.T, profile string) machine {
 type roles struct {
 	server  *server
 	admin   kubernetes.Interface
-	outputs map[string]func() *bytes.Buffer // stop a role and return what it said
+	outputs map[string]func() *bytes.Buffer // stop a role and return its output
 }
 
 func startRoles(t *testing.T, program string, on machine, values map[string]any, names ...string) *roles {
@@ -108,7 +108,7 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// What the chart says: a policy holds the controller to it.
+	// These are the chart's values. A policy refuses a controller that uses others.
 	image := "ghcr.io/gpufabric/gpufabric:" + load(t, "gpufabric").Metadata.AppVersion
 	out := &roles{server: live, admin: admin, outputs: map[string]func() *bytes.Buffer{}}
 	for _, name := range names {
@@ -129,7 +129,7 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	return out
 }
 
-// publishHardware awaits what each plugin publishes of a machine with GPUs and NICs.
+// publishHardware waits for what each plugin publishes on a machine with GPUs and NICs.
 func (r *roles) publishHardware(t *testing.T) {
 	t.Helper()
 	slices := r.admin.ResourceV1().ResourceSlices()
@@ -244,7 +244,7 @@ func (r *roles) servePools(t *testing.T) {
 	}, metav1.ListOptions{})
 }
 
-// checkRights stops the roles and looks through what they said.
+// checkRights stops the roles and searches their output for refused requests.
 func (r *roles) checkRights(t *testing.T) {
 	t.Helper()
 	for role, stop := range r.outputs {

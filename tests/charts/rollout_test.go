@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestARolloutWaitsForPodsThatServe looks at what Kubernetes counts a pod of each role as available by. A DaemonSet's rollout takes at most
-// maxUnavailable pods that are not; so a program that crashes, or that the kubelet does not reach, stops with the first batch. Terraform's
-// ready counts available pods too.
+// TestARolloutWaitsForPodsThatServe checks when Kubernetes counts a pod of each role as available. A DaemonSet's rollout allows
+// at most maxUnavailable pods that are not. So the rollout of a program that crashes, or that the kubelet does not reach, stops
+// after the first batch. Terraform's attribute ready counts available pods too.
 //
 //shows:chart-rollout
 func TestARolloutWaitsForPodsThatServe(t *testing.T) {
@@ -18,7 +18,7 @@ func TestARolloutWaitsForPodsThatServe(t *testing.T) {
 	objects := renderValues(t, "gpufabric", values)
 	for name, pod := range pods(t, objects) {
 		if name == "gpufabric-uninstall" || name == "gpufabric-uninstall-check" {
-			continue // a Job: it is done or it is not
+			continue // a Job, which has no rollout
 		}
 		for _, container := range pod.Spec.Containers {
 			ready, live := container.ReadinessProbe, container.LivenessProbe
@@ -44,7 +44,7 @@ func TestARolloutWaitsForPodsThatServe(t *testing.T) {
 			continue // no rollout replaces its pods
 		}
 		rolling++
-		// One that starts and then crashes is ready for a moment.
+		// A program that starts and then crashes is ready for a moment.
 		if set.Spec.MinReadySeconds < 10 {
 			t.Errorf("%s: a new pod counts after %d seconds", set.Name, set.Spec.MinReadySeconds)
 		}

@@ -57,8 +57,8 @@ func selfSigned(t *testing.T, dir string) []byte {
 	return cert
 }
 
-// mountSecret brings a Secret's two files to dir as the kubelet does: both at once, by a link that is put in place, some time after they
-// changed. It ends with the test.
+// mountSecret writes a Secret's two files to dir as the kubelet does: some time after a change, and both at once, by replacing
+// a link. It ends with the test.
 func mountSecret(t *testing.T, admin kubernetes.Interface, dir string, late time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,8 +110,8 @@ func mountSecret(t *testing.T, admin kubernetes.Interface, dir string, late time
 	})
 }
 
-// TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused has the webhook's failurePolicy Fail, and writes all the time while the controller
-// replaces the certificate again and again. Each write is one that waits for the webhook.
+// TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused sets the webhook's failurePolicy to Fail, and writes without a pause
+// while the controller replaces the certificate again and again. Each write waits for the webhook.
 //
 //shows:chart-webhook
 func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
@@ -183,7 +183,7 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 					refused.Add(1)
 					t.Errorf("refused: %v", err)
 				}
-				time.Sleep(10 * time.Millisecond) // leaves the processors to what is tested
+				time.Sleep(10 * time.Millisecond) // leaves the processors to the programs that are tested
 			}
 		})
 	}
@@ -223,7 +223,7 @@ func (s *server) callAt(t *testing.T, admin kubernetes.Interface, url string) {
 		}
 		for i := range configuration.Webhooks {
 			configuration.Webhooks[i].ClientConfig.Service, configuration.Webhooks[i].ClientConfig.URL = nil, &url
-			// Of the chart's three seconds a busy machine may take more, which is not what is tested.
+			// A busy machine may need more than the chart's three seconds, and that is not tested here.
 			configuration.Webhooks[i].TimeoutSeconds = ptr.To[int32](30)
 		}
 		if _, err := configurations.Update(t.Context(), configuration, metav1.UpdateOptions{}); err == nil {

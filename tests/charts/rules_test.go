@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// An alert that asks for a metric that nobody has never fires, and one whose runbook is missing leaves a person alone at night. A runbook
-// whose entry is a label's value is held to the page by the tests of reasons in tests/pages.
+// An alert on a metric that does not exist never fires. An alert without a runbook does not help the person whom it wakes.
+// Runbooks whose entry is a label's value are checked by the tests of reasons in tests/pages.
 func TestAlertsAskForMetricsThatTheProgramHasAndLeadToEntries(t *testing.T) {
 	const page = "https://wiki.example/troubleshooting.md"
 	known := programMetrics(t)

@@ -18,7 +18,7 @@ func below(file, directory string) bool {
 	return file == directory || strings.HasPrefix(file, strings.TrimSuffix(directory, "/")+"/")
 }
 
-// unstartable are the reasons why runc would refuse to make a container, or would make one that can read its whole node.
+// unstartable returns the reasons why runc would not make a container, or would make one that can read its whole node.
 func unstartable(pod corev1.PodTemplateSpec, container corev1.Container) []string {
 	hosts := map[string]string{}
 	for _, volume := range pod.Spec.Volumes {
@@ -38,12 +38,12 @@ func unstartable(pod corev1.PodTemplateSpec, container corev1.Container) []strin
 			found = append(found, target+" is mounted twice")
 		}
 		inside[target] = true
-		// The kubelet mounts a file there, for which runc makes the mount point: "error mounting ... to rootfs at /dev/termination-log: read-only
-		// file system" where it may not.
+		// The kubelet mounts a file there, and runc makes the mount point. Where it cannot, it says: "error mounting ... to
+		// rootfs at /dev/termination-log: read-only file system".
 		if mount.ReadOnly && below(termination, target) {
 			found = append(found, target+" is mounted read-only above the termination log "+termination)
 		}
-		// runc mounts a /proc of its own, and refuses others in it.
+		// runc mounts its own /proc, and refuses other mounts in it.
 		if below(target, "/proc") {
 			found = append(found, target+" is mounted inside /proc")
 		}
@@ -115,7 +115,7 @@ func withoutSelector(v preflight.Values) preflight.Values {
 	return v
 }
 
-func TestWhatKeptEveryNodePluginFromStartingIsSeen(t *testing.T) {
+func TestAMountThatKeptEveryNodePluginFromStartingIsFound(t *testing.T) {
 	pod := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{
 		{Name: "root", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
 		{Name: "dev", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev"}}},
@@ -132,7 +132,7 @@ func TestWhatKeptEveryNodePluginFromStartingIsSeen(t *testing.T) {
 	}
 }
 
-// TestDefaultPathsFitBothLayouts holds what a pod has with default values against where drivers lie on real nodes.
+// TestDefaultPathsFitBothLayouts compares the mounts of a pod with default values with the places of drivers on real nodes.
 //
 //shows:chart-runc
 func TestDefaultPathsFitBothLayouts(t *testing.T) {
@@ -166,7 +166,7 @@ func TestDefaultPathsFitBothLayouts(t *testing.T) {
 	}
 }
 
-// reachable tells whether a pod's first container has a file of the node somewhere.
+// reachable reports whether a pod's first container can reach a file of the node.
 func reachable(pod corev1.PodTemplateSpec, file string) bool {
 	hosts := map[string]string{}
 	for _, volume := range pod.Spec.Volumes {

@@ -25,7 +25,7 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 	}
 }
 
-// What the configuration means to the scheduler, drivers/scheduler tests with the program itself.
+// The tests of drivers/scheduler check with the program itself what the configuration does.
 //
 //shows:scheduler-placement
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// sharesStay tries to say which shares of GPUs a pod has, in every way in which a pod's annotations are written.
+// sharesStay tries to choose which shares of GPUs a pod has, in every way in which a pod's annotations are written.
 func sharesStay(t *testing.T, live *server) {
 	const (
 		forged  = `{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9,NVIDIA,0,0:;"}}}`

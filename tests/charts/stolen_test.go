@@ -51,7 +51,7 @@ type try struct {
 	try  attempt
 }
 
-// everybodysAttacks are what neither a tenant nor any role of the chart may do, on whatever node its pod runs.
+// everybodysAttacks are requests that are refused to tenants and to every role of the chart, on whatever node its pod runs.
 func everybodysAttacks() []try {
 	const admin = `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "mine"}, ` +
 		`"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}, ` +
@@ -100,7 +100,7 @@ func everybodysAttacks() []try {
 	}
 }
 
-// tenantsAttacks are what somebody who may do everything ordinary in one namespace may not do.
+// tenantsAttacks are requests that are refused to somebody with all ordinary rights in one namespace.
 func tenantsAttacks() []try {
 	classes, layouts := resourceOf("resource.k8s.io", "v1", "deviceclasses"), resourceOf("gpufabric.io", "v1alpha1", "miglayouts")
 	profiles, policies := resourceOf("gpufabric.io", "v1alpha1", "vgpuprofiles"), resourceOf("mellanox.com", "v1alpha1", "nicclusterpolicies")
@@ -123,7 +123,7 @@ func tenantsAttacks() []try {
 	}
 }
 
-// TestAStolenTokenOpensNoDoor tries the same with the token of every service account of the chart.
+// TestAStolenTokenOpensNoDoor tries the same requests with the token of every service account of the chart.
 //
 //attack:stolen-secret A stolen token of any role reads another namespace's Secret
 //attack:stolen-secrets A stolen token of any role lists every Secret
@@ -200,8 +200,8 @@ func TestAStolenTokenOpensNoDoor(t *testing.T) {
 	})
 }
 
-// ofTheSchedulers are rights of Kubernetes' own role system:kube-scheduler, which a second scheduler is bound to: it deletes pods to
-// preempt them, and the claims that it made for extended resources.
+// ofTheSchedulers are rights of Kubernetes' own role system:kube-scheduler, to which a second scheduler is bound. A scheduler
+// deletes pods to preempt them, and deletes the claims that it made for extended resources.
 func ofTheSchedulers(who, what string) bool {
 	return who == "gpufabric-scheduler" && (what == "deletes another tenant's pod" || what == "deletes another tenant's claim")
 }
@@ -214,7 +214,7 @@ func tenant(t *testing.T, live *server) dynamic.Interface {
 		object(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}}`), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// No controller aggregates "edit" here; this is the part of it that Kubernetes has.
+	// No controller aggregates the role "edit" here, so this is the part of it that Kubernetes defines.
 	binding := object(`{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "edit", "namespace": ` +
 		`"tenant"},
 		"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"},
@@ -229,8 +229,8 @@ func tenant(t *testing.T, live *server) dynamic.Interface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its ordinary rights hold, or the refusals would show nothing. The server takes a binding up a moment after it is made, and says nowhere
-	// when.
+	// The tenant's ordinary rights work; otherwise the refusals would show nothing. The server applies a binding a moment after
+	// it is made, and reports that nowhere.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)

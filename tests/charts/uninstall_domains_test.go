@@ -14,11 +14,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The kind's CRD goes with the release here. Its objects have finalizers that only the controller removes, and the controller makes a
-// clique's ComputeDomain again: an uninstall that did not see to them first would wait for ever.
+// The kind's CRD is removed with the release here. Its objects have finalizers that only the controller removes, and the
+// controller makes a clique's ComputeDomain again. So an uninstall that did not handle them first would wait for ever.
 //
 //shows:chart-uninstall cd-several
-func TestAnUninstallStopsAtUsersDomainsAndEndsThoseOfCliques(t *testing.T) {
+func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
@@ -99,7 +99,7 @@ func (s *server) cliqueDomain(t *testing.T) {
 	}
 }
 
-// loseDomain deletes a domain and removes its finalizer, as the controller does in the end.
+// loseDomain deletes a domain and removes its finalizer, as the controller does at the end.
 func (s *server) loseDomain(t *testing.T, namespace, name string) {
 	domains := s.client.Resource(domainResource).Namespace(namespace)
 	ctx := context.WithoutCancel(t.Context())
@@ -112,7 +112,7 @@ func (s *server) loseDomain(t *testing.T, namespace, name string) {
 	}
 }
 
-// failed says of a Job what its controller says of one whose pod failed.
+// failed writes a Job's status as its controller does when its pod has failed.
 func failed(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	t.Helper()
 	now := metav1.Now()

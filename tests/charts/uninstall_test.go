@@ -18,7 +18,7 @@ import (
 )
 
 //shows:chart-uninstall
-func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
+func TestUninstallRemovesFromNodesWhatTheDriversWrote(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
@@ -58,7 +58,7 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 		t.Fatalf("after an upgrade there are Jobs: %v, %v", list.Items, err)
 	}
 
-	// A domain that is left makes the uninstall of its kind stop, until the namespace says to go on anyway.
+	// A domain that still exists stops the uninstall of its kind, until an annotation of the namespace says to continue.
 	goOn := []byte(`{"metadata": {"annotations": {"gpufabric.io/uninstall": "anyway"}}}`)
 	if _, err := admin.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, goOn, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -91,14 +91,14 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 		}
 	}
 	live.awaitNoCRD(t)
-	// The Job's own pod was played.
+	// The test played the Job's own pod.
 	left := slices.DeleteFunc(live.ours(t), func(object string) bool { return strings.HasPrefix(object, "Pod ") })
 	if len(left) != 0 {
 		t.Errorf("uninstall left %v", left)
 	}
 }
 
-// uninstalling uninstalls the release, with its hooks; the channel gets the result.
+// uninstalling uninstalls the release with its hooks, and sends the result to the channel.
 func uninstalling(t *testing.T, tool *helm) <-chan error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -109,12 +109,12 @@ func uninstalling(t *testing.T, tool *helm) <-chan error {
 	return ended
 }
 
-// play waits for a Job of the uninstall and runs what its pod would, with its account's token.
+// play waits for a Job of the uninstall and runs its pod's program, with the token of its account.
 func play(t *testing.T, live *server, admin kubernetes.Interface, program, name string) (job *batchv1.Job, said string, err error) {
 	t.Helper()
 	await(t, "the Job "+name, admin.BatchV1().Jobs(namespace).Watch, func(event watch.Event) bool {
 		found, ok := event.Object.(*batchv1.Job)
-		// Of an uninstall that failed the Job is left, until the next one begins.
+		// A failed uninstall leaves its Job until the next uninstall begins.
 		if ok = ok && event.Type != watch.Deleted && found.Name == name && len(found.Status.Conditions) == 0; ok {
 			job = found
 		}
@@ -124,7 +124,7 @@ func play(t *testing.T, live *server, admin kubernetes.Interface, program, name 
 	run := exec.CommandContext(t.Context(), program, pod.Containers[0].Args...)
 	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, live.config, admin, pod.ServiceAccountName))
 	out, err := run.CombinedOutput()
-	// That of the account's next Job has the same name.
+	// The pod of the account's next Job has the same name.
 	gone := admin.CoreV1().Pods(namespace).Delete(t.Context(), name, *metav1.NewDeleteOptions(0))
 	if gone != nil && !apierrors.IsNotFound(gone) {
 		t.Fatal(gone)
@@ -132,7 +132,7 @@ func play(t *testing.T, live *server, admin kubernetes.Interface, program, name 
 	return job, string(out), err
 }
 
-// heldDomain makes a ComputeDomain with the finalizer that the controller puts on.
+// heldDomain makes a ComputeDomain with the controller's finalizer.
 func (s *server) heldDomain(t *testing.T, name string) {
 	t.Helper()
 	one := object(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain", "metadata": {"name": "` + name + `", "namespace":
@@ -143,7 +143,7 @@ func (s *server) heldDomain(t *testing.T, name string) {
 	}
 }
 
-// finish says of a Job what its controller says of one whose pod succeeded.
+// finish writes a Job's status as its controller does when its pod has succeeded.
 func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	t.Helper()
 	now := metav1.Now()
@@ -156,7 +156,7 @@ func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	}
 }
 
-func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
+func TestWhatIsNotWrittenIsNotRemoved(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		values map[string]any
@@ -186,7 +186,7 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 }
 
 //shows:chart-uninstall
-func TestAnUninstallLooksFirstWhereItWouldEndSomething(t *testing.T) {
+func TestAnUninstallChecksFirstWhereItWouldEndWorkloads(t *testing.T) {
 	for name, c := range map[string]struct {
 		values map[string]any
 		want   []string

@@ -24,7 +24,8 @@ import (
 // webhookHost is the name by which the API server calls the webhook, and verifies it.
 const webhookHost = "gpufabric-webhook." + namespace + ".svc"
 
-// TestRenderingTwiceGivesTheSame is what a GitOps controller does every few minutes: a difference would be rolled out each time.
+// TestRenderingTwiceGivesTheSame renders twice, as a GitOps controller does every few minutes. Each difference would be rolled
+// out each time.
 //
 //shows:chart-webhook
 func TestRenderingTwiceGivesTheSame(t *testing.T) {
@@ -43,7 +44,7 @@ func TestRenderingTwiceGivesTheSame(t *testing.T) {
 	}
 }
 
-func TestCertManagerTakesTheControllersPlaceWhereItIsAsked(t *testing.T) {
+func TestCertManagerReplacesTheControllerOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		issuer  map[string]any
@@ -86,7 +87,7 @@ func TestCertManagerTakesTheControllersPlaceWhereItIsAsked(t *testing.T) {
 	}
 }
 
-// TestTheWebhookAnswersWithACertificate runs the program with one, and asks it what the API server would.
+// TestTheWebhookAnswersWithACertificate runs the program with a certificate, and sends it what the API server would send.
 func TestTheWebhookAnswersWithACertificate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs the program; -short does not")
@@ -137,7 +138,7 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // nothing tells when another process listens
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // no event shows when another process listens
 		response, err := client.Post(url, "application/json", bytes.NewReader(body))
 		if err == nil {
 			err = json.NewDecoder(response.Body).Decode(&answer)
@@ -153,8 +154,8 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	}
 }
 
-// TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook has the webhook away. With failurePolicy Fail, who waits for it fails; with Ignore
-// nobody does.
+// TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook makes requests while the webhook is away. With failurePolicy Fail a
+// request that waits for it fails; with Ignore none does.
 func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -183,7 +184,7 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		_, err := claims.Create(t.Context(), claim(driver), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	// The webhook is in force when a claim that configures a driver of ours fails for it.
+	// The webhook is in force once it makes a claim fail that configures one of our drivers.
 	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
 		err := create("gpu.nvidia.com")
 		if err != nil && strings.Contains(err.Error(), `failed calling webhook "claims.gpufabric.io"`) {
@@ -199,7 +200,7 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		}
 	}
 
-	// With Ignore nobody waits; the plugin checks the claim when it is prepared.
+	// With Ignore no request fails. The plugin checks the claim in prepare.
 	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"),
 		map[string]any{"webhook": map[string]any{"failurePolicy": "Ignore"}}); err != nil {
 		t.Fatal(err)

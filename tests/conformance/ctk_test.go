@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// cdiSpec is as much of a CDI specification as is compared.
+// cdiSpec is the part of a CDI specification that is compared.
 type cdiSpec struct {
 	Kind    string `json:"kind"`
 	Devices []struct {

@@ -72,7 +72,7 @@ func TestTheDevicePluginListsMIGDevices(t *testing.T) {
 	n := newNode(t, "a100-40")
 	smi := filepath.Join(n.root, "driver/usr/bin/nvidia-smi")
 	n.run(t, smi, "-i", "0", "-mig", "1")
-	n.run(t, smi, "-i", "0", "--gpu-reset") // an A100's mode is pending until then
+	n.run(t, smi, "-i", "0", "--gpu-reset") // until then the mode of an A100 is pending
 	n.run(t, smi, "mig", "-i", "0", "-cgi", "3g.20gb,1g.5gb,1g.5gb", "-C")
 	list, _ := n.run(t, smi, "-L")
 

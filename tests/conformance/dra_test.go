@@ -73,7 +73,7 @@ func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 	}
 }
 
-// pluginFlags are those that both plugins take.
+// pluginFlags are the flags that both plugins have.
 func (n *node) pluginFlags(t *testing.T, config *rest.Config) []string {
 	t.Helper()
 	kubeconfig := filepath.Join(n.root, "kubeconfig")
@@ -93,7 +93,7 @@ func (n *node) pluginFlags(t *testing.T, config *rest.Config) []string {
 		filepath.Join(kubelet, "plugins")}
 }
 
-// device is what a GPU is published as, in the profile's words.
+// device is a published GPU, in the profile's words.
 type device struct{ UUID, Product, Architecture, Capability, Memory, Driver, PCI string }
 
 func expectedDevices(n *node) map[string]device {
@@ -111,7 +111,7 @@ func expectedDevices(n *node) map[string]device {
 	return all
 }
 
-// semantic writes a driver's version as a semantic one, which has no leading zeros.
+// semantic writes a driver's version as a semantic version, which has no leading zeros.
 func semantic(version string) string {
 	parts := strings.Split(version, ".")
 	for i, part := range parts {
@@ -173,7 +173,7 @@ func awaitDevices(t *testing.T, client kubernetes.Interface, driver, nodeName st
 			for _, s := range slicesByName {
 				all = append(all, s.Spec.Devices...)
 			}
-			if len(all) > 0 { // a slice of shared counters alone may come first
+			if len(all) > 0 { // the first slice may have only shared counters
 				return all
 			}
 		case <-ctx.Done():
@@ -182,7 +182,7 @@ func awaitDevices(t *testing.T, client kubernetes.Interface, driver, nodeName st
 	}
 }
 
-// installCRDs installs the kinds that the compute-domain plugin watches; they are our own, which existing clusters know.
+// installCRDs installs the kinds that the compute-domain plugin watches. They are this project's CRDs.
 func installCRDs(t *testing.T, config *rest.Config) {
 	t.Helper()
 	root, err := repository.Root()

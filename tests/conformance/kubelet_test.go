@@ -12,14 +12,15 @@ import (
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// kubelet is as much of the kubelet as a device plugin talks to: it takes registrations and asks each plugin for its devices.
+// kubelet is the part of the kubelet that a device plugin talks to: it accepts registrations and asks each plugin for its
+// devices.
 type kubelet struct {
 	deviceplugin.UnimplementedRegistrationServer
 	dir           string
 	registrations chan *deviceplugin.RegisterRequest
 }
 
-// newKubelet serves in the directory where the node's programs see /var/lib/kubelet/device-plugins.
+// newKubelet serves in the directory that the node's programs see as /var/lib/kubelet/device-plugins.
 func newKubelet(t *testing.T, n *node) *kubelet {
 	t.Helper()
 	k := &kubelet{dir: filepath.Join(n.root, "var/lib/kubelet/device-plugins"), registrations: make(chan *deviceplugin.RegisterRequest, 16)}
@@ -41,7 +42,7 @@ func newKubelet(t *testing.T, n *node) *kubelet {
 	return k
 }
 
-// Register hands the plugin's request to the test.
+// Register passes the plugin's request to the test.
 func (k *kubelet) Register(ctx context.Context, request *deviceplugin.RegisterRequest) (*deviceplugin.Empty, error) {
 	select {
 	case k.registrations <- request:

@@ -61,7 +61,8 @@ func expectedLabels(n *profile.Node) map[string]string {
 	return want
 }
 
-// inClique tells whether the machine shares NVLink with others; one whose switches are its own reports a cluster of zeros.
+// inClique reports whether the machine shares NVLink with others. A machine with only its own switches reports a cluster of
+// zeros.
 func inClique(n *profile.Node) bool {
 	return n.Profile.Fabric != nil && strings.Trim(n.ClusterUUID, "0-") != ""
 }
@@ -77,10 +78,11 @@ func labels(text string) map[string]string {
 	return all
 }
 
-// nfdOptions are those of the NVIDIA operators' charts: without them NFD does not look at network cards, and names the class too.
+// nfdOptions are those of the charts of NVIDIA's operators. Without them NFD does not look at network cards, and puts the class
+// into its labels.
 const nfdOptions = `{"sources":{"pci":{"deviceClassWhitelist":["02","03"],"deviceLabelFields":["vendor"]}}}`
 
-// noCluster is a kubeconfig for a program that wants one and does not use it.
+// noCluster is a kubeconfig for a program that requires one and does not use it.
 const noCluster = "apiVersion: v1\nkind: Config\ncurrent-context: none\ncontexts: [{name: none, context: {cluster: none}}]\n" +
 	"clusters: [{name: none, cluster: {server: \"http://127.0.0.1:1\"}}]\n"
 
@@ -95,7 +97,7 @@ func TestNFDLabelsTheVendorsOfTheNode(t *testing.T) {
 			if err := os.WriteFile(kubeconfig, []byte(noCluster), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// The labels that it would publish are in its log.
+			// Its log has the labels that it would publish.
 			_, said := n.run(t, program, "-kubeconfig", kubeconfig, "-no-publish", "-oneshot", "-feature-sources=pci", "-label-sources=pci",
 				"-options", nfdOptions, "-v", "3")
 			got := map[string]bool{}

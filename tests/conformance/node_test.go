@@ -21,10 +21,10 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// patience is how long a peer may take for what it does in a second on an idle machine.
+// patience bounds the wait for a peer. On an idle machine a peer takes a second.
 const patience = 5 * time.Minute
 
-// child names the library that this test binary shows a node to, instead of running tests; the answer goes to standard output as JSON.
+// child names the library through which this test binary reads a node instead of running tests. It prints the answer as JSON.
 const child = "CONFORMANCE_CHILD"
 
 func TestMain(m *testing.M) {
@@ -65,7 +65,7 @@ func renderNode(t *testing.T, p *profile.Profile) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not below /dev, which the namespace hides, and short, for the sake of Unix sockets.
+	// Not below /dev, which the namespace hides. The path is short, because of Unix sockets.
 	root, err := os.MkdirTemp("/tmp", "node-")
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func renderNode(t *testing.T, p *profile.Profile) *node {
 	return &node{Node: p.Node(1), root: root}
 }
 
-// withGPUs are the profiles of machines that have some.
+// withGPUs are the profiles of machines with GPUs.
 func withGPUs(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -109,7 +109,7 @@ func peer(t *testing.T, name string) string {
 	return paths[name]
 }
 
-// namespaces is whether this user may make a mount namespace, found out once.
+// namespaces reports whether this user may make a mount namespace. It tries once.
 var namespaces = sync.OnceValue(func() error {
 	said, err := exec.Command("unshare", "-Urm", "true").CombinedOutput()
 	if err != nil {
@@ -150,7 +150,7 @@ func (n *node) run(t *testing.T, program string, args ...string) (stdout, stderr
 	return out.String(), complaint.String()
 }
 
-// start runs a program until the test ends; what it said is shown should the test fail.
+// start runs a program until the test ends. Its output is shown if the test fails.
 func (n *node) start(t *testing.T, env []string, program string, args ...string) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -197,7 +197,8 @@ func ask[T any](t *testing.T, n *node, library string) T {
 	return answer
 }
 
-// toldMiB is the memory that NVML reports of a GPU, in MiB: none of an integrated one, which has the machine's.
+// toldMiB is the memory that NVML reports for a GPU, in MiB. It reports none for an integrated GPU, which uses the machine's
+// memory.
 func toldMiB(m profile.GPUModel) int64 {
 	if m.Integrated {
 		return 0
@@ -205,7 +206,7 @@ func toldMiB(m profile.GPUModel) int64 {
 	return m.MemoryMiB
 }
 
-// inMiB is the memory that NVML reports of a GPU in a program's form, or the program's words for a GPU that does not tell.
+// inMiB is the memory that NVML reports for a GPU in a program's form, or the program's words for a GPU that reports none.
 func inMiB(m profile.GPUModel, form, untold string) string {
 	if m.Integrated {
 		return untold

@@ -24,7 +24,7 @@ func recordsTheProfile(t *testing.T, s smi) {
 	}
 }
 
-// untold is what neither these versions of nvidia-smi nor sysfs tell.
+// untold is what neither these versions of nvidia-smi nor sysfs report.
 func untold(s smi, path string) bool {
 	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture", ".acrossHostBridges", ".addressingMode", ".idleWatts",
 		".idleCelsius"} {
@@ -33,7 +33,7 @@ func untold(s smi, path string) bool {
 		}
 	}
 	switch path {
-	case "imex": // the command nvidia-imex tells, which this test does not ask
+	case "imex": // the command nvidia-imex reports it, which this test does not run
 		return true
 	case "gpus.model.architecture":
 		return s.Profile.GPUs.Model.Architecture == "blackwell"

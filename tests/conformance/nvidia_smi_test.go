@@ -38,7 +38,7 @@ func newSMI(t *testing.T, version, name string) smi {
 	return smi{renderNode(t, p), program}
 }
 
-// says runs the program to its end; what it says on standard error is a failure.
+// says runs the program to its end. Any output on standard error is a failure.
 func (s smi) says(t *testing.T, args ...string) string {
 	t.Helper()
 	out, complaint := s.run(t, s.program, args...)
@@ -57,7 +57,7 @@ func forEachSMI(t *testing.T, test func(*testing.T, smi)) {
 	}
 }
 
-// TestNvidiaSMI shows one node to the program for all of its commands, those that change something after the others.
+// TestNvidiaSMI runs all commands of the program on one node. Those that change something run after the others.
 //
 //shows:fakes-nvidia-smi
 func TestNvidiaSMI(t *testing.T) {
@@ -140,7 +140,7 @@ type smiGPU struct {
 	Fabric       string `xml:"fabric>state"`
 }
 
-// architectures are the words of these versions for ours; both are older than Blackwell.
+// architectures are the words of these versions for ours. Both versions are older than Blackwell.
 var architectures = map[string]string{"turing": "Turing", "ampere": "Ampere", "ada": "Ada Lovelace", "hopper": "Hopper",
 	"blackwell": "Unknown"}
 
@@ -296,7 +296,7 @@ func setsModes(t *testing.T, s smi) {
 	}
 }
 
-// resetsGPUs resets the GPU that other tests have changed, then all.
+// resetsGPUs resets the GPU that other tests have changed, then all GPUs.
 func resetsGPUs(t *testing.T, s smi) {
 	for _, c := range []struct {
 		args []string

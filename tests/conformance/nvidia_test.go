@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// nvidiaProgram gives a file of a package that tests/nvidia-programs unpacked, such as nvidia-smi of version 550. The test is skipped where
-// it is not there.
+// nvidiaProgram gives a file of a package that tests/nvidia-programs unpacked, such as nvidia-smi of version 550. The test is
+// skipped where the file is missing.
 func nvidiaProgram(t *testing.T, pkg, version, pattern string) string {
 	t.Helper()
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")

@@ -60,7 +60,7 @@ func expectedMachine(n *profile.Node) machine {
 	return m
 }
 
-// askNVML is the child: the library that the loader finds is the node's.
+// askNVML runs in the child, whose loader finds the node's library.
 func askNVML() (any, error) {
 	if r := nvml.Init(); r != nvml.SUCCESS {
 		return nil, fmt.Errorf("init: %w", r)
@@ -90,7 +90,7 @@ func askNVML() (any, error) {
 
 func askGPU(index int) (g gpu, err error) {
 	d, r := nvml.DeviceGetHandleByIndex(index)
-	// must keeps the first failure; every one of these has to succeed on any GPU.
+	// must keeps the first failure. Each of these calls has to succeed on every GPU.
 	must := func(what string, r nvml.Return) {
 		if r != nvml.SUCCESS && err == nil {
 			err = fmt.Errorf("%s: %w", what, r)
@@ -106,7 +106,7 @@ func askGPU(index int) (g gpu, err error) {
 	g.Minor, r = d.GetMinorNumber()
 	must("minor", r)
 	memory, r := d.GetMemoryInfo()
-	if r != nvml.ERROR_NOT_SUPPORTED { // an integrated GPU does not tell
+	if r != nvml.ERROR_NOT_SUPPORTED { // an integrated GPU does not report it
 		must("memory", r)
 	}
 	g.MemoryMiB = memory.Total >> 20

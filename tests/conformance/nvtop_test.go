@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestNvtopShowsEveryGPU takes nvtop's snapshot. It and its libraries are of a newer Debian than this machine may be, so it runs under that
-// release's loader.
+// TestNvtopShowsEveryGPU takes nvtop's snapshot. The program and its libraries may be from a newer Debian than the machine, so
+// it runs under the loader of that release.
 //
 //shows:fakes-nvtop
 func TestNvtopShowsEveryGPU(t *testing.T) {

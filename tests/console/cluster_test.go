@@ -33,7 +33,7 @@ const (
 	gib          = int64(1) << 30
 )
 
-// cluster is an API server with racks of GB200s in it: objects as the drivers publish them, and nobody behind them.
+// cluster is an API server with racks of GB200s: objects as the drivers publish them, without any driver.
 type cluster struct {
 	server  *apiserver.Server
 	config  *rest.Config
@@ -213,7 +213,7 @@ type allocated struct {
 	consumed             map[resourceapi.QualifiedName]int64
 }
 
-// addClaim makes a claim that has devices, and is reserved for a pod.
+// addClaim makes a claim with devices that is reserved for a pod.
 func (c *cluster) addClaim(ctx context.Context, namespace, name, pod string, devices ...allocated) error {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	allocation := &resourceapi.AllocationResult{}
@@ -241,7 +241,7 @@ func (c *cluster) addClaim(ctx context.Context, namespace, name, pod string, dev
 	return err
 }
 
-// addDomain makes a domain over one rack, of which so many members are ready. A domain that is there gets its status alone.
+// addDomain makes a domain over one rack, with so many ready members. Of a domain that exists it writes only the status.
 func (c *cluster) addDomain(ctx context.Context, rack, ready int) error {
 	name := fmt.Sprintf("domain-%02d", rack)
 	client := c.dynamic.Resource(domainsResource()).Namespace("default")
@@ -277,7 +277,7 @@ func (c *cluster) addDomain(ctx context.Context, rack, ready int) error {
 	return err
 }
 
-// addWaitingPod makes a pod that the scheduler did not place, for a reason in its words.
+// addWaitingPod makes a pod that the scheduler did not place, with the scheduler's reason.
 func (c *cluster) addWaitingPod(ctx context.Context, name, why string) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
 		Containers:     []corev1.Container{{Name: "c", Image: "i"}},

@@ -1,3 +1,3 @@
 // Package console tests the page of the fabric in a real browser, with a real API server. It is a separate module, so that the
-// libraries that drive the browser are no dependency of what ships.
+// programs that ship do not depend on the libraries that drive the browser.
 package console

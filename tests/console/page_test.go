@@ -50,7 +50,7 @@ const patience = 3 * time.Minute
 
 const testKey = "0123456789abcdef0123456789abcdef"
 
-// serve runs the console before a cluster and returns its address.
+// serve runs the console for a cluster and returns its address.
 func serve(t *testing.T, config *rest.Config, key string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -69,7 +69,7 @@ func serve(t *testing.T, config *rest.Config, key string) string {
 	return "http://" + listener.Addr().String() + "/"
 }
 
-// view is a page in a browser, and what the browser complained of.
+// view is a page in a browser, with the browser's complaints.
 type view struct {
 	t   *testing.T
 	ctx context.Context //nolint:containedctx // chromedp keeps the browser in it
@@ -126,7 +126,7 @@ func (v *view) await(what, expression string) {
 	v.t.Helper()
 	ctx, cancel := context.WithTimeout(v.ctx, patience)
 	defer cancel()
-	// chromedp's Poll makes a function of a string, which the page's policy forbids.
+	// chromedp's Poll makes a function from a string, which the page's policy forbids.
 	until := "new Promise((done) => { const look = () => (" + expression + ") ? done(true) : setTimeout(look, 50); look(); })"
 	wait := func(p *cdpruntime.EvaluateParams) *cdpruntime.EvaluateParams { return p.WithAwaitPromise(true) }
 	var done bool
@@ -151,7 +151,7 @@ func drawn(nodes int) string {
 	return fmt.Sprintf(`%s && document.querySelectorAll('.node .name').length === %d`, whole, nodes)
 }
 
-// picture takes a picture for the docs where one is asked for (PICTURES names the directory).
+// picture takes a picture for the docs if PICTURES names a directory.
 func (v *view) picture(name string) {
 	v.t.Helper()
 	dir := os.Getenv("PICTURES")
@@ -165,7 +165,7 @@ func (v *view) picture(name string) {
 	}
 }
 
-// furnish gives a rack what people want to see: claims of all forms, a domain that forms, pods that wait.
+// furnish adds to a rack what people want to see: claims of all forms, a domain that forms, pods that wait.
 func furnish(t *testing.T, c *cluster) {
 	t.Helper()
 	ctx := t.Context()
@@ -297,7 +297,8 @@ func TestThePageInABrowser(t *testing.T) {
 	}
 }
 
-// What a tenant, or a plugin that was taken over, can write into objects that the page shows. None of it may become markup or a script.
+// A tenant, or an attacker who controls a plugin, can write such text into objects that the page shows. It must not become
+// markup or a script.
 const hostile = `"><img src=x onerror=alert(1)><script>alert(2)</script>' onfocus=alert(3) javascript:alert(4)`
 
 //shows:fabric-page
@@ -346,7 +347,7 @@ func TestHostileObjectsAreOnlyText(t *testing.T) {
 	}
 }
 
-// A page in a cluster is asked for a token, keeps it in memory alone, and shows what its owner may read.
+// A page in a cluster asks for a token, keeps it only in memory, and shows what the token's owner may read.
 //
 //shows:fabric-page
 func TestAViewerSignsInWithATokenAndSeesWhatItMay(t *testing.T) {
@@ -371,8 +372,8 @@ func TestAViewerSignsInWithATokenAndSeesWhatItMay(t *testing.T) {
 	}
 }
 
-// TestAThousandNodes measures the page and its server on 1,008 nodes while 56 domains form. It says figures, and fails only where the
-// picture is wrong: `NODES=1008 go test -run TestAThousandNodes -v .`
+// TestAThousandNodes measures the page and its server on 1,008 nodes while 56 domains form. It prints figures, and fails only
+// where the picture is wrong: `NODES=1008 go test -run TestAThousandNodes -v .`
 func TestAThousandNodes(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv("NODES"))
 	if err != nil || nodes < nodesPerRack {
@@ -409,8 +410,8 @@ func TestAThousandNodes(t *testing.T) {
 	v.picture("console-1008")
 }
 
-// runProgram runs the program itself (PROGRAM) with a kubeconfig, so that its memory is its own. It returns the page's address, and what
-// says how much memory is resident.
+// runProgram runs the program itself (PROGRAM) with a kubeconfig, so that its memory can be measured. It returns the page's
+// address, and a function that returns the resident memory.
 func (c *cluster) runProgram(t *testing.T) (address string, resident func() string) {
 	t.Helper()
 	program := os.Getenv("PROGRAM")

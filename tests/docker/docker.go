@@ -1,4 +1,4 @@
-// Package docker runs the docker command. Only what the command line offers is used, so any daemon that it reaches will do.
+// Package docker runs the docker command. It uses only the command line, so any daemon works that the command reaches.
 package docker
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Run runs `docker ARGS...` and returns its standard output without surrounding white space. An error carries what docker said.
+// Run runs `docker ARGS...` and returns its standard output without surrounding white space. An error has docker's output.
 func Run(ctx context.Context, args ...string) (string, error) { return RunWith(ctx, nil, args...) }
 
 // RunWith is Run with standard input.

@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	// ackHCA is what the ACK job calls an HCA; h100-hgx has the chart's DeviceClass for it, since there DRA serves the pools.
+	// ackHCA is the resource by which the ACK job asks for an HCA. On h100-hgx the chart makes a DeviceClass for it, since DRA
+	// serves the pools there.
 	ackHCA = "rdma/hca"
 	// ackPool gives the job's resource to every HCA of the node.
 	ackPool = `{apiVersion: gpufabric.io/v1alpha1, kind: RDMAPool, metadata: {name: ack}, spec: {resourceName: hca, rdmaHcaMax: 64, ` +
 		`selectors: {vendors: ["15b3"]}}}`
 )
 
-// testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a node all of
-// whose GPUs are free, which they are when the tests beside this one have ended. The stand-in for its program opens all that it was given
-// and says what that was.
+// testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a
+// node with all GPUs free, until the tests that run beside this one have ended. The stand-in for the job's program opens all
+// that it was given and prints what that was.
 //
 //shows:rdma-dra rdma-seeds
 func testACKJob(t *testing.T, e *environment) {
@@ -76,7 +77,7 @@ func testACKJob(t *testing.T, e *environment) {
 	})
 }
 
-// trained holds what the stand-in for the job's program said against the node that it ran on.
+// trained compares the output of the stand-in for the job's program with the node that it ran on.
 func (e *environment) trained(t *testing.T, node, said string) {
 	t.Helper()
 	var seen struct {

@@ -127,7 +127,8 @@ func (e *environment) domain(t *testing.T, name string) computeDomain {
 	return domain
 }
 
-// says waits until a pod's log says something: a pod is Ready when its program was started, which may not have run a line by then.
+// says waits for a text in a pod's log. A pod is Ready once its program was started, which may not have printed anything by
+// then.
 func (e *environment) says(t *testing.T, pod string, what *regexp.Regexp) {
 	t.Helper()
 	e.eventually(t, pod+" to say "+what.String(), func(ctx context.Context) (bool, string, error) {
@@ -136,8 +137,8 @@ func (e *environment) says(t *testing.T, pod string, what *regexp.Regexp) {
 	})
 }
 
-// claimUIDs returns the UIDs of the claims that were made for the pods. Those of an earlier pod of the same name, which the garbage
-// collector has not come to yet, are not among them.
+// claimUIDs returns the UIDs of the claims that were made for the pods. It leaves out claims of an earlier pod of the same
+// name, which the garbage collector has not removed yet.
 func (e *environment) claimUIDs(t *testing.T, pods ...string) []string {
 	t.Helper()
 	var owners []string

@@ -20,8 +20,8 @@ const (
 	bySingleLine = `containers: [{name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {nvidia.com/gpu: 1}}}]`
 )
 
-// testDRAPreempted fills a node with pods of lower priority, for each way to ask DRA for GPUs one, and has pods of higher priority come in
-// both ways.
+// testDRAPreempted fills a node with two pods of lower priority, one for each way to request GPUs through DRA. Then pods of
+// higher priority request GPUs in both ways.
 //
 //shows:scheduler-preemption
 func testDRAPreempted(t *testing.T, e *environment) {
@@ -45,7 +45,7 @@ func testDRAPreempted(t *testing.T, e *environment) {
 	e.ready(t, "dra-line", "dra-claim")
 	uids := e.claimUIDs(t, "dra-claim")
 
-	// One of the same priority waits: it may not preempt.
+	// A pod of the same priority waits, since it may not preempt.
 	e.apply(t, pod("dra-equal", "dra-low", bySingleLine))
 	e.eventually(t, "a pod of low priority to wait", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "dra-equal", "--output", `jsonpath={.status.conditions[?(@.type=="PodScheduled")].reason}`)

@@ -12,8 +12,8 @@ import (
 // drainTaint is the taint of the GPUs of a node that is drained.
 const drainTaint = "gpufabric.io/drained"
 
-// testDrain drains a node while a pod has one of its GPUs, resets the GPU, and takes the node back. Every role of the chart that opens GPUs
-// takes part: on a machine with the vGPU role that one and its monitor do.
+// testDrain drains a node while a pod has one of its GPUs, resets the GPU, and takes the node back. Every role of the chart
+// that opens GPUs takes part.
 //
 //shows:gpu-drain
 func testDrain(t *testing.T, e *environment) {
@@ -84,7 +84,7 @@ spec:
 	if out := reset(); !strings.Contains(out, "successfully reset") {
 		t.Errorf("a drained node's GPU is not reset:\n%s", out)
 	}
-	e.rolesRun(t, before) // none of them fails for want of a GPU
+	e.rolesRun(t, before) // none of them fails because a GPU is missing
 
 	_, err = order(t.Context(), "undrain")
 	must(t, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/gruntwork-io/terratest/modules/terraform"
 )
 
-// TestComputeDomainsFromTerraformToPod is one story, in order: each part stands on those before it.
+// TestComputeDomainsFromTerraformToPod is one sequence: each part needs those before it.
 //
 //shows:chart-uninstall tf-destroy
 func TestComputeDomainsFromTerraformToPod(t *testing.T) {
@@ -93,7 +93,7 @@ func testUpgradeAndRollback(t *testing.T, e *environment) {
 			t.Errorf("%s is %q, want it to run on", pod, got)
 		}
 	}
-	// What the old plugin prepared, the new one takes back.
+	// The new plugin unprepares what the old one prepared.
 	uids := e.claimUIDs(t, "bystander-a", "bystander-b")
 	e.kubectl(t, "delete", "pod/bystander-a", "pod/bystander-b", inTime)
 	e.vanish(t, "claims that were prepared before the upgrade", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })

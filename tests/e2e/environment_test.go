@@ -20,13 +20,13 @@ import (
 const (
 	clusterName = "gpufabric-e2e"
 	profile     = "gb200-nvl72"
-	// keepVariable keeps the cluster after the tests, and takes the one that is up already before them.
+	// keepVariable keeps the cluster after the tests. Before them it uses a cluster that already runs.
 	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
 
-	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a
-	// minute while it goes through a new list of units (docs/limitations.md, shares for Volcano).
+	// Changes on a node's disk send no events, so the tests look this often, for this long. A kubelet of 1.36 may start no pod
+	// for a minute while it reads a new list of units (docs/limitations.md, shares for Volcano).
 	patience = 4 * time.Minute
-	// inTime gives kubectl as long. What is quick here says so by a measured figure, and not by a wait that ends soon.
+	// inTime gives kubectl the same time. Speed is shown by measured figures, and not by short waits.
 	inTime   = "--timeout=4m"
 	interval = 500 * time.Millisecond
 )
@@ -47,7 +47,7 @@ func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile str
 	root, err := repository.Root()
 	must(t, err)
 	printer := steps.NewPrinter(os.Stderr)
-	// Another run on this machine, from this checkout or another, would take the cluster away.
+	// Another run on this machine, from this checkout or another, would remove the cluster.
 	unlock, err := filelock.Lock(t.Context(), filepath.Join(os.TempDir(), clusterName+".lock"), func() {
 		fmt.Fprintf(printer, "another process runs tests in the cluster %s; waiting for it to end\n", clusterName)
 	})
@@ -76,7 +76,7 @@ func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile str
 	return &environment{Cluster: cluster, root: root, printer: printer}
 }
 
-// kubectl runs kubectl and fails the test with what it said if it fails.
+// kubectl runs kubectl. If that fails, the test fails with its output.
 func (e *environment) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := e.Kubectl(t.Context(), nil, args...)
@@ -87,7 +87,7 @@ func (e *environment) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// state is what the test's objects and the drivers look like just now: a look or a command that waited in vain does not say for what.
+// state describes the test's objects and the drivers at this moment. A wait that timed out does not say this by itself.
 func (e *environment) state(t *testing.T) string {
 	var all strings.Builder
 	for _, args := range [][]string{
@@ -100,7 +100,7 @@ func (e *environment) state(t *testing.T) string {
 			"--all-containers"},
 		{"--namespace", "kube-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40", "--all-containers"},
 	} {
-		// One that fails leaves the others.
+		// If one fails, the others are still shown.
 		out, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...)
 		fmt.Fprintf(&all, "\n$ kubectl %s\n%s", strings.Join(args, " "), out)
 		if err != nil {
@@ -110,7 +110,7 @@ func (e *environment) state(t *testing.T) string {
 	return all.String()
 }
 
-// apply applies a manifest and removes it, if it is still there, when the test ends.
+// apply applies a manifest. When the test ends it removes what still exists of it.
 func (e *environment) apply(t *testing.T, manifest string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -131,8 +131,8 @@ func (e *environment) kubectlCleanup(t *testing.T, args ...string) {
 	}
 }
 
-// served waits until the API server serves a CRD's objects to kubectl, which finds them by discovery: a CRD is Established before that
-// knows of it.
+// served waits until the API server serves a CRD's objects to kubectl. kubectl uses discovery, which shows a CRD some time
+// after it is Established.
 func (e *environment) served(t *testing.T, crd string) {
 	t.Helper()
 	e.kubectl(t, "wait", "crd/"+crd, "--for=condition=Established", inTime)
@@ -168,7 +168,8 @@ func (e *environment) file(t *testing.T, path string) string {
 	return string(content)
 }
 
-// traces lists what on the nodes still carries one of the names (UIDs): files by name or by content, under the state and CDI directories.
+// traces lists files on the nodes that still have one of the names (UIDs) in their own name or content, under the state and CDI
+// directories.
 func (e *environment) traces(ctx context.Context, names ...string) ([]string, error) {
 	var found []string
 	for _, node := range e.Nodes {
@@ -190,7 +191,7 @@ func (e *environment) traces(ctx context.Context, names ...string) ([]string, er
 	return found, nil
 }
 
-// vanish waits until list returns nothing, and fails the test with what is left otherwise.
+// vanish waits until list returns nothing. Otherwise it fails the test with what still exists.
 func (e *environment) vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
 	t.Helper()
 	e.eventually(t, what+" to be gone", func(ctx context.Context) (bool, string, error) {
@@ -199,7 +200,7 @@ func (e *environment) vanish(t *testing.T, what string, list func(ctx context.Co
 	})
 }
 
-// eventually waits until look is satisfied, and fails the test with what look saw last otherwise.
+// eventually waits until look is satisfied. Otherwise it fails the test with what look saw last.
 func (e *environment) eventually(t *testing.T, what string, look func(ctx context.Context) (good bool, saw string, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -16,8 +16,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// examplesOn are the directories of examples/terraform by the machine that fits each; the quickstart is the story of
-// TestComputeDomainsFromTerraformToPod.
+// examplesOn are the directories of examples/terraform by the machine that fits each; TestComputeDomainsFromTerraformToPod
+// tests the quickstart.
 func (e *environment) examplesOn(machine string) []example {
 	switch machine {
 	case profile:
@@ -38,7 +38,7 @@ func (e *environment) examplesOn(machine string) []example {
 	return nil
 }
 
-// testExamples applies each example that fits the machine, looks at what came of it, and destroys it without remains.
+// testExamples applies each example that fits the machine, checks the result, destroys it, and checks that nothing remains.
 //
 //shows:tf-examples
 func (e *environment) testExamples(t *testing.T, machine string) {
@@ -96,7 +96,7 @@ func (e *environment) example(t *testing.T, x example) *terraform.Options {
 	return options
 }
 
-// turnInto swaps the workers' hardware, unless they have it.
+// turnInto replaces the workers' hardware, unless they have it already.
 func (e *environment) turnInto(t *testing.T, machine string) {
 	t.Helper()
 	is := func(ctx context.Context, node string) (bool, string, error) {
@@ -112,7 +112,8 @@ func (e *environment) turnInto(t *testing.T, machine string) {
 	}
 }
 
-// testRack proves the rack by the provider's actions: a ping over both nodes, and a restart of IMEX under a domain that runs.
+// testRack checks the rack through the provider's actions: a ping between both nodes, and a restart of IMEX under a running
+// domain.
 //
 //shows:tf-actions tf-examples
 func testRack(t *testing.T, e *environment, options *terraform.Options) {
@@ -194,8 +195,8 @@ func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
 	testBandwidth(t, e, options)
 }
 
-// testBandwidth has the provider run nvbandwidth by the real MPI operator. The stand-in reaches every GPU and measures nothing, so the
-// fabric is not proven: the action ends with what the ranks printed, and takes everything away.
+// testBandwidth has the provider run nvbandwidth by the real MPI operator. The stand-in opens every GPU and measures nothing,
+// so the action does not confirm the fabric. It ends with the output of the ranks, and removes everything.
 func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 	e.operator(t)
 	actionsOf(t, options, `action "gpufabric_validate_fabric" "bandwidth" {
@@ -231,7 +232,7 @@ func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 	testRailsPing(t, e)
 }
 
-// testPlatform sees the layout stand: eight GPUs in halves.
+// testPlatform waits for the layout: eight GPUs in halves.
 //
 //shows:gpu-mig tf-actions tf-examples
 func testPlatform(t *testing.T, e *environment, options *terraform.Options) {
@@ -294,7 +295,7 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 	e.kubectl(t, "delete", "resourceclaim/half", inTime)
 }
 
-// testSlices asks for a slice by one line of limits, as the example's output says.
+// testSlices requests a slice by one line of limits, as the example's output says.
 //
 //shows:tf-examples vgpu-profile
 func testSlices(t *testing.T, e *environment, options *terraform.Options) {

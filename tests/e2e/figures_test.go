@@ -30,12 +30,12 @@ func TestFigures(t *testing.T) {
 		if t.Failed() {
 			return
 		}
-		// After every run, so that a measurement that is cut short has not been for nothing.
+		// After every run, so that an interrupted measurement still has results.
 		figures.write(t)
 	}
 }
 
-// write puts the table where it can be copied from.
+// write writes the table to a file.
 func (f *figures) write(t *testing.T) {
 	t.Helper()
 	table := f.table()
@@ -68,7 +68,7 @@ func (f *figures) clock(name string, do func()) {
 	f.add(name, time.Since(started))
 }
 
-// measure makes one cluster and goes once through what a user does in it.
+// measure makes one cluster and does once what a user does in it.
 func (f *figures) measure(t *testing.T) {
 	must(t, kindcluster.Down(t.Context(), clusterName))
 	e := newEnvironment(t)

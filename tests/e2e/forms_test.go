@@ -22,7 +22,7 @@ const (
 		`'1g.10gb'"}}]}`
 )
 
-// holder is a pod that holds what a claim asks for on a node.
+// holder is a pod on a node with a claim.
 func holder(name, node, request string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -61,7 +61,7 @@ func TestForms(t *testing.T) {
 		{"mig", "mig_1g.10gb_2g.20gb", migClaim},
 		{"flexible", "flexible", ""}, // all three
 	}
-	held := map[string]string{} // pods of before the upgrade and their nodes
+	held := map[string]string{} // pods from before the upgrade and their nodes
 	for i, node := range e.Workers() {
 		for _, form := range forms[:3] {
 			pod := fmt.Sprintf("held-%s-%d", form.name, i)
@@ -135,7 +135,7 @@ func TestForms(t *testing.T) {
 	})
 }
 
-// standing tells a pod apart from one that was started again or was given something else.
+// standing identifies a pod's containers and devices: a pod that was restarted, or has other devices, has another value.
 func (e *environment) standing(t *testing.T, pod string) string {
 	t.Helper()
 	about := e.kubectl(t, "get", "pod", pod, "--output",
@@ -145,7 +145,7 @@ func (e *environment) standing(t *testing.T, pod string) string {
 	return fmt.Sprint(about, devices)
 }
 
-// TestARuntimeWithoutCDIIsReported switches CDI off in the container runtime of one node.
+// TestARuntimeWithoutCDIIsReported disables CDI in the container runtime of one node.
 //
 //shows:node-cdi
 func TestARuntimeWithoutCDIIsReported(t *testing.T) {
@@ -161,7 +161,7 @@ func TestARuntimeWithoutCDIIsReported(t *testing.T) {
 		_, err := docker.Script(ctx, node, command+"\nsystemctl restart containerd")
 		must(t, err)
 	}
-	// The section is the one that bring-up patches.
+	// Bring-up writes the same section.
 	configure(t.Context(), `cp /etc/containerd/config.toml /tmp/config.toml
 sed -i 's/^\( *\)\[plugins."io.containerd.grpc.v1.cri"\]$/&\n\1enable_cdi = false/' /etc/containerd/config.toml
 grep -q enable_cdi /etc/containerd/config.toml`)

@@ -96,14 +96,15 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 	})
 }
 
-// hasten makes the kubelet look at a pod now: after a failed prepare it waits for up to a minute and a half, but a changed pod it looks at
-// at once.
+// hasten makes the kubelet handle a pod at once by changing the pod. After a failed prepare the kubelet would otherwise wait
+// for up to a minute and a half.
 func (e *environment) hasten(t *testing.T, pod string) {
 	t.Helper()
 	e.kubectl(t, "annotate", "--overwrite", "pod", pod, "gpufabric.io/hastened=true")
 }
 
-// testReboot plays what a reboot does to a node's GPUs and their claims. The node itself stays up: its boot is a file of the fake hardware.
+// testReboot does what a reboot does to a node's GPUs and their claims. The node itself stays up, since its boot ID is a file
+// of the fake hardware.
 //
 //shows:gpu-reboot
 func testReboot(t *testing.T, e *environment) {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestGPUFigures measures pods with GPUs on one node of eight, each time beside the same pods without: what a user waits for, which is
-// mostly the kubelet's and the container runtime's work. It tries no other driver.
+// TestGPUFigures measures how long a user waits for pods with GPUs on one node with eight GPUs, and for the same pods without
+// GPUs. Most of the time is the work of the kubelet and the container runtime. It measures no other driver.
 //
 //shows:gpu-speed
 func TestGPUFigures(t *testing.T) {
@@ -77,7 +77,7 @@ func (e *environment) removeFigurePods(t *testing.T) {
 	e.kubectl(t, "wait", "resourceclaims", "--all", "--for=delete", inTime)
 }
 
-// reuse takes a GPU from a pod by force, while another pod waits for it.
+// reuse deletes a pod with a GPU by force, while another pod waits for that GPU.
 func (e *environment) reuse(t *testing.T) time.Duration {
 	t.Helper()
 	e.apply(t, e.figurePod("figure-rest", "figures-7")+e.figurePod("figure-first", "figures-1"))

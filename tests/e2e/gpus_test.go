@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// testGPUClaims runs the claims by which the NVIDIA driver's documentation shows what it can do, each a manifest of the examples.
+// testGPUClaims runs the claims of the NVIDIA driver's documentation. Each is a manifest of the examples.
 func testGPUClaims(t *testing.T, e *environment) {
 	e.run(t, []part{
 		{"two pods get a GPU each", testGPUEach},
@@ -44,7 +44,7 @@ func (e *environment) ready(t *testing.T, pods ...string) []string {
 	return nodes
 }
 
-// smi is what nvidia-smi says on a node.
+// smi is the output of nvidia-smi on a node.
 func (e *environment) smi(ctx context.Context, node string, args ...string) (string, error) {
 	return docker.Script(ctx, node, "/var/lib/fakefabric/driver/usr/bin/nvidia-smi "+strings.Join(args, " ")+" 2>&1 || true",
 		"FAKEFABRIC_ROOT=/var/lib/fakefabric")
@@ -136,7 +136,7 @@ spec:
 	offers("shares_4")
 	program := filepath.Join(e.root, "bin/gpufabric")
 	offered := regexp.MustCompile(node + ` +8 +8 +8 shares \(4\) `)
-	// All are free once the claims of the pods before are gone.
+	// All are free once the claims of the earlier pods are gone.
 	e.eventually(t, "gpufabric doctor gpu to say that "+node+" offers 8 GPUs in shares", func(ctx context.Context) (bool, string, error) {
 		said, err := exec.CommandContext(ctx, program, "doctor", "gpu", "--kubeconfig", e.Kubeconfig).CombinedOutput()
 		return err == nil && offered.Match(said), string(said), err
@@ -223,7 +223,7 @@ func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 		out, err := policies(ctx)
 		return err == nil && !strings.Contains(out, "Long") && !strings.Contains(out, "Exclusive"), out, err
 	})
-	// The keeper of the daemons stays, and so do its socket and its lock.
+	// The keeper of the daemons still runs, so its socket and its lock remain.
 	e.vanish(t, "what MPS wrote", func(ctx context.Context) ([]string, error) {
 		out, err := docker.Script(ctx, node, `ls -A /run/gpufabric/mps | grep --invert-match '^keeper\.' || true`)
 		return strings.Fields(out), err

@@ -16,8 +16,8 @@ import (
 	"gpufabric.io/tests/kindcluster"
 )
 
-// driverDelay is how long after the plugins a late driver arrives. A driver container that compiles its modules takes a minute or more; the
-// plugins look every 10 s and do not care which look it is, so more than a few looks would only take the test's time.
+// driverDelay is how long after the plugins a late driver arrives. A driver container that compiles its modules takes a minute
+// or more. The plugins look every 10 s, and every look is the same, so the test waits for a few looks only.
 const driverDelay = 25 * time.Second
 
 // testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have
@@ -43,7 +43,7 @@ func (e *environment) testLayouts(t *testing.T) {
 		{"every role runs", testRolesRun},
 		{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
 	}
-	// In these modes a domain is a channel, and several share a node.
+	// In these modes a domain is a channel, and several domains share a node.
 	clique := []part{
 		{"every role runs", testRolesRun},
 		{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
@@ -59,7 +59,7 @@ func (e *environment) testLayouts(t *testing.T) {
 	const rackBefore = "rdma-devices-configmap.yaml"
 	for _, machine := range []struct {
 		name, profile string
-		// placed is where the driver lies; late: it comes when the plugins are there already.
+		// placed is the place of the driver. late: it appears after the plugins have started.
 		placed kindcluster.Layout
 		late   bool
 		values []string
@@ -91,7 +91,7 @@ func (e *environment) testLayouts(t *testing.T) {
 			}
 			e.install(t, arguments...)
 			if machine.late {
-				// Nothing but time makes a driver late.
+				// Only time makes a driver late.
 				time.Sleep(driverDelay)
 				e.waitsForDriver(t)
 				must(t, e.Place(t.Context(), machine.placed))
@@ -116,7 +116,7 @@ func (e *environment) testForeignLibraries(t *testing.T) {
 	must(t, e.Place(t.Context(), kindcluster.LayoutKernel))
 	must(t, e.PlaceForeign(t.Context(), libraries...))
 	for i, node := range e.Workers() {
-		// If the machine's own loader started it, the C libraries would be too much alike to show anything.
+		// If the machine's own loader can start it, the C libraries are too similar for this test.
 		mixed := "LD_LIBRARY_PATH=$(dirname $(find /run/nvidia/driver -name libc.so.6)) /run/nvidia/driver/usr/bin/nvidia-smi -L"
 		if out, err := docker.Script(t.Context(), node, mixed); err == nil {
 			t.Errorf("%s: its own loader starts a program with the C library of %s:\n%s", node, filepath.Base(libraries[i]), out)
@@ -202,7 +202,7 @@ spec:
 	}
 }
 
-// waitsForDriver looks at plugins on nodes whose driver is not there yet: they run, and say what they wait for.
+// waitsForDriver checks the plugins on nodes whose driver is not there yet: they run, and say what they wait for.
 func (e *environment) waitsForDriver(t *testing.T) {
 	t.Helper()
 	testRolesRun(t, e)
@@ -213,14 +213,14 @@ func (e *environment) waitsForDriver(t *testing.T) {
 	})
 }
 
-// testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on. Helm's wait lets a DaemonSet have one
-// pod that does not run yet.
+// testRolesRun checks every pod of the chart: on a host each container has to start, and to stay up. Helm's wait allows a
+// DaemonSet one pod that does not run yet.
 func testRolesRun(t *testing.T, e *environment) {
 	e.rolesRun(t, map[string]string{})
 }
 
-// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that is not among
-// those of before was never restarted.
+// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that did
+// not exist before counts as never restarted.
 func (e *environment) rolesRun(t *testing.T, before map[string]string) {
 	t.Helper()
 	e.eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {
@@ -253,7 +253,8 @@ func (e *environment) roles(ctx context.Context) (phases, restarts map[string]st
 	return phases, restarts, nil
 }
 
-// testProgramInPod asks the driver's own program inside a pod, which finds its library through what CDI put there.
+// testProgramInPod runs the driver's own program inside a pod. The program finds its library through the files that CDI put
+// there.
 func testProgramInPod(t *testing.T, e *environment) {
 	const manifest = `
 apiVersion: resource.k8s.io/v1

@@ -12,22 +12,22 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// driverState shows containers with a GPU what the fake driver's programs read in the place of asking a kernel, which containers would
-// share with the node.
+// driverState mounts the fake node's state into containers with a GPU. The fake driver's programs read it, where real ones ask
+// the kernel, which containers share with the node.
 const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state," +
 	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
 
-// TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for
-// each.
+// TestMachines runs pods on other machines than the GB200 rack. The workers get the hardware of one machine after another, and
+// the drivers are installed for each.
 func TestMachines(t *testing.T) {
 	e := newEnvironment(t)
 	for _, machine := range []struct {
 		profile string
 		values  []string
-		// before is a manifest that is applied before the drivers: the kubelet may take over a minute to bring a later one into a pod's
-		// volume.
+		// before is a manifest that is applied before the drivers. The kubelet may need over a minute to bring a later change
+		// into a pod's volume.
 		before string
-		// parts run in this order: what one leaves in a kubelet, the next finds.
+		// parts run in this order, since each leaves something in a kubelet that the next one finds.
 		parts []part
 	}{
 		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", []part{
@@ -36,7 +36,7 @@ func TestMachines(t *testing.T) {
 			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
 			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
 		}},
-		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
+		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
 			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", "console.enabled=true",
 			driverState}, "", []part{
@@ -76,7 +76,7 @@ func TestMachines(t *testing.T) {
 	t.Run("default values", e.testLayouts)
 }
 
-// part is a test of its own on a cluster that others had before it and will have after.
+// part is a separate test on a cluster that other tests use before and after it.
 type part struct {
 	name string
 	run  func(*testing.T, *environment)
@@ -88,8 +88,8 @@ func (e *environment) run(t *testing.T, parts []part) {
 	}
 }
 
-// become swaps the workers' hardware and installs the drivers on it, pointed at where the fake lies; they are removed again when the test
-// ends.
+// become replaces the workers' hardware and installs the drivers, with the paths of the fake. The drivers are removed when the
+// test ends.
 func (e *environment) become(t *testing.T, machine string, values ...string) {
 	t.Helper()
 	e.equip(t, machine)
@@ -100,7 +100,7 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 	e.install(t, arguments...)
 }
 
-// equip swaps the workers' hardware.
+// equip replaces the workers' hardware.
 func (e *environment) equip(t *testing.T, machine string) {
 	t.Helper()
 	must(t, e.Equip(t.Context(), e.printer, machine))
@@ -130,7 +130,7 @@ func (e *environment) installFrom(t *testing.T, checkout string, arguments ...st
 			t.Log(e.state(t))
 		}
 		e.nodesAreClean(ctx, t)
-		// Helm leaves the namespace that it made.
+		// Helm does not remove the namespace that it made.
 		if _, err := e.Kubectl(ctx, nil, "delete", "namespace", "gpufabric-system", "--ignore-not-found", inTime); err != nil {
 			t.Errorf("remove the drivers' namespace: %v", err)
 		}
@@ -145,7 +145,7 @@ func (e *environment) installFrom(t *testing.T, checkout string, arguments ...st
 	}
 }
 
-// nodesAreClean looks for what the drivers wrote on their nodes, which an uninstall takes off.
+// nodesAreClean checks that the uninstall has removed what the drivers wrote on their nodes.
 func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 	t.Helper()
 	out, err := e.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
@@ -182,7 +182,7 @@ func testRDMAPods(t *testing.T, e *environment) {
 		if want := map[string]int{"uverbs": 1, "umad": 1, "issm": 1, "rdma_cm": 1}; !maps.Equal(kinds, want) {
 			t.Errorf("%s has %v in /dev/infiniband, want one HCA's nodes and rdma_cm", pod, nodes)
 		}
-		// The seed's image sleeps in a shell, which hears no TERM.
+		// The seed's image sleeps in a shell, which ignores SIGTERM.
 		e.kubectl(t, "delete", "pod", pod, "--grace-period=1", inTime)
 	}
 }
@@ -209,7 +209,7 @@ func testTrainingPod(t *testing.T, e *environment) {
 //shows:vgpu-shares
 func testSharedGPU(t *testing.T, e *environment) {
 	node := e.Workers()[0]
-	// A new pod's volume has the ConfigMap at once.
+	// The volume of a new pod has the ConfigMap at once.
 	const device = `{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-device-config, namespace: gpufabric-system},
 		data: {device-config.yaml: "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}"}}`
 	e.apply(t, device)
@@ -258,7 +258,7 @@ func testSharedGPU(t *testing.T, e *environment) {
 	})
 }
 
-// bind does what Volcano's scheduler does with a pod: it writes what each container gets, then binds the pod.
+// bind does what Volcano's scheduler does with a pod: it writes each container's shares, then binds the pod.
 func (e *environment) bind(t *testing.T, pod, node, devices string) {
 	t.Helper()
 	e.kubectl(t, "annotate", "pod", pod, "volcano.sh/vgpu-node="+node, "volcano.sh/vgpu-ids-new="+devices,

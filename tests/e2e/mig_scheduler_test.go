@@ -26,7 +26,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		return e.Kubectl(ctx, nil, "get", "node", node, "--output", "jsonpath={.metadata.annotations.hamivgpu}")
 	}
 
-	// The image of this pod is nowhere, so the node's plugin never serves it and the lock stays until the pod is gone.
+	// The image of this pod does not exist, so the node's plugin never serves it and the lock stays until the pod is gone.
 	e.apply(t, fmt.Sprintf(migByScheduler, "stuck", "localhost/nowhere:none", "Never"))
 	e.kubectl(t, "wait", "pod/stuck", "--for=condition=PodScheduled", inTime)
 	held, err := lock(t.Context())
@@ -42,8 +42,8 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.waitsFor(t, "mig-pod", "the node is locked (annotation hamivgpu) until a pod before this one has its shares")
 	e.kubectl(t, "delete", "pod/stuck", inTime)
 
-	// The smallest that is large enough for 3000 MB, in the layout by which the third GPU is cut, with the memory that the instance has and
-	// not the geometry's. Of the first GPU the scheduler does not know how it is cut.
+	// This is the smallest instance with 3000 MB in the layout of the third GPU. Its memory is that of the instance, not that
+	// of the geometry. The scheduler does not know the layout of the first GPU.
 	e.kubectl(t, "wait", "pod/mig-pod", "--for=condition=Ready", inTime)
 	if got, want := e.sharesOf(t, "mig-pod"), node+" "+uuids[2]+"[1-3],NVIDIA,4864,0:;"; got != want {
 		t.Errorf("the seed's pod was given %s, want %s", got, want)
@@ -54,7 +54,8 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		return out == "", out, err
 	})
 
-	// Two such slots are left there. Which of the three pods waits cannot be foretold: those behind the lock come in any order.
+	// Two such slots are free there. Any of the three pods may be the one that waits, since pods behind the lock come in any
+	// order.
 	names := []string{"large-0", "large-1", "large-2"}
 	var manifest strings.Builder
 	for _, name := range names {
@@ -100,7 +101,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.kubectl(t, append([]string{"delete", "--grace-period=1", inTime, "pod/mig-pod"}, prefixed("pod/", names)...)...)
 }
 
-// waitsFor waits until the scheduler says something of a pod that it does not place.
+// waitsFor waits until the scheduler gives a reason for a pod that it does not place.
 func (e *environment) waitsFor(t *testing.T, pod, words string) {
 	t.Helper()
 	e.eventually(t, pod+" to wait: "+words, func(ctx context.Context) (bool, string, error) {
@@ -109,7 +110,7 @@ func (e *environment) waitsFor(t *testing.T, pod, words string) {
 	})
 }
 
-// sharesOf are the node for which the scheduler gave a pod shares, and the shares.
+// sharesOf returns the node and the shares that the scheduler chose for a pod.
 func (e *environment) sharesOf(t *testing.T, pod string) string {
 	t.Helper()
 	return e.kubectl(t, "get", "pod", pod, "--output",

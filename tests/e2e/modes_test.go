@@ -113,7 +113,7 @@ func testHostService(t *testing.T, e *environment) {
 	}
 	e.hostService(t, "Ready")
 	if t.Failed() {
-		return // every pod of a domain would wait
+		return // otherwise every pod of a domain would wait
 	}
 	testChannels(t, e)
 	if got := e.daemons(t); len(got) != 0 {
@@ -121,7 +121,7 @@ func testHostService(t *testing.T, e *environment) {
 	}
 }
 
-// hostService waits until both workers are labelled with this state of their own nvidia-imex.
+// hostService waits until the labels of both workers show this state of their own nvidia-imex.
 func (e *environment) hostService(t *testing.T, state string) {
 	t.Helper()
 	e.eventually(t, "the workers to say "+state, func(ctx context.Context) (bool, string, error) {

@@ -13,7 +13,8 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// rank is what each rank of the stand-in for nvbandwidth says: where it runs, which GPU and which IMEX channel it may open.
+// rank is the output of a rank of the stand-in for nvbandwidth: where it runs, and which GPU and which IMEX channel it may
+// open.
 var rank = regexp.MustCompile(`(?m)^rank (\d+) of 8 on (nvbandwidth-test-worker-[01]): (/dev/nvidia\d), ` +
 	`/dev/nvidia-caps-imex-channels/channel0;`)
 
@@ -37,7 +38,7 @@ func testMPIJob(t *testing.T, e *environment) {
 		t.Errorf("%d ranks spoke of %d GPUs, want 8 of 8:\n%s", len(ranks), len(gpus), said)
 	}
 	uid := e.domain(t, "nvbandwidth-test-compute-domain").Metadata.UID
-	// With all that is its own: the next job of this name would find its launcher, and be refused.
+	// With all its objects: the next job of this name would otherwise find the launcher, and be refused.
 	e.kubectl(t, "delete", "mpijob/nvbandwidth-test", "--cascade=foreground", inTime)
 	e.kubectl(t, "delete", "computedomain/nvbandwidth-test-compute-domain", inTime)
 	e.nothingLeft(t, uid)

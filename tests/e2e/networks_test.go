@@ -29,11 +29,11 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 		t.Fatalf("the pods run on %v, want two nodes", nodes)
 	}
 	for pod, other := range map[string]string{"rail-a": "10.56.0.2", "rail-b": "10.56.0.1"} {
-		// -I: a way over the pod network would not count.
+		// -I: the ping must not use the pod network.
 		if said, err := e.Kubectl(t.Context(), nil, "exec", pod, "--", "ping", "-c", "3", "-w", "20", "-I", "net1", other); err != nil {
 			t.Errorf("%s cannot reach %s on net1: %v\n%s", pod, other, err, said)
 		}
-		// Multus says on the pod what it attached.
+		// Multus writes on the pod what it attached.
 		if status := e.kubectl(t, "get", "pod", pod, "--output",
 			`jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`); !strings.Contains(status, `"net1"`) {
 			t.Errorf("%s has the network status %s, want net1 in it", pod, status)
@@ -42,8 +42,8 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod", "rail-a", "rail-b", "--grace-period=1", inTime)
 }
 
-// testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared: whereabouts gives their
-// addresses out, and each reaches the other on net1.
+// testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared. whereabouts
+// assigns their addresses, and each pod reaches the other on net1.
 func testRailsPing(t *testing.T, e *environment) {
 	const pod = `{apiVersion: v1, kind: Pod, metadata: {name: %[1]s, labels: {app: rank}, annotations: {k8s.v1.cni.cncf.io/networks: rail-0}},
 spec: {nodeSelector: {kubernetes.io/hostname: %[2]s}, terminationGracePeriodSeconds: 1,
@@ -89,7 +89,7 @@ func (e *environment) secondaryNetworks(t *testing.T) {
 	e.whereabouts(t)
 }
 
-// multus puts Multus before the workers' CNI plugin, with its own CRD and rights, and takes it away when the test ends.
+// multus installs Multus before the workers' CNI plugin, with its own CRD and rights, and removes it when the test ends.
 func (e *environment) multus(t *testing.T) {
 	t.Helper()
 	e.apply(t, e.multusObjects(t))
@@ -97,7 +97,8 @@ func (e *environment) multus(t *testing.T) {
 	e.installNetworkPlugin(t, "multus", map[string]string{"multus.kubeconfig": "", "00-multus.conf": multusConfiguration})
 }
 
-// whereabouts lets the workers' CNI plugins take addresses from it, with its own CRDs and rights, and takes it away when the test ends.
+// whereabouts installs whereabouts as a source of addresses for the workers' CNI plugins, with its own CRDs and rights, and
+// removes it when the test ends.
 func (e *environment) whereabouts(t *testing.T) {
 	t.Helper()
 	crds := moduleFiles(t, e, "whereabouts", "github.com/k8snetworkplumbingwg/whereabouts", "doc/crds/*.yaml")
@@ -133,7 +134,7 @@ func (e *environment) installNetworkPlugin(t *testing.T, name string, files map[
 		})
 		_, err = docker.Run(t.Context(), "cp", tools[name], node+":/opt/cni/bin/"+name)
 		must(t, err)
-		// A configuration at the top is read at once, so what it refers to stands first.
+		// A configuration in the top directory is read at once, so the files that it refers to are copied first.
 		for _, file := range slices.Backward(slices.Sorted(maps.Keys(files))) {
 			content := files[file]
 			if content == "" {
@@ -149,7 +150,7 @@ func (e *environment) installNetworkPlugin(t *testing.T, name string, files map[
 // kubeconfigOn is a kubeconfig of an account for programs on a node.
 func (e *environment) kubeconfigOn(t *testing.T, node, account, token string) string {
 	t.Helper()
-	// The kubelet's file has the address and the authority by which a node knows the API server; its rights do not reach networks.
+	// The kubelet's file has the API server's address and authority. The kubelet has no rights on networks.
 	out, err := docker.Script(t.Context(), node, "kubectl --kubeconfig /etc/kubernetes/kubelet.conf config view --raw --output json")
 	must(t, err)
 	var kubelet struct {
@@ -168,8 +169,9 @@ func (e *environment) kubeconfigOn(t *testing.T, node, account, token string) st
 	return string(config)
 }
 
-// multusConfiguration sorts before the cluster's own configuration, to which it leaves the pod network. It names that by its name: of a
-// path to a conflist, Multus 4.2.2 keeps for the deletion only the fields that it knows, and host-local's ranges are not among them.
+// multusConfiguration sorts before the cluster's own configuration, which still serves the pod network. It refers to that by
+// name. For a path to a conflist, Multus 4.2.2 would store only the fields that it knows for the deletion, and host-local's
+// ranges are not among them.
 const multusConfiguration = `{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "capabilities": {"portMappings": true},
 	"kubeconfig": "/etc/cni/net.d/multus.kubeconfig", "confDir": "/etc/cni/net.d", "clusterNetwork": "gpufabric"}`
 
@@ -179,7 +181,7 @@ func (e *environment) multusObjects(t *testing.T) string {
 	return withoutWorkloads(moduleFiles(t, e, "multus", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4", "deployments/multus-daemonset.yml")[0])
 }
 
-// moduleFiles reads files of a Go module that the toolchain builds from, by a pattern under the module's root.
+// moduleFiles reads files of a Go module of the toolchain, by a pattern under the module's root.
 func moduleFiles(t *testing.T, e *environment, tools, module, pattern string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
@@ -202,7 +204,7 @@ func moduleFiles(t *testing.T, e *environment, tools, module, pattern string) []
 	return contents
 }
 
-// withoutWorkloads leaves what a manifest runs, and configures, out of it.
+// withoutWorkloads removes workloads and their configuration from a manifest.
 func withoutWorkloads(manifest string) string {
 	var objects []string
 	for _, document := range strings.Split(manifest, "\n---\n") {

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// pageMemory is how much of the page's stream a test reads: the first picture of two nodes is some 100 kB.
+// pageMemory is how much of the page's stream a test reads, in bytes. The first picture of two nodes has about 100 kB.
 const pageMemory = 8 << 20
 
 // testPage opens the page of the fabric as the chart's README says, with the token of somebody who may read what it shows.
@@ -37,7 +37,7 @@ func testPage(t *testing.T, e *environment) {
 	})
 }
 
-// stream reads the page's stream until it has said all that is wanted.
+// stream reads the page's stream until it has shown all that is wanted.
 func stream(ctx context.Context, page, token string, wanted []string) (status int, said string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -92,7 +92,7 @@ func (e *environment) forward(t *testing.T, namespace, target, port string) stri
 		defer close(drained)
 		defer close(found)
 		lines := bufio.NewScanner(out)
-		for lines.Scan() { // to its end: a pipe that nobody reads stops the forwarding
+		for lines.Scan() { // to its end, since an unread pipe stops the forwarding
 			if after, is := strings.CutPrefix(lines.Text(), "Forwarding from "); is {
 				address, _, _ := strings.Cut(after, " ")
 				select {

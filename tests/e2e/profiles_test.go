@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A VGPUProfile that is spread, and pods that ask for a slice of it in a single line.
+// A VGPUProfile with the policy spread, and pods that request a slice of it in a single line.
 const (
 	spreadProfile = `{apiVersion: gpufabric.io/v1alpha1, kind: VGPUProfile, metadata: {name: tenth}, spec: {mode: Software, memory: 8Gi, ` +
 		`cores: 10, policy: Spread}}`
@@ -27,7 +27,7 @@ func testProfileSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, spreadProfile)
 	touched := 0
-	// What is free is counted each minute, and when the profile changes.
+	// The free slices are counted each minute, and when the profile changes.
 	free := func(taken int) {
 		t.Helper()
 		e.eventually(t, fmt.Sprintf("all slices but %d to be free", taken), func(ctx context.Context) (bool, string, error) {
@@ -76,7 +76,8 @@ func testProfileSlices(t *testing.T, e *environment) {
 	free(0)
 }
 
-// testProfileModes runs VGPUProfiles that choose among devices that are there anyway, by pods of one line: MIG devices and whole GPUs.
+// testProfileModes runs VGPUProfiles that select existing devices, MIG devices and whole GPUs. Pods request them in a single
+// line.
 //
 //shows:vgpu-profile
 func testProfileModes(t *testing.T, e *environment) {

@@ -31,7 +31,8 @@ func (e *environment) allocatable(ctx context.Context, node string) (int, error)
 	return strconv.Atoi(out)
 }
 
-// awaitAllocatable waits until a node offers as many units as wanted, and returns how long that took and what was offered meanwhile.
+// awaitAllocatable waits until a node offers as many units as wanted. It returns how long that took and what was offered
+// meanwhile.
 func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted func(int) bool) (time.Duration, []int) {
 	t.Helper()
 	begin := time.Now()
@@ -46,8 +47,8 @@ func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted f
 	return time.Since(begin), seen
 }
 
-// testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet below a pod that holds a unit, and hands all the others to
-// one pod.
+// testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet under a pod that holds a unit, and gives all
+// the others to one pod.
 //
 //shows:rdma-device-plugin
 func testRDMAPool(t *testing.T, e *environment) {
@@ -69,7 +70,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 	restarted := time.Now().UTC().Truncate(time.Second) // as the API's times are
 	_, err := docker.Script(t.Context(), node, "systemctl restart kubelet")
 	must(t, err)
-	// The kubelet's first word after its restart is when it counts; what the API server has before that is the old one's.
+	// The kubelet's first status after its restart counts. What the API server has before that is from the old kubelet.
 	e.eventually(t, "the kubelet to report again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}`)
@@ -106,7 +107,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 	}
 }
 
-// explained are the HCAs that the seed's pool has on a node, as the node's plugin explains them.
+// explained returns the HCAs of the seed's pool on a node, as the node's plugin explains them.
 func (e *environment) explained(t *testing.T, node string) []string {
 	t.Helper()
 	plugin := e.kubectl(t, "--namespace", "kube-system", "get", "pods", "--selector", "app.kubernetes.io/component=rdma-plugin",

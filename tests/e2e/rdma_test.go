@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// testAlignedPair gives a pod a GPU and the nearest NIC by DRA, then takes the NIC's link away and gives it back.
+// testAlignedPair gives a pod a GPU and the nearest NIC through DRA, then takes the NIC's link down and up again.
 //
 //shows:rdma-alignment
 func testAlignedPair(t *testing.T, e *environment) {
@@ -45,7 +45,7 @@ func testAlignedPair(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", inTime)
 }
 
-// path is what nvidia-smi says of the way between a GPU and a NIC of a node.
+// path is what nvidia-smi says about the path between a GPU and a NIC of a node.
 func (e *environment) path(t *testing.T, node, gpu, nic string) string {
 	t.Helper()
 	out, err := e.smi(t.Context(), node, "topo", "-m")

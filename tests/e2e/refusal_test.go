@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// testRefusals gives the API server domains that make no sense.
+// testRefusals sends the API server invalid domains.
 //
 //shows:cd-refusals
 func testRefusals(t *testing.T, e *environment) {
@@ -26,7 +26,7 @@ func testRefusals(t *testing.T, e *environment) {
 	}
 }
 
-// testForeignNamespace lets a tenant ask for a channel of a domain that belongs to another namespace.
+// testForeignNamespace lets a tenant claim a channel of a domain in another namespace.
 //
 //shows:cd-refusals
 func testForeignNamespace(t *testing.T, e *environment) {
@@ -74,7 +74,7 @@ spec:
 	if phase := e.kubectl(t, "--namespace", tenant, "get", "pod/thief", "--output", "jsonpath={.status.phase}"); phase != "Pending" {
 		t.Errorf("the pod is %s, want it to wait", phase)
 	}
-	// What matters most: no CDI file of the refused claim.
+	// Most important: the refused claim has no CDI file.
 	if traces, err := e.traces(t.Context(), e.kubectl(t, "--namespace", tenant, "get", "resourceclaim/stolen", "--output",
 		"jsonpath={.metadata.uid}")); err != nil {
 		t.Error(err)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// testNodesSysfs looks at /sys in a pod that asks for no device: its devices are the fake node's, its cgroup and processors the
-// ones that the pod runs on.
+// testNodesSysfs checks /sys in a pod that requests no device. The devices there are the fake node's. The cgroup and the
+// processors are those of the pod's real machine.
 //
 //shows:fakes-tree
 func testNodesSysfs(t *testing.T, e *environment) {

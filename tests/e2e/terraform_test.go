@@ -42,8 +42,8 @@ func quickstart(t *testing.T, e *environment) *terraform.Options {
 	})
 }
 
-// changesNothing holds a plan against what was applied: it changes no resource. An output that tells what the cluster does, such as a
-// domain's message, may have come to say something else.
+// changesNothing checks that a plan after the apply changes no resource. An output about the cluster's state, such as a
+// domain's message, may differ.
 func changesNothing(t *testing.T, options *terraform.Options) {
 	t.Helper()
 	planned, err := options.Clone()
@@ -91,7 +91,7 @@ func (e *environment) installed(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	found := strings.Fields(out)
-	// Not everything that came with the drivers carries their label: look for it by name too.
+	// Not everything that the drivers installed has their label, so this also searches by name.
 	out, err = e.Kubectl(ctx, nil, "get", "--ignore-not-found", "--output", "name",
 		"namespaces,customresourcedefinitions,deviceclasses,resourceslices,nodes")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// testWithoutHook has containerd drop the plugin's hook, which does not answer within containerd's two seconds, while a container of the
-// pod "deaf" is made again. The container must not run without its share.
+// testWithoutHook lets the plugin's hook miss containerd's limit of two seconds, so that containerd drops it, while a container
+// of the pod "deaf" is made again. The container must not run without its share.
 //
 //shows:vgpu-shares
 func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) {
@@ -39,7 +39,7 @@ func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) 
 		return strings.Contains(out, "NRI-did-not-reach-vgpu-plugin"), out, err
 	})
 	resume()
-	// The condition Ready may still be the one of before.
+	// The condition Ready may still have its earlier value.
 	e.eventually(t, "the container to be made again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "deaf", "--output",
 			"jsonpath={.status.containerStatuses[0].ready}/{.status.containerStatuses[0].restartCount}")

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// testOwnScheduler installs gpufabric-scheduler under the name that the seed's pods and job write, and binds nothing itself.
+// testOwnScheduler installs gpufabric-scheduler under the scheduler's name in the seed's pods and job. The test binds no pod
+// itself.
 //
 //shows:scheduler-placement vgpu-seeds
 func testOwnScheduler(t *testing.T, e *environment) {
@@ -41,8 +42,9 @@ func testOwnScheduler(t *testing.T, e *environment) {
 		{"a slice is preempted from a pod of lower priority", testSlicePreempted},
 		{"two of the seed's pods", testSeedPods},
 		{"the seed's Volcano job, by a double of its controller", testVolcanoJob},
-		// The last, since it needs few units: those of pods that have ended stay a kubelet's until its next pod with any, and cost it time
-		// squared when a machine with other units comes (docs/limitations.md, shares for Volcano).
+		// This part is the last, since it needs few units. A kubelet keeps the units of ended pods until its next pod with
+		// units, and they cost it quadratic time when the machine changes to other units (docs/limitations.md, shares for
+		// Volcano).
 		{"a quota counts slices", testSliceQuota},
 	})
 }
@@ -101,8 +103,8 @@ spec:
 ---`, namespace, name, uuid, priority, units)
 }
 
-// testSlicePreempted has a pod of high priority want what is left of no GPU but what a pod of low priority has: the kubelet's sums would
-// have room for it.
+// testSlicePreempted makes a pod of high priority that fits no GPU unless a pod of low priority goes. The node's sums, as the
+// kubelet counts, would have room for both.
 //
 //shows:scheduler-preemption
 func testSlicePreempted(t *testing.T, e *environment) {

@@ -12,16 +12,16 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// churn is short by default: a batch of 40 is a minute and more where other work has the machine.
+// churn is short by default, since a batch of 40 takes more than a minute on a busy machine.
 var churn = flag.Int("churn", 0, "how many times 40 pods with slices come and go on a node; 0 means twice 10")
 
 // vgpuNamespace is where the chart puts the drivers.
 const vgpuNamespace = "gpufabric-system"
 
-// playsScheduler lets these tests, which are the cluster's administrator, write which shares a pod has.
+// playsScheduler allows these tests, which run as the cluster's administrator, to write which shares a pod has.
 const playsScheduler = "vgpu.schedulerAccounts={kubernetes-admin}"
 
-// The scheduler's part is played here: a pod is made with its annotations and on its node.
+// These tests play the scheduler: they make a pod with its annotations and its node.
 const slicePod = `
 apiVersion: v1
 kind: Pod
@@ -37,7 +37,7 @@ spec:
   volumes: [{name: fake, hostPath: {path: /var/lib/fakefabric}}]
 ---`
 
-// sliceContainer sees the fake node's state, which its nvidia-smi reads in the place of a kernel.
+// sliceContainer has the fake node's state, which its nvidia-smi reads where a real one asks the kernel.
 const sliceContainer = `
   - {name: %s, image: "ubuntu:24.04", command: [sleep, infinity], volumeMounts: [{name: fake, mountPath: /var/lib/fakefabric}],
      resources: {limits: {volcano.sh/vgpu-number: 1}}}`
@@ -77,7 +77,7 @@ func (e *environment) replace(t *testing.T, role, node string) {
 	})
 }
 
-// registered are the UUIDs of a node's shared GPUs once its registration has a part.
+// registered waits until a node's registration contains a text, and returns the UUIDs of its shared GPUs.
 func (e *environment) registered(t *testing.T, node, part string) []string {
 	t.Helper()
 	var uuids []string
@@ -240,8 +240,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 //shows:vgpu-mig
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
-	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // what a machine before it registered may still stand
-	// No claim switches an A100's MIG mode: an administrator has, and reset the GPU.
+	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // an earlier machine's registration may still be there
+	// No claim switches the MIG mode of an A100. An administrator did, and reset the GPU.
 	for _, gpu := range []string{"0", "2"} {
 		e.inject(t, node, "mig-mode", "gpu="+gpu)
 	}
@@ -254,12 +254,12 @@ func testMIGSlots(t *testing.T, e *environment) {
     - {group: small, geometries: [{name: 1g.5gb, memory: 5120, count: 7}]}
     - {group: mixed, geometries: [{name: 2g.10gb, memory: 10240, count: 3}, {name: 1g.5gb, memory: 5120, count: 1}]}
 `
-	// The seed's sizes are in MiB: the kubelet counts three of these GPUs so, and no list of all eight.
+	// The seed's sizes are in MiB. The kubelet can count three of these GPUs in MiB, but not all eight.
 	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}, `+
 		`"filterdevices": {"index": [3, 4, 5, 6, 7]}}]}`, node, uuids[1]))
 	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
 	e.counted(t, node)
-	// As the seed's pod, sized asks for 3000 MB of a GPU in mode mig, and is given no slot.
+	// Like the seed's pod, the pod sized requests 3000 MB of a GPU in mode mig, and gets no slot.
 	e.apply(t, slice("sized", node, uuids[0]+",NVIDIA,3000,0:;", "main")+slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+
 		slice("software", node, uuids[1]+",NVIDIA,3000,0:;", "main"))
 	for _, pod := range []string{"sized", "slot", "software"} {
@@ -277,7 +277,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 		t.Errorf("the container beside MIG has not its share:\n%s", out)
 	}
 
-	// A slot is never two pods': where the scheduler hands it out twice, the second gets an equal one of that GPU.
+	// Two pods never have one slot. Where the scheduler gives it to two pods, the second gets an equal slot of that GPU.
 	e.apply(t, slice("second", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main"))
 	e.kubectl(t, "wait", "pod/second", "--for=condition=Ready", inTime)
 	e.hasInstance(t, "second", node, "2g.10gb")
@@ -296,7 +296,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 	})
 }
 
-// hasInstance looks whether a pod sees a MIG device of a profile, and nothing else of a GPU.
+// hasInstance checks that a pod sees a MIG device of a profile, and nothing else of a GPU.
 func (e *environment) hasInstance(t *testing.T, pod, node, profile string) {
 	t.Helper()
 	seen := e.kubectl(t, "exec", pod, "--", "sh", "-c",

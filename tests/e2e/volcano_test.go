@@ -91,8 +91,7 @@ func testVolcanoJob(t *testing.T, e *environment) {
 	if len(pods) != 3 {
 		t.Fatalf("the job has the pods %v, want three", pods)
 	}
-	// Each trains for a minute, and asks for a CPU of its own: on a small machine one waits until another has ended. Which one cannot be
-	// foretold.
+	// Each trains for a minute and requests a CPU. On a small machine any one of them may wait until another has ended.
 	seen := map[string]bool{}
 	for range pods {
 		e.eventually(t, "one more pod of the job to run", func(ctx context.Context) (bool, string, error) {

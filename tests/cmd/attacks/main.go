@@ -1,5 +1,5 @@
-// Command attacks runs the tests that attack (package gpufabric.io/tests/attacks) and prints, attack by attack, how each ended and what the
-// attacker sees. It needs neither Docker nor root; an attack that does not run says why.
+// Command attacks runs the tests that attack (package gpufabric.io/tests/attacks) and prints, attack by attack, how each ended
+// and what the attacker sees. It needs neither Docker nor root. For an attack that does not run it prints the reason.
 package main
 
 import (
@@ -78,7 +78,7 @@ func run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// tests are the functions of a group of attacks.
+// tests are the test functions of a group of attacks.
 func tests(group []attacks.Attack) []string {
 	var names []string
 	for _, a := range group {
@@ -93,7 +93,7 @@ const (
 	failure = "FAILED"
 )
 
-// outcome is what a test said.
+// outcome is the result of a test.
 type outcome struct {
 	action string
 	// lines are what the attacker sees, or why the test failed or was skipped.
@@ -180,7 +180,7 @@ func read(pipe io.Reader) (map[string]outcome, error) {
 	return said, lines.Err()
 }
 
-// isolated says whether a directory's module is not part of go.work.
+// isolated reports whether a directory's module is outside of go.work.
 func isolated(root, directory string) (bool, error) {
 	work, err := os.ReadFile(filepath.Join(root, "go.work"))
 	if err != nil {

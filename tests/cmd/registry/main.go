@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// A client that does not finish its request's header in this time is dropped.
+// The connection of a client that has not sent its request's header in this time is closed.
 const headerPatience = 10 * time.Second
 
 func main() {

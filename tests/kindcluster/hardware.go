@@ -33,7 +33,7 @@ func (c *Cluster) Equip(ctx context.Context, printer *steps.Printer, profile str
 // Workers are the nodes beside the control plane.
 func (c *Cluster) Workers() []string { return c.Nodes[1:] }
 
-// labels tells the agents what each node carries.
+// labels sets the labels that tell the agents the hardware of each node.
 type labels struct {
 	cluster *Cluster
 	profile string
@@ -74,15 +74,15 @@ func (a agents) Execute(ctx context.Context) error {
 	return err
 }
 
-// How long the agents may take to render, of which pulling their image is the most, and how often that is looked at: a file on a node has
-// no event.
+// How long the agents may take to render, and how often to check, since a file on a node has no event. Most of the time is the
+// pull of their image.
 const (
 	renderPatience = 4 * time.Minute
 	renderInterval = 250 * time.Millisecond
 )
 
-// rendered waits until every worker has the hardware of its labels. Helm's wait does not: it allows all pods of this DaemonSet to
-// be absent, and an agent that has rendered a machine stays ready while it renders the next.
+// rendered waits until every worker has the hardware of its labels. Helm's wait is not enough. It allows all pods of this
+// DaemonSet to be absent, and an agent that has rendered a machine stays ready while it renders the next.
 type rendered labels
 
 func (rendered) Name() string { return "Hardware rendered" }
@@ -92,7 +92,7 @@ func (r rendered) Execute(ctx context.Context) error {
 	defer cancel()
 	for _, node := range r.cluster.Workers() {
 		for {
-			// The file is the last that a rendering writes.
+			// A rendering writes this file last.
 			out, err := docker.Script(ctx, node, "cat /var/lib/fakefabric/state/rendered.json")
 			var is struct{ Profile string }
 			if err == nil && json.Unmarshal([]byte(out), &is) == nil && is.Profile == r.profile {

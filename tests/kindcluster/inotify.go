@@ -19,8 +19,8 @@ const (
 	wantInstances = 512
 )
 
-// inotify has the kernel give root enough inotify instances. A kubelet that starts when none is left logs an error and works on, but
-// never sees a DRA driver again ("DRA driver NAME is not registered").
+// inotify raises the kernel's limit of inotify instances for root. A kubelet that starts without a free instance logs an error
+// and continues, but never sees a DRA driver ("DRA driver NAME is not registered").
 type inotify struct {
 	printer *steps.Printer
 	file    string

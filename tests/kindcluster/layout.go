@@ -28,12 +28,12 @@ const (
 	layoutForeign Layout = "foreign"
 )
 
-// placeScript puts a fake node where hardware lies.
+// placeScript puts a fake node in the places of real hardware.
 //
 //go:embed layout/place.sh
 var placeScript string
 
-// launcherSource is the program that a fake's programs are put behind where they are to need a C library.
+// launcherSource is a program with a C library that starts one of the fake's programs, which have none.
 //
 //go:embed layout/launcher.c
 var launcherSource string
@@ -77,7 +77,7 @@ func (c *Cluster) PlaceForeign(ctx context.Context, libraries ...string) error {
 	if err := os.WriteFile(source, []byte(launcherSource), 0o600); err != nil {
 		return err
 	}
-	// No start files: they ask for symbols of the C library of the machine that compiles.
+	// No start files, since they need symbols of the compiling machine's C library.
 	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-nostartfiles", "-o", launcher, source).CombinedOutput(); err != nil {
 		return fmt.Errorf("compile the launcher of linked programs: %w\n%s", err, out)
 	}

@@ -116,8 +116,8 @@ func (m member) conflist() (string, error) {
 	return string(config), err
 }
 
-// routes is the script that tells the node where the other nodes' pods are, and to hide its own pods behind its address towards the
-// outside.
+// routes is the script that adds routes to the other nodes' pods, and lets the node's own pods reach the outside by its address
+// (masquerading).
 func (m member) routes(members []member) string {
 	var script strings.Builder
 	for _, other := range members {

@@ -123,7 +123,7 @@ func (c *Cluster) ServeProgram(ctx context.Context, reference, program string) e
 	return c.Registry.Push(ctx, reference, image)
 }
 
-// forget removes the image from every node, so that pods started from now on get the one that was pushed under the same name.
+// forget removes the image from every node, so that new pods get the image that was pushed under the same name.
 func (c *Cluster) forget(ctx context.Context, reference string) error {
 	tag, err := name.NewTag(reference)
 	if err != nil {

@@ -29,8 +29,8 @@ type Options struct {
 // How long nodes and system pods may take to become ready after kind made them; 20 s is usual on two cores.
 const readyPatience = "300s"
 
-// Up brings a cluster up, or returns the one that is up already and answers. An error ends with where the logs are; what is left of the
-// cluster stays for a look until Down or the next Up.
+// Up brings a cluster up, or returns the one that is up already and answers. An error ends with the place of the logs. What
+// remains of the cluster can be inspected until Down or the next Up.
 func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Name == "" {
 		o.Name = DefaultName
@@ -70,7 +70,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		err = b.cluster.record(root)
 	}
 	if err != nil && b.created {
-		// The caller's context may be what ended the bring-up.
+		// The caller's context may have ended the bring-up.
 		logs, logsErr := exportLogs(context.WithoutCancel(ctx), root, o.Name)
 		if logsErr != nil {
 			return nil, fmt.Errorf("bring up cluster %s: %w\nlogs of its nodes, as far as they could be had (%w): %s", o.Name, err, logsErr, logs)
@@ -138,7 +138,7 @@ func (s nodes) Execute(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A cluster that an earlier bring-up left half made is of no use.
+	// A cluster that an earlier bring-up left incomplete cannot be used.
 	if err := Down(ctx, s.Options.Name); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 // runner is the test that runs the commands of whole pages; it lists them itself.
 const runner = "tests/charts/manual_test.go"
 
-// elsewhere are the pages beside the code whose commands are shown by these files: each command's verb stands in one of them.
+// elsewhere are the pages beside the code whose commands these files run: each command's verb is in one of them.
 var elsewhere = map[string][]string{
 	"charts/fake-hardware/README.md": {"tests/e2e/machines_test.go", "tests/kindcluster", runner},
 	"charts/gpufabric/README.md": {runner, "docs/install.md", "docs/uninstall.md", "drivers/gpu/explain",
@@ -60,9 +60,9 @@ func blocks(p page) []block {
 	return slices.DeleteFunc(out, func(b block) bool { return !slices.Contains(shells, b.language) })
 }
 
-// TestEveryCommandIsRunOrShown finds commands that nothing runs. A block of commands in docs, README.md and
-// CONTRIBUTING.md is run by the test that lists its page, repeats such a block word for word, or says by run-by=FILE which
-// test or script does as it says; pages beside the code are listed above.
+// TestEveryCommandIsRunOrShown finds commands that nothing runs. A block of commands in docs, README.md and CONTRIBUTING.md is
+// one of three: the test that lists its page runs it, it repeats such a block word for word, or run-by=FILE names the test or
+// script that does the same. Pages beside the code are listed above.
 func TestEveryCommandIsRunOrShown(t *testing.T) {
 	root := root(t)
 	_, list, ok := strings.Cut(read(t, root, runner), "var manual = []string{")

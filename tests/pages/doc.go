@@ -1,2 +1,3 @@
-// Package pages holds the repository's Markdown pages to what they name: links, anchors, paths, tests and make targets.
+// Package pages checks that all exists that the repository's Markdown pages name: links, anchors, paths, tests and make
+// targets.
 package pages

@@ -18,14 +18,14 @@ type page struct {
 	lines []line
 }
 
-// line is one line of a page; code says that it stands in a fenced block.
+// line is one line of a page; code says that it is in a fenced block.
 type line struct {
 	number int
 	text   string
 	code   bool
 }
 
-// pages reads every Markdown file of the checkout; what builds and tests leave there is no page.
+// pages reads every Markdown file of the checkout, except what builds and tests wrote there.
 func pages(t *testing.T, root string) []page {
 	t.Helper()
 	var all []page
@@ -230,7 +230,7 @@ func TestEveryTestAndPathNamedExists(t *testing.T) {
 					}
 				}
 				match := path.FindStringSubmatch(word[1])
-				if match == nil || strings.HasPrefix(match[1], "fakes/build/") { // built, and not there in a fresh clone
+				if match == nil || strings.HasPrefix(match[1], "fakes/build/") { // built, and missing in a fresh clone
 					continue
 				}
 				checked++
@@ -262,7 +262,8 @@ func alternatives(path string) []string {
 	return out
 }
 
-// TestEveryExampleIsNamedByATest holds README.md to what it says of examples: a manifest that no test names is run by none.
+// TestEveryExampleIsNamedByATest checks what README.md says of examples: a test runs each of them, so a test names each of
+// them.
 func TestEveryExampleIsNamedByATest(t *testing.T) {
 	root := root(t)
 	var all strings.Builder

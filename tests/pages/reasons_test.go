@@ -21,7 +21,8 @@ const troubleshooting = "docs/troubleshooting.md"
 // word is what a reason of a condition or an Event looks like.
 var word = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z][A-Za-z]*$`)
 
-// noReasons are words of the drivers' code that look like reasons and are none: kinds, values of fields, names of others.
+// noReasons are words of the drivers' code that look like reasons but are not: kinds, values of fields, names of other
+// projects.
 var noReasons = map[string]string{
 	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
 		"GpuConfig JobSet LeaderWorkerSet MIGLayout MPIJob MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
@@ -42,13 +43,13 @@ var noReasons = map[string]string{
 // literals are the strings of the drivers' code, without tests and their helpers.
 func literals(t *testing.T, root string) map[string]string {
 	t.Helper()
-	found := map[string]string{} // string: where it stands
+	found := map[string]string{} // string: its place in the code
 	set := token.NewFileSet()
 	err := filepath.WalkDir(filepath.Join(root, "drivers"), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		// The doctor reads the words of everybody; those that it says itself are its table of findings.
+		// The doctor reads reasons of all programs. Its own words are in its table of findings.
 		if entry.IsDir() && (strings.HasSuffix(entry.Name(), "test") || entry.Name() == "doctor") {
 			return filepath.SkipDir
 		}
@@ -82,8 +83,8 @@ func literals(t *testing.T, root string) map[string]string {
 	return found
 }
 
-// TestEveryReasonHasAnEntry takes every word of the drivers' code that could be a reason for one, unless noReasons says
-// what it is. So a reason cannot be added, wherever it is written, without its entry.
+// TestEveryReasonHasAnEntry treats every word of the drivers' code that could be a reason as one, unless noReasons has it. So a
+// reason cannot be added, wherever it is written, without its entry.
 func TestEveryReasonHasAnEntry(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
@@ -266,7 +267,7 @@ func TestEveryRefusalOfTheSchedulerHasAnEntry(t *testing.T) {
 	}
 }
 
-// TestEveryRefusalOfAShareIsInTheCode holds the table of vgpu-plugin's refusals to its sentences.
+// TestEveryRefusalOfAShareIsInTheCode checks that vgpu-plugin's code has each sentence of the page's table of refusals.
 func TestEveryRefusalOfAShareIsInTheCode(t *testing.T) {
 	root := root(t)
 	_, table, ok := strings.Cut(read(t, root, troubleshooting), "## Shares for Volcano\n")

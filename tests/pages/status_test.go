@@ -15,8 +15,8 @@ var (
 	plainLink = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// TestTheMatrixIsShortAndNoLimitationIsLost holds docs/status.md to its form: a row a capability, at most 20 words a cell,
-// one link; and what does not just work has its paragraph in docs/limitations.md under the same name.
+// TestTheMatrixIsShortAndNoLimitationIsLost checks the form of docs/status.md: one row for each capability, at most 20 words in
+// a cell, and one link. A capability whose state is not "works" has a paragraph in docs/limitations.md under the same name.
 func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
 	root := root(t)
 	all := pages(t, root)
@@ -49,7 +49,7 @@ func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
 				t.Errorf("docs/status.md:%d: not \"| capability | state | since | [name](evidence.md#name) |\": %s", l.number, l.text)
 			}
 			if strings.HasPrefix(l.text, "|---") {
-				header = l.number < 12 // the first table says what the states mean
+				header = l.number < 12 // the first table explains the states
 			}
 			continue
 		}

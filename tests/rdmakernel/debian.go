@@ -16,20 +16,22 @@ import (
 // suite is the Debian release whose kernel boots. The module is written for its kernel's interfaces.
 const suite = "bookworm"
 
-// closure are the packages that come with all that they depend on: what QEMU needs lies beside it, whatever the machine has.
+// closure are the packages that are unpacked with all their dependencies, so that QEMU does not need the machine's own
+// libraries.
 func closure() []string { return []string{"qemu-system-x86/" + suite + "-backports"} }
 
-// single are the packages without what they depend on. The first two are found by the metapackages that name the newest kernel.
+// single are the packages that are unpacked without their dependencies. The first two are found by the metapackages that name
+// the newest kernel.
 func single(kernel string) []string {
 	common := strings.TrimSuffix(kernel, "-amd64") + "-common"
 	series := strings.Join(strings.Split(kernel, ".")[:2], ".")
 	return []string{"linux-image-" + kernel, "linux-headers-" + kernel, "linux-headers-" + common, "linux-kbuild-" + series}
 }
 
-// apt runs apt with a state of its own, so that it needs no root and leaves the machine's as it is.
+// apt runs apt with its own state, so that it needs no root and does not change the machine's.
 type apt struct{ dir string }
 
-// mirrors reads where the machine has Debian from, as apt's list of sources. Their keys are those that the machine trusts
+// mirrors reads the machine's Debian mirrors, as apt's list of sources. Their keys are those that the machine trusts
 // (/etc/apt/trusted.gpg.d).
 func (a apt) mirrors(ctx context.Context) (string, error) {
 	said, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
@@ -86,7 +88,7 @@ func (a apt) run(ctx context.Context, program string, args ...string) (string, e
 	options := []string{
 		"-o", "Dir::State::lists=" + filepath.Join(a.dir, "lists"), "-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"),
 		"-o", "Dir::Etc::sourcelist=" + filepath.Join(a.dir, "sources.list"), "-o", "Dir::Etc::sourceparts=/dev/null",
-		"-o", "Dir::State::status=/dev/null", // Nothing is installed, so that all that is needed is downloaded.
+		"-o", "Dir::State::status=/dev/null", // apt's state has no installed package, so all dependencies are downloaded.
 		"-o", "APT::Sandbox::User=root", "-o", "APT::Install-Recommends=false", "-o", "APT::Get::Assume-Yes=true", "-o",
 		"APT::Architecture=amd64",
 	}

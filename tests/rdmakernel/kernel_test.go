@@ -22,7 +22,7 @@ import (
 
 var only = flag.String("guest.run", "", "run the guest's tests that match, as go test -run")
 
-// patience is how long the guest may take, which is some 20 s where nothing else runs.
+// patience is how long the guest may take. It takes about 20 s where nothing else runs.
 const patience = 10 * time.Minute
 
 // result is how a guest's test ended, as the testing package writes it.
@@ -42,7 +42,7 @@ func TestRDMAOnDebiansKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said []string // since the last test ended
-	ended := ""       // what the guest's init says last
+	ended := ""       // the guest's init prints it last
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

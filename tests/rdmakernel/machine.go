@@ -6,8 +6,8 @@ import (
 	"os/exec"
 )
 
-// machine is the emulated computer. What the guest's tests know of it is in the MAC addresses and in
-// drivers/rdma/kerneltest/machine_test.go.
+// machine is the emulated computer. The guest's tests recognise its parts by MAC addresses, which
+// drivers/rdma/kerneltest/machine_test.go has too.
 //
 //	bus 0           two network controllers, for software devices
 //	NUMA node 0     a PCIe switch with a network controller and a display controller behind it
@@ -37,7 +37,7 @@ func (d debian) machine(ctx context.Context, initramfs string, arguments ...stri
 	for i, nic := range []struct{ model, bus string }{
 		{"e1000e", "pcie.0,addr=3"}, {"e1000e", "pcie.0,addr=4"}, {"e1000e", "down0"}, {"igb", "root1"}, {"e1000e", "root2"}, {"e1000e", "root3"},
 	} {
-		// All are on one hub, so that packets go from each to each.
+		// All are on one hub, so that each can send packets to every other.
 		args = append(args, "-netdev", fmt.Sprintf("hubport,hubid=0,id=net%d", i),
 			"-device", fmt.Sprintf("%s,netdev=net%d,romfile=,mac=52:54:00:00:00:%02x,bus=%s", nic.model, i, i+1, nic.bus))
 	}

@@ -38,13 +38,13 @@ func (d debian) buildModule(ctx context.Context, source, dir string) (string, er
 	if err := os.WriteFile(filepath.Join(build, "Kbuild"), []byte("obj-m := testhca.o\n"), 0o644); err != nil {
 		return "", err
 	}
-	// The package's makefile names the common headers by the path that they are installed to.
+	// The package's makefile names the common headers by their installed path.
 	headers := d.path("usr/src/linux-headers-" + d.kernel)
 	common := d.path("usr/src/linux-headers-" + strings.TrimSuffix(d.kernel, "-amd64") + "-common")
 	if err := os.WriteFile(filepath.Join(headers, "Makefile"), []byte("include "+common+"/Makefile\n"), 0o644); err != nil {
 		return "", err
 	}
-	// Kbuild's own programs are the package's, too, and need libelf.
+	// Kbuild's own programs are also from the package, and need libelf.
 	cmd := exec.CommandContext(ctx, "make", "-C", headers, "M="+build, "CC=gcc", "modules")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(d.library("libelf.so.1")))
 	if _, err := output(cmd); err != nil {

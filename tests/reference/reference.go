@@ -13,13 +13,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// CRDs are where the definitions stand in the checkout, Pages where their pages do.
+// CRDs is the directory of the definitions in the checkout, Pages that of their pages.
 const (
 	CRDs  = "drivers/api/crds"
 	Pages = "docs/resources"
 )
 
-// mark ends what is written by hand.
+// mark ends the text that is written by hand.
 const mark = "<!-- What follows is written by `make generate` from the CRD. -->\n"
 
 // Render returns the text of each page by its path: its hand-written head, and the fields.
@@ -116,7 +116,7 @@ func rows(out *strings.Builder, path string, schema *apiextensions.JSONSchemaPro
 	}
 }
 
-// known says that a field is one of Kubernetes' own types, whose fields are not repeated.
+// known says that a field has one of Kubernetes' own types, whose fields are not repeated.
 func known(schema *apiextensions.JSONSchemaProps, name string) bool {
 	_, selector := schema.Properties["matchLabels"]
 	return selector || name == "conditions"

@@ -33,23 +33,24 @@ func Node() Recipe {
 	}}
 }
 
-// Base is what kube-proxy's image and the stand-ins for distribution images are made of: a shell, coreutils and packet filter tools.
+// Base is the file system of kube-proxy's image and of the stand-ins for distribution images: a shell, coreutils and packet
+// filter tools.
 func Base() Recipe {
 	return Recipe{Name: "base", Variant: "essential", Packages: []string{"bash", "iptables", "nftables", "conntrack", "kmod"}}
 }
 
-// MPI is what a stand-in for an image with MPI programs is made of: Open MPI's mpirun and the SSH server and client through which it starts
-// its daemons on other pods.
+// MPI is the file system of a stand-in for an image with MPI programs: Open MPI's mpirun, and the SSH server and client through
+// which it starts its daemons in other pods.
 func MPI() Recipe {
 	return Recipe{Name: "mpi", Variant: "essential", Packages: []string{"bash", "openmpi-bin", "openssh-server"}}
 }
 
-// Python is what a stand-in for an image with a Python interpreter is made of: Debian's, under the name python too.
+// Python is the file system of a stand-in for an image with a Python interpreter: Debian's, also under the name python.
 func Python() Recipe {
 	return Recipe{Name: "python", Variant: "essential", Packages: []string{"python-is-python3"}}
 }
 
-// Network is what a stand-in for an image that looks at its network is made of.
+// Network is the file system of a stand-in for an image with network tools.
 func Network() Recipe {
 	return Recipe{Name: "network", Variant: "essential", Packages: []string{"iproute2", "iputils-ping"}}
 }
@@ -60,7 +61,7 @@ func (r Recipe) Key() string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// Tar returns the path of the root file system as a tar archive under dir, made now if it is not there yet.
+// Tar returns the path of the root file system as a tar archive under dir. It makes the archive if it does not exist yet.
 func (r Recipe) Tar(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, fmt.Sprintf("%s-%s.tar", r.Name, r.Key()))
 	if _, err := os.Stat(path); err == nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// manifests is where the seed manifests stand, SHA256SUMS (in the format of sha256sum) what they were when given.
+// manifests is the directory of the seed manifests. SHA256SUMS (in the format of sha256sum) has their original checksums.
 const manifests = "../../examples/manifests"
 
 func TestTheSeedManifestsAreByteForByteAsGiven(t *testing.T) {
@@ -31,7 +31,7 @@ func TestTheSeedManifestsAreByteForByteAsGiven(t *testing.T) {
 }
 
 func TestEverySeedManifestIsListed(t *testing.T) {
-	// Eleven files were given; a shorter list would guard fewer of them without a word.
+	// There are eleven files. A shorter list would silently guard fewer of them.
 	if got := len(sums(t)); got != 11 {
 		t.Errorf("SHA256SUMS lists %d manifests, 11 were given", got)
 	}

@@ -40,7 +40,7 @@ func (a assemble) Execute(ctx context.Context) error {
 			return err
 		}
 	}
-	// containerd needs privileges even to store images; a commit can set everything but the stop signal.
+	// containerd needs privileges even to store images. A commit can set everything except the stop signal.
 	container, err := docker.Run(ctx, "run", "--detach", "--privileged", "--stop-signal", stopSignal, "--network", "none", base, "sleep",
 		"infinity")
 	if err != nil {
@@ -66,7 +66,7 @@ func (a assemble) Execute(ctx context.Context) error {
 	return err
 }
 
-// files lists what the node has beyond Debian's packages. Paths have no leading slash.
+// files lists what the node has in addition to Debian's packages. Paths have no leading slash.
 func (a assemble) files(ctx context.Context) ([]images.File, error) {
 	list := []images.File{
 		{Path: "kind/images.tar", Mode: 0o644, From: a.archive},
@@ -137,7 +137,7 @@ func copyInto(ctx context.Context, container string, files []images.File) error 
 func writeEntries(w io.Writer, files []images.File) error {
 	archive := tar.NewWriter(w)
 	for _, file := range files {
-		// docker cp unpacks into directories that are there, so an entry is the file alone, without its parents.
+		// docker cp unpacks into existing directories, so an entry has only the file, without its parents.
 		if err := images.Write(archive, file.Path, file); err != nil {
 			return fmt.Errorf("add %s: %w", file.Path, err)
 		}

@@ -55,7 +55,7 @@ func (c componentImages) Execute(ctx context.Context) error {
 	return os.Rename(c.archive+".unfinished", c.archive)
 }
 
-// image makes the image of one component: its static binary alone, except where it calls other commands.
+// image makes the image of one component. It has only the static binary, except where that calls other commands.
 func (c componentImages) image(ctx context.Context, component string) (v1.Image, error) {
 	file := images.File{Path: "/usr/local/bin/" + component, From: c.tools[component]}
 	config := v1.Config{Entrypoint: []string{file.Path}}

@@ -23,7 +23,7 @@ import (
 // Published is kind's own image for the Kubernetes version of these tests.
 const Published = toolchain.NodeImage
 
-// Asking a registry whether it has the image may take this long; a machine without one says so much sooner.
+// A registry may take this long to say whether it has the image. A machine without a registry fails much sooner.
 const registryPatience = 20 * time.Second
 
 //go:embed setup.sh
@@ -84,10 +84,10 @@ func OwnName() string {
 	return "gpufabric/node:" + toolchain.Kubernetes + "-" + hex.EncodeToString(hash.Sum(nil)[:6])
 }
 
-// stopSignal makes systemd power off; it takes SIGTERM for a wish to be started again.
+// stopSignal makes systemd power off. SIGTERM would make it start itself again.
 const stopSignal = "SIGRTMIN+3"
 
-// imageConfig is what the image says about itself, as in kind's Dockerfile.
+// imageConfig is the image's configuration, as in kind's Dockerfile.
 var imageConfig = strings.Join([]string{
 	"ENV container=docker",
 	`ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]`,
@@ -104,7 +104,7 @@ func (p pull) Execute(ctx context.Context) error {
 	return err
 }
 
-// recipe is what the steps of a build hand to each other.
+// recipe is what the steps of a build pass to each other.
 type recipe struct {
 	image   string // name of the image being made
 	printer *steps.Printer

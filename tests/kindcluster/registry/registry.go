@@ -123,7 +123,7 @@ func (r Registry) wait(ctx context.Context) error {
 	}
 }
 
-// Stop removes the registry and what it holds. One that is not there is no error.
+// Stop removes the registry and its images. A missing registry is no error.
 func Stop(ctx context.Context, container string) error {
 	_, err := docker.Run(ctx, "rm", "--force", "--volumes", container)
 	if err != nil && strings.Contains(err.Error(), "No such container") {
@@ -153,7 +153,7 @@ func (r Registry) serves(reference string) (name.Reference, error) {
 	return name.NewTag(r.Address+"/"+asked.RepositoryStr()+":"+asked.TagStr(), name.Insecure)
 }
 
-// HostsFile is containerd's hosts.toml that makes it ask this registry before the host in an image's name. It belongs into
+// HostsFile is containerd's hosts.toml that makes it ask this registry before the host in an image's name. It belongs in
 // /etc/containerd/certs.d/_default.
 func (r Registry) HostsFile() string {
 	return fmt.Sprintf("[host.\"http://%s:%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", r.Container, port)

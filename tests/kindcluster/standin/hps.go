@@ -11,7 +11,7 @@ import (
 //go:embed wdl_8gpu_outbrain.py
 var training []byte
 
-// hps lays the job's program over Debian's Python, where the image that the seed hides has it.
+// hps puts the job's program over Debian's Python, at the path of the image that the seed names.
 func hps() []images.File {
 	return []images.File{{Path: "/workspace/wdl_8gpu_outbrain.py", Content: training, Mode: 0o644}}
 }

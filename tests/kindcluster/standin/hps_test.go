@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// given is what a pod with eight GPUs and the HCA mlx5_3 sees, of plain files; nvidia-smi is a script.
+// given is what a pod with eight GPUs and the HCA mlx5_3 sees, made of plain files. nvidia-smi is a script.
 func given(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -31,7 +31,7 @@ func given(t *testing.T) string {
 	return root
 }
 
-// train runs the job's program on what a pod was given.
+// train runs the job's program on a pod's devices.
 func train(t *testing.T, root, hca string) (said string, err error) {
 	t.Helper()
 	python, err := exec.LookPath("python3")
@@ -68,7 +68,7 @@ func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 }
 
 //shows:rdma-seeds
-func TestTheTrainingEndsWhereThePodWasNotGivenWhatItAsksFor(t *testing.T) {
+func TestTheTrainingFailsWhereThePodLacksARequestedDevice(t *testing.T) {
 	add := func(node string) func(*testing.T, string) {
 		return func(t *testing.T, root string) { write(t, filepath.Join(root, node), "") }
 	}

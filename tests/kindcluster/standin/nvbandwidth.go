@@ -2,8 +2,8 @@ package standin
 
 import "gpufabric.io/build/images"
 
-// nvbandwidth lays over Debian's Open MPI what the sample image with nvbandwidth has besides: the user that pods run as, SSH on a port that
-// this user may open, and a program of the name. mpirun, sshd and ssh are the real ones.
+// nvbandwidth adds to Debian's Open MPI the other parts of the sample image with nvbandwidth: the user that pods run as, SSH on
+// a port that this user may open, and a program of that name. mpirun, sshd and ssh are the real ones.
 func nvbandwidth() []images.File {
 	text := func(path, content string) images.File {
 		return images.File{Path: path, Content: []byte(content), Mode: 0o644}

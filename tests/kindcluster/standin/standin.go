@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// Image is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with bash and
-// coreutils. It stands in for a shell to look around with, not for what else the published image holds.
+// Image is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with
+// bash and coreutils. It offers a shell, and nothing else of the published image.
 type Image struct {
 	Name    string
 	Command []string      // what it runs unless told otherwise
@@ -22,7 +22,7 @@ type Image struct {
 	Files   []images.File // laid over it
 }
 
-// Images are those that the seed's pods name. Those whose programs serve or train do nothing, for ever, in their place.
+// Images are those that the seed's pods name. Instead of programs that serve or train, they have programs that wait for ever.
 func Images() []Image {
 	shell, idle, base := []string{"bash"}, []string{"sleep", "infinity"}, rootfs.Base()
 	return []Image{

@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// latest bounds how long after its arrival an event is passed on, however many come. Each watch is delayed separately, so events
-	// of different kinds overtake each other.
+	// latest bounds the delay of an event, however many events arrive. Each watch is delayed separately, so events of different
+	// kinds overtake each other.
 	latest = 1500 * time.Millisecond
-	// backlog is how many events may wait for a late one before the API server is held up.
+	// backlog is how many events may wait for a delayed one before the proxy stops reading from the API server.
 	backlog = 1000
-	// pairing is how long an event waits for the next one, to come after it.
+	// pairing is how long an event waits for the next one, so that the two can be swapped.
 	pairing = 300 * time.Millisecond
 )
 
-// disorder is what is done to watches while it is on.
+// disorder describes how watches are disturbed.
 type disorder struct{ seed uint64 }
 
 // DisturbWatches repeats events, delays them, and swaps neighbours, at random moments from the seed, until stop is called. The
@@ -34,7 +34,7 @@ func (p *Proxy) DisturbWatches(seed uint64) (stop func()) {
 // stream is one watch that passes through the proxy.
 type stream struct {
 	proxy    *Proxy
-	name     string // by which a seed knows the watch again
+	name     string // by which a seed recognises the watch
 	upstream io.Reader
 	out      *io.PipeWriter
 }
@@ -87,21 +87,21 @@ func (s *stream) run(ctx context.Context) {
 	_ = s.out.CloseWithError(<-ended) // never fails
 }
 
-// disturbed is what is written in the line's place, perhaps with the next line; random is nil in quiet times.
+// disturbed returns what is written instead of the line, perhaps with the next line; random is nil while nothing is disturbed.
 func disturbed(ctx context.Context, random *rand.Rand, came event, lines <-chan event) []byte {
 	line := came.line
 	if random == nil {
 		return line
 	}
 	switch random.IntN(4) {
-	case 0: // late, and all that follow with it
+	case 0: // late, and with it all later events
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Until(came.at.Add(time.Duration(random.Int64N(int64(latest)))))):
 		}
 	case 1: // twice
 		return append(line, line...)
-	case 2: // after its successor
+	case 2: // after the next event
 		select {
 		case <-ctx.Done():
 		case <-time.After(pairing):

@@ -16,7 +16,7 @@ func change(kind, uid string, version int) string {
 	return fmt.Sprintf(`{"type":%q,"object":{"metadata":{"uid":%q,"resourceVersion":"%d"}}}`+"\n", kind, uid, version)
 }
 
-// passed is what comes out of a watch that goes through the proxy, all of whose events come at once, and how long it takes.
+// passed sends all events of a watch through the proxy at once. It returns what comes out, and how long that took.
 func passed(t *testing.T, p *Proxy, events string) (out string, took time.Duration) {
 	t.Helper()
 	reader, writer := io.Pipe()
@@ -30,7 +30,7 @@ func passed(t *testing.T, p *Proxy, events string) (out string, took time.Durati
 	return string(content), time.Since(begin)
 }
 
-// versions are the resource versions by object in the order in which they came, each once where it was only repeated.
+// versions are the resource versions of each object in their order, without immediate repetitions.
 func versions(t *testing.T, events string) (byObject map[string][]string, repeated int) {
 	t.Helper()
 	byObject = map[string][]string{}

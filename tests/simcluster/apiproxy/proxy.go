@@ -101,7 +101,7 @@ func (p *Proxy) Close() {
 	p.upstream.CloseIdleConnections()
 }
 
-// Tap has every write looked at until stop is called.
+// Tap calls a function with every write until stop is called.
 func (p *Proxy) Tap(tap Tap) (stop func()) {
 	p.tap.Store(&tap)
 	return func() { p.tap.CompareAndSwap(&tap, nil) }
@@ -160,7 +160,8 @@ func user(r *http.Request) string {
 	return claims.Subject
 }
 
-// watch passes a watch on, as lines of JSON so that its events can be told apart; what is nothing but protobuf passes untouched.
+// watch passes a watch on. It asks for lines of JSON, so that it can separate the events. A watch for which the client accepts
+// only protobuf passes unchanged.
 func (p *Proxy) watch(r *http.Request) (*http.Response, error) {
 	accepted := slices.DeleteFunc(strings.Split(r.Header.Get("Accept"), ","),
 		func(kind string) bool { return strings.Contains(kind, "protobuf") })

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// server is an API server that notes what it was asked, and a proxy to it.
+// server is an API server that records its requests, and a proxy to it.
 type server struct {
 	proxy  *Proxy
 	client *http.Client
@@ -41,7 +41,8 @@ func open(t *testing.T, answer func(http.ResponseWriter, *http.Request)) *server
 	t.Cleanup(s.proxy.Close)
 	roots := x509.NewCertPool()
 	roots.AddCert(upstream.Certificate())
-	// Requests without a body are not made again where the connection ends, as they would be on one that was used before.
+	// On a new connection the client does not retry requests without a body when the connection ends. On a reused connection it
+	// would.
 	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		DisableKeepAlives: true}}
 	return s
@@ -156,7 +157,7 @@ func TestARefusedWatchIsPassedOn(t *testing.T) {
 	}
 }
 
-func TestWhoAsksIsTheTokensSubject(t *testing.T) {
+func TestTheRequesterIsTheTokensSubject(t *testing.T) {
 	for name, test := range map[string]struct{ authorization, want string }{
 		"a service account":      {token("system:serviceaccount:a:b"), "system:serviceaccount:a:b"},
 		"a token without parts":  {"Bearer secret", ""},

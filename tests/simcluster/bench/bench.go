@@ -21,17 +21,17 @@ type Options struct {
 	// Up brings a cluster up in Dir in processes that outlive this one, or leaves Dir as it was; Down ends it.
 	Up   func(ctx context.Context, nodes int) error
 	Down func() error
-	// Brief leaves out, with all roles, what takes minutes: the roll of all plugins node by node. It watches them idle for seconds, and one
-	// GPU fails at once.
+	// Brief leaves out, with all roles, what takes minutes: the roll of all plugins node by node. It measures them idle for
+	// seconds only, and one GPU fails at once.
 	Brief bool
-	// Progress is told what is being done, a line each.
+	// Progress receives a line for each step.
 	Progress func(format string, args ...any)
 }
 
 // Result is what was measured at one size. Durations are seconds.
 type Result struct {
 	Nodes, Racks int
-	// Rounds is how often the domains were formed and deleted: a median of one domain is none. What is counted is over all rounds.
+	// Rounds is how often the domains were formed and deleted, since one domain gives no median. Counts are over all rounds.
 	Rounds int
 	// Up is from nothing to all nodes Ready, Published from there to every node's ResourceSlice.
 	Up, Published float64
@@ -96,7 +96,7 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 	for _, nodes := range options.Nodes {
 		options.Progress("%d nodes", nodes)
 		result, err := one(ctx, options, nodes)
-		if len(result.Domains) > 0 { // worth telling, whatever failed after it
+		if len(result.Domains) > 0 { // worth reporting, whatever failed after it
 			results = append(results, result)
 		}
 		if err != nil {
@@ -111,7 +111,7 @@ func one(ctx context.Context, options Options, nodes int) (_ Result, err error) 
 	m := measurement{options: options, result: Result{Nodes: nodes, Writes: map[string]int{}, Requests: map[string]float64{}}}
 	defer func() {
 		if !m.cameUp {
-			return // what is in the directory, if anything, is not ours
+			return // the directory may have another program's files
 		}
 		if downErr := options.Down(); err == nil {
 			err = downErr

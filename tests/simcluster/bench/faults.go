@@ -49,7 +49,7 @@ func (m *rolesMeasurement) watchSlices(ctx context.Context) (*sliceWatch, error)
 				w.mu.Unlock()
 			},
 		},
-		// Hundreds of megabytes of devices would be kept for nothing but their names.
+		// Otherwise hundreds of megabytes of devices would be kept only for their names.
 		Transform: func(object any) (any, error) {
 			if slice, ok := object.(*resourceapi.ResourceSlice); ok {
 				slice.ManagedFields, slice.Spec.SharedCounters = nil, nil
@@ -109,8 +109,8 @@ func (w *sliceWatch) saw(object any, change bool) {
 	}
 }
 
-// fail has a hundredth of the cluster's GPUs fall off the bus within a minute, on as many nodes and evenly, and waits until all are
-// tainted.
+// fail makes a hundredth of the cluster's GPUs fall off the bus within a minute, evenly in time and each on another node. It
+// waits until all are tainted.
 func (m *rolesMeasurement) fail(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, errors.New("not every failed GPU was tainted in time"))
 	defer cancel()

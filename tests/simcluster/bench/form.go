@@ -25,7 +25,7 @@ import (
 // creators is how many requests create pods at once; the API server takes some hundred a second from them.
 const creators = 16
 
-// observedDomain is when what happened to a domain.
+// observedDomain has the times of what happened to a domain.
 type observedDomain struct {
 	uid        string
 	nodes      []string
@@ -35,7 +35,7 @@ type observedDomain struct {
 	daemons    int
 }
 
-// observer watches a formation with this process's clock: times in objects are whole seconds.
+// observer watches a formation with this process's clock, since times in objects are whole seconds.
 type observer struct {
 	mu        sync.Mutex
 	domains   map[string]*observedDomain // by name

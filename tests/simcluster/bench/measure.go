@@ -26,7 +26,7 @@ const (
 	namespace = "bench"
 	// idleTime is long enough for several of a lease's renewals and of the drivers' own periodic work.
 	idleTime = 30 * time.Second
-	// auditDelay is how long the API server may hold audit events back: it was told one second.
+	// auditDelay is how long the API server may delay audit events. It is configured with one second.
 	auditDelay = 3 * time.Second
 	// stepTime bounds each step at the largest size.
 	stepTime = 8 * time.Minute
@@ -83,7 +83,7 @@ func (m *measurement) install(ctx context.Context) error {
 	return nil
 }
 
-// idle counts what our service accounts ask of the API server when there is nothing to do.
+// idle counts the requests of our service accounts when there is nothing to do.
 func (m *measurement) idle(ctx context.Context) error {
 	settle, quiet := 10*time.Second, idleTime // rollouts are still being reported
 	if m.options.Brief {
@@ -135,7 +135,7 @@ func (m *measurement) count(ctx context.Context, begin, end time.Time) error {
 		case r.Received.Before(begin) || r.Received.After(end) || !r.Writes():
 		case r.Object.Resource == "events":
 			m.result.Events++
-		case r.Object.Resource == "leases": // the controller's own, by time and not by domain
+		case r.Object.Resource == "leases": // the controller's own requests, which depend on time and not on domains
 		default:
 			m.result.Writes[kind(r)]++
 			if r.Response.Code == 409 {
@@ -175,7 +175,7 @@ func (m *measurement) remove(ctx context.Context) error {
 	for _, d := range m.domains {
 		uids = append(uids, d.uid)
 	}
-	// Daemon pods and files go with their own grace, after the domain.
+	// Daemon pods and files are removed after the domain, with their own grace period.
 	const grace = 10 * time.Second
 	deadline := time.Now().Add(grace)
 	for {

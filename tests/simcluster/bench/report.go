@@ -48,7 +48,7 @@ func quantities() []quantity {
 	}
 }
 
-// Report writes the table of quantities, then those of requests by verb and resource, then what is no number.
+// Report writes the table of quantities, then those of requests by verb and resource, then the results that are not numbers.
 func Report(w io.Writer, results []Result) error {
 	var b strings.Builder
 	var head, rule strings.Builder
@@ -91,7 +91,7 @@ func Report(w io.Writer, results []Result) error {
 	return err
 }
 
-// kinds is how many kinds of requests a table lists.
+// kinds is the number of kinds of requests in a table.
 const kinds = 20
 
 // mostFrequent are the names with the highest counts at the largest size.
@@ -129,7 +129,7 @@ func orNothing(parts []string) string {
 	return strings.Join(parts, ", ")
 }
 
-// growth fits quantity = a * nodes^e by least squares on logarithms and puts e in a word.
+// growth fits quantity = a * nodes^e by least squares on logarithms, and describes e in a word.
 func growth(results []Result, of func(Result) float64) string {
 	var xs, ys []float64
 	zero := true

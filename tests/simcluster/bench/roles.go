@@ -45,7 +45,7 @@ type Published struct {
 	Bytes int
 }
 
-// Action is what a change of the whole cluster took.
+// Action is the cost of a change of the whole cluster.
 type Action struct {
 	// Seconds is until every plugin was ready again and had its devices published.
 	Seconds float64
@@ -54,7 +54,7 @@ type Action struct {
 	Events        int
 	// SlicesGone is how many ResourceSlices were deleted meanwhile, SlicesChanged how many were created or written.
 	SlicesGone, SlicesChanged int
-	// Touched names pods with claims that were not left as they were.
+	// Touched names pods with claims that changed.
 	Touched []string
 	// Busiest is the highest number of our accounts' requests in one second.
 	Busiest int
@@ -156,9 +156,9 @@ func (m *rolesMeasurement) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// memoryUnit sets the unit of GPU memory to the largest that the chart's default allows. Left to themselves four GPUs of 189,471 MiB are
-// 94,732 units of 8 MiB, a list that the kubelet's device manager and its gRPC client keep in 26 MiB (2026-11-23), and as much again is
-// waiting to be collected. A real node has that once; here one process has it for every node.
+// memoryUnit sets the unit of GPU memory to the largest that the chart's default allows. By default four GPUs of 189,471 MiB
+// are 94,732 units of 8 MiB. The kubelet's device manager and its gRPC client keep such a list in 26 MiB (2026-11-23), and as
+// much again waits for the garbage collector. A real node has that once; here one process has it for every node.
 const memoryUnit = `
 apiVersion: v1
 kind: ConfigMap
@@ -229,7 +229,7 @@ func (m *rolesMeasurement) awaitPlugins(ctx context.Context, generations map[str
 	return nil
 }
 
-// idleRoles counts what our service accounts ask of the API server when there is nothing to do.
+// idleRoles counts the requests of our service accounts when there is nothing to do.
 func (m *rolesMeasurement) idleRoles(ctx context.Context) error {
 	if err := m.idle(ctx); err != nil {
 		return err
@@ -288,7 +288,8 @@ func (m *rolesMeasurement) runPods(ctx context.Context) error {
 	return nil
 }
 
-// standing describes the pods with claims and their claims so that two descriptions are the same only where nothing happened to any.
+// standing describes the pods with claims and their claims. Two descriptions are the same only if nothing happened to any of
+// them.
 func (m *rolesMeasurement) standing(ctx context.Context) (map[string]string, error) {
 	out := map[string]string{}
 	pods, err := m.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
@@ -362,7 +363,7 @@ func (m *rolesMeasurement) rollout(ctx context.Context) error {
 	})
 }
 
-// allAtOnce deletes every plugin's pod in the same moment, which no rollout does: the worst herd that there is.
+// allAtOnce deletes every plugin's pod in the same moment. No rollout does that; it is the worst thundering herd.
 func (m *rolesMeasurement) allAtOnce(ctx context.Context) error {
 	return m.restart(ctx, &m.roles.AllAtOnce, func(ctx context.Context) (map[string]int64, error) {
 		group, grouped := errgroup.WithContext(ctx)
@@ -384,7 +385,7 @@ func (m *rolesMeasurement) allAtOnce(ctx context.Context) error {
 	})
 }
 
-// awaitGone waits until none of the pods is there any more.
+// awaitGone waits until all the pods are gone.
 func (m *rolesMeasurement) awaitGone(ctx context.Context, pods []corev1.Pod) error {
 	for {
 		list, err := m.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{})
@@ -410,7 +411,7 @@ func (m *rolesMeasurement) awaitGone(ctx context.Context, pods []corev1.Pod) err
 	}
 }
 
-// restart does something to every plugin and measures until all are ready and all devices are published.
+// restart does something to every plugin. It measures the time until all are ready and all devices are published.
 func (m *rolesMeasurement) restart(ctx context.Context, into *Action, do func(context.Context) (map[string]int64, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*stepTime, errors.New("not every plugin came back in time"))
 	defer cancel()
@@ -451,7 +452,7 @@ func (m *rolesMeasurement) restart(ctx context.Context, into *Action, do func(co
 	return m.tally(ctx, into, begin, end)
 }
 
-// tally reads what our accounts asked of the API server between two times.
+// tally counts our accounts' requests between two times.
 func (m *rolesMeasurement) tally(ctx context.Context, into *Action, begin, end time.Time) error {
 	if err := sleep(ctx, auditDelay); err != nil {
 		return err

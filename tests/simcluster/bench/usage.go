@@ -32,7 +32,7 @@ func requests(ctx context.Context, client kubernetes.Interface) (map[string]floa
 		for _, label := range metric.GetLabel() {
 			labels[label.GetName()] = label.GetValue()
 		}
-		if labels["resource"] == "" || labels["resource"] == "leases" { // health checks and heartbeats go by time
+		if labels["resource"] == "" || labels["resource"] == "leases" { // health checks and heartbeats depend on time
 			continue
 		}
 		name := labels["resource"]
@@ -57,7 +57,7 @@ func difference(after, before map[string]float64) map[string]float64 {
 // shards names, among roles, the processes that play the nodes.
 const shards = "nodes"
 
-// use is what the processes of each role take. The cluster's mode says which roles are processes.
+// use is what the processes of each role use. The cluster's mode says which roles are processes.
 type use struct {
 	// memory is resident, in MiB: of several processes of a role that of the largest, and of the shards of nodes the sum.
 	memory map[string]float64
@@ -65,7 +65,7 @@ type use struct {
 	processor map[string]float64
 }
 
-// used reads what the processes of each role take now.
+// used reads what the processes of each role use now.
 func (m *measurement) used() (use, error) {
 	running, err := process.Find(m.options.Dir)
 	if err != nil {
@@ -111,7 +111,7 @@ func processorTime(pid int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The second field is the program's name in brackets, and may have blanks.
+	// The second field is the program's name in parentheses, and may contain spaces.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < before+2 {
 		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the program's name, want at least %d", pid, len(fields), before+2)

@@ -118,7 +118,7 @@ func domainCauses() []cause {
 			g.AwaitReady(nodeName(3), false)
 			g.members(2, 0, 3)
 		}},
-		// nvidia-imex is READY whether or not it reaches its peers, and nothing that Kubernetes shows says that it does not.
+		// nvidia-imex is READY whether or not it reaches its peers, and nothing in Kubernetes shows that it does not.
 		{part, unseen, d, "DaemonNotReady", nil, func(g *ground) {
 			g.disturb(1, imex.Faults{Partitioned: []string{"*"}})
 			g.members(2, 0, 1)

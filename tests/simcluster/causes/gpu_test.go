@@ -29,11 +29,11 @@ func with(args fault.Arguments, name, value string) fault.Arguments {
 	return args
 }
 
-// remade gives node number i new hardware and a new boot when the cause is taken back: faults that only a reset ends are then gone.
+// remade gives node number i new hardware and a new boot when the cause is undone. That ends faults which only a reset ends.
 func (g *ground) remade(i int) {
 	g.later(func(ctx context.Context) error {
 		dir := cluster.NodeDir(g.Dir, i)
-		// What the plugin noted of its GPUs' faults goes too, as an administrator removes it who replaced them.
+		// The plugin's record of faults is removed too, as by an administrator who replaced the GPUs.
 		err := errors.Join(os.Remove(filepath.Join(hardware(i), "state/rendered.json")), os.RemoveAll(filepath.Join(dir, "r/var/lib/gpufabric")))
 		before, failed := g.Client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
 		if err = errors.Join(err, failed); err != nil {
@@ -50,7 +50,7 @@ func (g *ground) remade(i int) {
 	})
 }
 
-// move puts a part of a node's hardware aside.
+// move moves a part of a node's hardware away.
 func (g *ground) move(i int, path string) {
 	g.t.Helper()
 	at := filepath.Join(hardware(i), path)
@@ -60,7 +60,8 @@ func (g *ground) move(i int, path string) {
 	g.later(func(context.Context) error { return os.Rename(at+".aside", at) })
 }
 
-// restart replaces gpu-plugin's pod on node number i, as a reboot would, and waits until the new one says what it makes of the driver.
+// restart replaces gpu-plugin's pod on node number i, as a reboot would, and waits until the new one has reported the state of
+// the driver.
 func (g *ground) restart(i int) {
 	g.t.Helper()
 	begin := time.Now()
@@ -100,7 +101,7 @@ func (g *ground) holdsGPU(i int) int {
 	return index
 }
 
-// broken gives all GPUs of a node an XID that ends with a reset alone.
+// broken gives all GPUs of a node an XID that only a reset ends.
 func (g *ground) broken(i int) {
 	g.t.Helper()
 	g.remade(i)

@@ -31,7 +31,7 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// ground is the cluster for one cause, which is taken back when the test ends.
+// ground is the cluster for one cause, which is undone when the test ends.
 type ground struct {
 	*fixture.Namespace
 	t *testing.T
@@ -70,7 +70,7 @@ func (g *ground) awaitHealth() {
 		g.t.Error(err)
 	}
 	last := ""
-	// Half a second: the cluster heals in its own time, and has no event for all of it.
+	// Half a second, since not every step of the recovery has an event.
 	if err := wait.PollUntilContextCancel(ctx, 500*time.Millisecond, true, func(context.Context) (bool, error) {
 		r := g.doctor(ctx)
 		last = describe(r)
@@ -80,7 +80,7 @@ func (g *ground) awaitHealth() {
 	}
 }
 
-// until asks something twice a second until it is so.
+// until checks a condition twice a second until it is true.
 func (g *ground) until(what string, so func(context.Context) bool) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), healing)
@@ -92,7 +92,7 @@ func (g *ground) until(what string, so func(context.Context) bool) {
 	}
 }
 
-// later runs something when the cause is taken back.
+// later runs something when the cause is undone.
 func (g *ground) later(undo func(context.Context) error) {
 	g.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(g.t.Context()), fixture.Patience)
@@ -108,7 +108,8 @@ func nodeName(i int) string { return cluster.NodeName(i) }
 // hardware is the fake hardware of node number i.
 func hardware(i int) string { return fabric.HardwareOf(cluster.NodeDir(shared.Dir, i)) }
 
-// fault makes an event happen to the hardware of node number i; undo is the event that takes it back, "": the test does.
+// fault injects an event into the hardware of node number i. undo is the event that undoes it; where it is empty, the test does
+// that.
 func (g *ground) fault(i int, event string, args fault.Arguments, undo string) {
 	g.t.Helper()
 	if err := fault.Apply(hardware(i), event, args); err != nil {
@@ -119,7 +120,7 @@ func (g *ground) fault(i int, event string, args fault.Arguments, undo string) {
 	}
 }
 
-// node changes a Node object for the time of the cause: by a merge patch, and another that takes it back.
+// node changes a Node object for the time of the cause, by a merge patch, and another that undoes it.
 func (g *ground) node(i int, patch, back string, subresources ...string) {
 	g.t.Helper()
 	change := func(ctx context.Context, patch string) error {
@@ -144,7 +145,7 @@ func (g *ground) cordon(i int) {
 	g.node(i, `{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`)
 }
 
-// silence takes node number i off the network.
+// silence disconnects node number i from the network.
 func (g *ground) silence(i int) {
 	g.t.Helper()
 	node := g.Fleet.Nodes()[i]
@@ -231,7 +232,7 @@ func (g *ground) evict(component string, i int) {
 	}
 }
 
-// forbid makes the API server refuse the plugins' pods: the namespace takes no privileged ones.
+// forbid makes the API server refuse the plugins' pods: the namespace no longer allows privileged pods.
 func (g *ground) forbid() {
 	g.t.Helper()
 	const label = "pod-security.kubernetes.io/enforce"

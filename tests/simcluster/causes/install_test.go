@@ -47,7 +47,7 @@ func uninstall(g *ground) {
 	})
 }
 
-// quota bounds the pods of gpufabric's namespace to one fewer than there are, and removes the one of a component on a node.
+// quota limits the pods of gpufabric's namespace to one fewer than there are, and removes a component's pod from a node.
 func quota(g *ground, component string, node int) {
 	g.t.Helper()
 	pods, err := g.Client.CoreV1().Pods(fixture.System).List(g.t.Context(), metav1.ListOptions{})
@@ -100,7 +100,7 @@ func clock(g *ground, i int, ahead time.Duration) {
 
 func container(set *appsv1.DaemonSet) *corev1.Container { return &set.Spec.Template.Spec.Containers[0] }
 
-// deaf gives a plugin a readiness probe that nobody answers.
+// deaf gives a plugin a readiness probe that nothing answers.
 func deaf(set *appsv1.DaemonSet) {
 	probe := container(set).ReadinessProbe
 	if probe.HTTPGet != nil {

@@ -17,16 +17,16 @@ import (
 const (
 	nodes       = 4
 	gpusPerNode = 4
-	// grace is how long a silent node counts as there; Kubernetes' is 50 s.
+	// grace is how long a silent node counts as alive; in Kubernetes it is 50 s.
 	grace = 8 * time.Second
-	// healing bounds the wait for a healthy cluster after a cause was taken back.
+	// healing bounds the wait for a healthy cluster after a cause was undone.
 	healing = 2 * time.Minute
 )
 
 // shared is the cluster into which every cause is put.
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
-// page is docs/doctor.md, where the table is to be written; empty: it is only printed.
+// page is docs/doctor.md, if the table is to be written there; empty: it is only printed.
 var page = flag.String("page", "", "file whose table of causes is to be written again") //nolint:gochecknoglobals // a flag
 
 func TestMain(m *testing.M) {
@@ -52,8 +52,8 @@ func run(m *testing.M) int {
 	return code
 }
 
-// values are the chart's: every part of it, with rules that contradict on a node of a certain label, and RDMA devices that are looked for
-// every two seconds.
+// values are the chart's values. They enable every part, have rules that contradict each other on nodes with a certain label,
+// and discover RDMA devices every two seconds.
 func values() map[string]any {
 	rule := func(forms map[string]any) map[string]any {
 		forms["nodeSelector"] = map[string]any{"matchLabels": map[string]any{contradictory: "true"}}

@@ -14,13 +14,13 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// forms makes the GPUs of node number i be offered in other forms.
+// forms offers the GPUs of node number i in other forms.
 func (g *ground) forms(i int, value string) {
 	g.t.Helper()
 	g.label(i, devices.FormsLabel, value)
 }
 
-// shaped waits until the node's condition says that the forms of its label are those that it offers.
+// shaped waits until the node's condition says that it offers the forms of its label.
 func (g *ground) shaped(i int, value string) {
 	g.t.Helper()
 	g.forms(i, value)

@@ -29,30 +29,31 @@ func causes() []cause {
 	return slices.Concat(installCauses(), schedulingCauses(), gpuCauses(), shareCauses(), domainCauses(), rdmaCauses())
 }
 
-// early are codes that say nothing of a cause: the cluster has not shown it yet.
+// early are codes that are not wrong, only early: the cluster does not show the cause yet.
 func early() []string { return []string{"", "PodNotScheduledYet"} }
 
 const (
-	// patience bounds the wait for the right answer after a cause was injected. The cluster's own reaction is in it: a node's grace, the
-	// plugin's next look.
+	// patience bounds the wait for the right answer after a cause was injected. It includes the cluster's own reaction: a
+	// node's grace period, the plugin's next check.
 	patience = 45 * time.Second
-	// unasked is how long after the injection the first question comes: pods that are being replaced are no cause.
+	// unasked is the pause between the injection and the first question, so that pods in replacement are not taken for a cause.
 	unasked = 2 * time.Second
-	// settled is how long the right answer has to stay.
+	// settled is how long the right answer has to remain.
 	settled = 3 * time.Second
 )
 
-// answer is what the doctor said of a cause in the end.
+// answer is the doctor's last answer about a cause.
 type answer struct {
 	cause
 	right   bool
 	first   string        // the first code of the last answer
-	wrong   []string      // other first codes that it gave meanwhile
+	wrong   []string      // other first codes that it gave before
 	reacted time.Duration // from the injection to the right answer
 	took    time.Duration // the command that gave it
 }
 
-// TestTheFirstCauseIsFoundOnACluster injects each cause into the running cluster and asks until the first cause is right and stays so.
+// TestTheFirstCauseIsFoundOnACluster injects each cause into the running cluster and asks until the first cause is right and
+// remains so.
 func TestTheFirstCauseIsFoundOnACluster(t *testing.T) {
 	t.Run("nothing is found on a healthy cluster", func(t *testing.T) {
 		(&ground{Namespace: shared.Namespace(t), t: t}).awaitHealth()
@@ -61,7 +62,7 @@ func TestTheFirstCauseIsFoundOnACluster(t *testing.T) {
 	for _, c := range causes() {
 		t.Run(c.part+"/"+c.name, func(t *testing.T) {
 			g := &ground{Namespace: shared.Namespace(t), t: t}
-			// Of the cleanups this one runs after those of the cause, and before the namespace's.
+			// This cleanup runs after those of the cause, and before that of the namespace.
 			t.Cleanup(g.awaitHealth)
 			begin := time.Now()
 			c.inject(g)
@@ -80,7 +81,7 @@ func TestTheFirstCauseIsFoundOnACluster(t *testing.T) {
 	report(t, all)
 }
 
-// seek asks until the answer is right and stays so.
+// seek asks until the answer is right and remains so.
 func (g *ground) seek(c cause, begin time.Time) answer {
 	g.t.Helper()
 	a := answer{cause: c}
@@ -106,7 +107,7 @@ func (g *ground) seek(c cause, begin time.Time) answer {
 				return a
 			}
 		case a.first == c.code:
-			since = time.Time{} // what is to stand behind it may take longer
+			since = time.Time{} // the further findings may take longer
 		default:
 			since = time.Time{}
 			if !slices.Contains(early(), a.first) && !slices.Contains(a.wrong, a.first) {
@@ -122,7 +123,7 @@ func (g *ground) seek(c cause, begin time.Time) answer {
 	}
 }
 
-// missing are the codes that an answer has not behind its first.
+// missing returns the codes that are not among an answer's further findings.
 func missing(r *diagnosis.Report, codes []string) []string {
 	var out []string
 	for _, code := range codes {

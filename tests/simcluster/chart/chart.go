@@ -1,6 +1,6 @@
 // Package chart installs a chart into a simulated cluster: rendered by Helm's own engine, so that what runs there is what
-// ships, and applied as it is. Helm's installer itself is tested through the Terraform provider; it is not used here because it
-// links Go's plugin loader, which makes the linker bind every symbol at the program's start, and go-nvml counts on the opposite.
+// ships, and applied as it is. The Terraform provider's tests use Helm's installer itself. It is not used here, because it
+// links Go's plugin loader. With that the linker binds every symbol at the program's start, and go-nvml needs lazy binding.
 package chart
 
 import (

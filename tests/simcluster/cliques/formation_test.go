@@ -27,7 +27,7 @@ func channelsOf(n *fixture.Namespace, pod string) []string {
 	return channels
 }
 
-// daemons are the pods of IMEX daemons that stay, by UID.
+// daemons are the pods of IMEX daemons that are not being deleted, by UID.
 func daemons(t *testing.T) []string {
 	t.Helper()
 	pods, err := shared.Client.CoreV1().Pods(fixture.System).List(t.Context(),

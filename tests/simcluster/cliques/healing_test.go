@@ -23,7 +23,7 @@ func stateOf(i int) string {
 	return filepath.Join(fabric.HardwareOf(cluster.NodeDir(shared.Dir, i)), "state")
 }
 
-// spoil makes the daemon of node i faulty; the result makes it well again, as does the test's end.
+// spoil makes the daemon of node i faulty. The returned function, or the end of the test, undoes that.
 func spoil(t *testing.T, i int, faults imex.Faults) (mend func()) {
 	t.Helper()
 	path := filepath.Join(stateOf(i), imex.FaultsName)
@@ -39,7 +39,8 @@ func spoil(t *testing.T, i int, faults imex.Faults) (mend func()) {
 	return mend
 }
 
-// twoDomains are two domains with a pod each on node 0, and the first with one on node 1 too. The result is what nodes 0 and 1 imported.
+// twoDomains are two domains with a pod each on node 0, and the first with one on node 1 too. It returns the memory that nodes
+// 0 and 1 imported.
 func twoDomains(t *testing.T, n *fixture.Namespace) []*imex.Import {
 	t.Helper()
 	n.Domain("first", 2)
@@ -63,8 +64,9 @@ func twoDomains(t *testing.T, n *fixture.Namespace) []*imex.Import {
 	return imports
 }
 
-// toldAndWhole waits until both domains of node 0 have reported its session's end, and are Ready again. Node 1 was not affected.
-func toldAndWhole(t *testing.T, n *fixture.Namespace, imports []*imex.Import) {
+// reportedAndReady waits until both domains of node 0 have reported its session's end, and are Ready again. Node 1 is not
+// affected.
+func reportedAndReady(t *testing.T, n *fixture.Namespace, imports []*imex.Import) {
 	t.Helper()
 	for pod, domain := range map[string]string{"first-0": "first", "other-0": "other"} {
 		n.AwaitEvent(pod, "IMEXSessionEnded", cluster.NodeName(0))
@@ -98,7 +100,7 @@ func TestTheEndOfASessionIsReportedToEveryDomainOfItsNode(t *testing.T) {
 			n := shared.Namespace(t)
 			imports := twoDomains(t, n)
 			end(t, n)
-			toldAndWhole(t, n, imports)
+			reportedAndReady(t, n, imports)
 		})
 	}
 }
@@ -113,7 +115,7 @@ func evictDaemon(t *testing.T, n *fixture.Namespace) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One that an earlier test evicted may still be on its way out.
+	// A pod that an earlier test evicted may still be ending.
 	staying := slices.DeleteFunc(found.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 	if len(staying) != 1 {
 		t.Fatalf("the node has %d IMEX daemons that stay", len(staying))
@@ -157,7 +159,7 @@ func awaitTaint(t *testing.T, node, want string) {
 }
 
 //shows:cd-casualties
-func TestANodeWhoseDaemonStaysDownTakesNoNewPodsUntilItIsWell(t *testing.T) {
+func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(3)
 	awaitTaint(t, node, "")
@@ -172,7 +174,7 @@ func TestANodeWhoseDaemonStaysDownTakesNoNewPodsUntilItIsWell(t *testing.T) {
 }
 
 //shows:cd-deletion
-func TestANamespaceThatIsDeletedUnderItsPodsGoesAndGivesItsChannelsBack(t *testing.T) {
+func TestANamespaceThatIsDeletedUnderItsPodsReleasesItsChannels(t *testing.T) {
 	n := shared.Namespace(t)
 	var uids []string
 	for i := range 2 {

@@ -14,7 +14,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// AwaitNodes returns when count nodes are Ready and schedulable; progress, if not nil, is told each new number.
+// AwaitNodes returns when count nodes are Ready and schedulable. progress, if not nil, is called with each new number.
 func AwaitNodes(ctx context.Context, client kubernetes.Interface, count int, progress func(ready int)) error {
 	ready := map[string]bool{}
 	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.Everything())
@@ -58,7 +58,7 @@ func AwaitPodStarted(ctx context.Context, client kubernetes.Interface, namespace
 	return nil
 }
 
-// NodeReady tells whether a node is Ready and no taint says otherwise.
+// NodeReady reports whether a node is Ready and no taint says otherwise.
 func NodeReady(node *corev1.Node) bool {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable {

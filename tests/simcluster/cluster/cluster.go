@@ -36,7 +36,7 @@ type Options struct {
 	Hardware  Hardware
 	// PrepareRetry, RestartBackoff and MaxRestartBackoff, see simnode.Config.
 	PrepareRetry, RestartBackoff, MaxRestartBackoff time.Duration
-	// Proxy puts an apiproxy.Proxy between the pods and the API server, for tests that disturb what the drivers hear and say.
+	// Proxy puts an apiproxy.Proxy between the pods and the API server, for tests that disturb the drivers' watches and writes.
 	Proxy bool
 }
 
@@ -92,7 +92,7 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: access, Runtime: options.Runtime,
 		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry,
 		RestartBackoff: options.RestartBackoff, MaxRestartBackoff: options.MaxRestartBackoff,
-		// Four heartbeats within the grace, as Kubernetes has it.
+		// Four heartbeats within the grace period, as in Kubernetes.
 		Heartbeat: options.NodeGrace / 4,
 	})
 	if err != nil {
@@ -128,7 +128,7 @@ func (c *Cluster) openProxy(access *controlplane.Access) error {
 	return nil
 }
 
-// Err says what ended that should not have: a node or a component of the control plane.
+// Err says which node, or which component of the control plane, ended unexpectedly.
 func (c *Cluster) Err() error {
 	select {
 	case <-c.ended:
@@ -153,5 +153,5 @@ func (c *Cluster) Down() {
 	if c.block != nil {
 		c.block.Release()
 	}
-	_, _ = Remove(c.Dir) // nothing runs any more; a directory that stays is found by the next Up
+	_, _ = Remove(c.Dir) // nothing runs any more; the next Up reports a remaining directory
 }

@@ -78,7 +78,7 @@ func TestWhatACrashLeftIsNamedWithTheRemedyAndDownRemovesIt(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "simcluster.json"), []byte(`{"nodes":3}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// A process of the cluster whose starter is gone.
+	// A process of the cluster whose parent has ended.
 	left, err := process.Start(process.Spec{Name: "left", ClusterDir: dir, LogDir: filepath.Join(dir, "logs"), Path: "/bin/sleep",
 		Args: []string{"600"}})
 	if err != nil {

@@ -50,7 +50,7 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	defer block.Release() // the shards hold it from here on
+	defer block.Release() // from here on the shards hold it
 	begin := time.Now()
 	plane, err := controlplane.Start(ctx, controlplane.Options{
 		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, Detach: true,

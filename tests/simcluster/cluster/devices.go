@@ -78,7 +78,7 @@ func readBundle(path string) (oci.Spec, error) {
 	return bundle, nil
 }
 
-// waiting says what a pending pod waits for, as its status tells.
+// waiting says what a pending pod waits for, by its status.
 func waiting(pod *corev1.Pod) string {
 	if pod.Status.Message != "" {
 		return pod.Status.Message

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// Hardware makes the fake hardware of one node in dir and says what it is called on the node, and the node's labels.
+// Hardware makes the fake hardware of one node in dir. It returns the paths of the hardware on the node, and the node's labels.
 type Hardware func(ctx context.Context, index int, dir string) (mappings []simnode.Mapping, labels map[string]string, err error)
 
 // FleetOptions say which nodes of a cluster run in this process.
@@ -40,10 +40,10 @@ type Fleet struct {
 
 	mu    sync.Mutex
 	nodes []*simnode.Node
-	power []context.CancelFunc // switches each node off
+	power []context.CancelFunc // powers each node off
 }
 
-// nodesAtOnce bounds how many nodes are made or started at the same time: it is processor time, so few are enough.
+// nodesAtOnce bounds how many nodes are made or started at the same time. That needs only processor time, so few are enough.
 const nodesAtOnce = 8
 
 // NodeName is the name of node number i.

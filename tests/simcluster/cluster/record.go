@@ -15,7 +15,7 @@ import (
 // recordFile marks a directory as a simulated cluster's; Remove removes no other.
 const recordFile = "simcluster.json"
 
-// stopGrace is how long Remove lets processes end by themselves.
+// stopGrace is how long Remove waits for processes to end before it kills them.
 const stopGrace = 3 * time.Second
 
 // Record is what a cluster's directory says about it.
@@ -44,7 +44,7 @@ func ReadRecord(dir string) (Record, error) {
 	return record, nil
 }
 
-// occupy makes dir this cluster's, or says what is there and how to go on.
+// occupy marks dir as this cluster's. Otherwise the error says what is there and what to do.
 func occupy(dir string, record Record) error {
 	running, err := process.Find(dir)
 	if err != nil {
@@ -79,8 +79,8 @@ func occupy(dir string, record Record) error {
 	return nil
 }
 
-// Remove ends every process of the cluster in dir, whoever started it, removes the directory, and returns what it ended.
-// It is no error if nothing is there.
+// Remove ends every process of the cluster in dir, whoever started it, removes the directory, and returns what it ended. A
+// missing cluster is no error.
 func Remove(dir string) ([]process.Found, error) {
 	ended, err := process.End(dir, stopGrace)
 	if err != nil {

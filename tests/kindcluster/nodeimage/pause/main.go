@@ -1,5 +1,5 @@
-// Command pause holds a pod's namespaces open: it waits to be told to stop, and as the pod's first process reaps what the others leave
-// behind.
+// Command pause holds a pod's namespaces open: it waits for a signal to stop, and as the pod's first process it reaps ended
+// processes.
 package main
 
 import (

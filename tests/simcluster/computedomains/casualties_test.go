@@ -12,7 +12,7 @@ import (
 )
 
 //shows:cd-casualties
-func TestTheEndOfASessionIsReportedToAffectedPodsAlone(t *testing.T) {
+func TestTheEndOfASessionIsReportedToAffectedPodsOnly(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 12
 	imports := form(n, t, first, 2)

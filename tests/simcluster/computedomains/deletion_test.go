@@ -26,7 +26,7 @@ func TestDeletingADomainLeavesNothing(t *testing.T) {
 	n.AwaitNothingLeft(uid)
 }
 
-func TestADomainDeletedUnderItsPodsGoesWithThem(t *testing.T) {
+func TestADomainDeletedUnderItsPodsEndsWithThem(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 1)
 	n.Pod("member", "d-channel", "")

@@ -38,7 +38,7 @@ func form(n *fixture.Namespace, t *testing.T, first, size int) []*imex.Import {
 }
 
 //shows:cd-replace
-func TestADaemonThatFailsOrHangsIsReplacedAndNoOther(t *testing.T) {
+func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
 	for name, spoil := range map[string]imex.Faults{"it becomes UNAVAILABLE": {Failures: 1}, "it hangs": {Silent: "*"}} {
 		t.Run(name, func(t *testing.T) {
 			n := shared.Namespace(t)
@@ -55,7 +55,7 @@ func TestADaemonThatFailsOrHangsIsReplacedAndNoOther(t *testing.T) {
 			}
 			began := time.Now()
 			if spoil.Silent == "" {
-				// The domain is Ready again soon; on a busy machine nobody may see that it was not.
+				// The domain is Ready again soon. On a busy machine the test may not see the moment in which it was not.
 				n.AwaitEvent("member-0", "IMEXSessionEnded")
 			} else {
 				n.AwaitDomain("d", func(d domain.Domain) bool { return d.Status != domain.Ready })

@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// TestARolloutStopsAtAPluginThatCrashesOrIsDeaf rolls broken versions of a plugin out by Kubernetes' own DaemonSet controller. Of 18 nodes
-// two get one (10 %, rounded up), and the others keep what serves.
+// TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer rolls out broken versions of a plugin through Kubernetes' own DaemonSet
+// controller. Two of 18 nodes get the new version (10 %, rounded up), and the others keep the one that serves.
 //
 //shows:chart-rollout
-func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
+func TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer(t *testing.T) {
 	const name, batch = "gpufabric-compute-domain-plugin", 2
 	sets := shared.Client.AppsV1().DaemonSets(fixture.System)
 	standing, err := sets.Get(t.Context(), name, metav1.GetOptions{})
@@ -33,7 +33,7 @@ func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The test's own context is over when the old arguments are put back.
+		// The test's own context has ended when the old arguments are restored.
 		set, err := sets.Patch(context.WithoutCancel(t.Context()), name, types.JSONPatchType, patch, metav1.PatchOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -46,7 +46,7 @@ func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
 		name, arg string
 	}{
 		{"it crashes", "--no-such-flag"},
-		{"it answers nobody", "--metrics-address=127.0.0.1:1"}, // where it may not listen, or no probe looks
+		{"it answers nobody", "--metrics-address=127.0.0.1:1"}, // an address where it may not listen, or that no probe uses
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			generation := roll(t, append(append([]string{}, args...), test.arg))
@@ -60,13 +60,13 @@ func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
 			follow(t, name, fixture.Patience, func(set *appsv1.DaemonSet) bool {
 				return set.Status.ObservedGeneration >= generation && set.Status.UpdatedNumberScheduled == batch
 			})
-			// Twice as long as a pod that is ready takes to count, and the next batch to follow.
+			// Twice the time until a ready pod counts as available and the next batch follows.
 			most := int32(0)
 			follow(t, name, 25*time.Second, func(set *appsv1.DaemonSet) bool {
 				most = max(most, set.Status.UpdatedNumberScheduled)
 				return false
 			})
-			// Not how many are available: a plugin that serves may be late with an answer to a probe on a busy machine.
+			// It does not count available pods, since on a busy machine a plugin that serves may answer a probe late.
 			if kept := without(t, test.arg); most != batch || kept < nodes-batch {
 				t.Errorf("%d nodes got the broken plugin, and %d of %d kept one that serves", most, kept, nodes)
 			}
@@ -74,7 +74,7 @@ func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
 	}
 }
 
-// without counts the plugins that stay and have not the argument.
+// without counts the plugins that are not being deleted and do not have the argument.
 func without(t *testing.T, argument string) int {
 	t.Helper()
 	pods, err := shared.Client.CoreV1().Pods(fixture.System).List(t.Context(),
@@ -91,7 +91,8 @@ func without(t *testing.T, argument string) int {
 	return count
 }
 
-// follow looks at a DaemonSet's changes until done says so, or patience is over: a done that never says so only looks.
+// follow calls done with each change of a DaemonSet, until done returns true or the time is over. A done that never returns
+// true only observes.
 func follow(t *testing.T, name string, patience time.Duration, done func(*appsv1.DaemonSet) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)

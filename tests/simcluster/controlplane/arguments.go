@@ -14,15 +14,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A control plane here shares two cores with a thousand nodes, and nobody else uses it: the clients' own rate limits,
-// meant to protect a shared API server, would only be measured instead of the drivers.
+// A control plane here shares two cores with a thousand nodes, and has no other users. The clients' rate limits, which protect
+// a shared API server, would distort the measurements of the drivers.
 const (
 	clientQPS   = 1000
 	clientBurst = 2000
 )
 
-// auditPolicy keeps what the given namespaces' service accounts do, and the administrator where that is asked for; all else would be most
-// of the log.
+// auditPolicy records the requests of the given namespaces' service accounts, and those of the administrator on request. Other
+// requests would fill the log.
 func auditPolicy(namespaces []string, admin bool) string {
 	groups := []string{}
 	for _, namespace := range namespaces {
@@ -87,7 +87,7 @@ egressSelections:
 		"--name=simcluster", "--data-dir=" + dir("etcd"),
 		"--listen-client-urls=" + etcd, "--advertise-client-urls=" + etcd,
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=simcluster=" + peer,
-		// Nothing here must survive the machine; without it every write waits for the disk.
+		// Nothing here must survive a crash of the machine. Without this flag every write waits for the disk.
 		"--unsafe-no-fsync",
 		"--quota-backend-bytes=" + strconv.Itoa(8<<30), "--log-level=warn",
 	}
@@ -101,8 +101,8 @@ egressSelections:
 		"--service-cluster-ip-range=172.31.0.0/16",
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged",
-		// Service addresses lead nowhere without kube-proxy: webhooks are called at their endpoints' addresses,
-		// by way of the nodes' gateway.
+		// Service addresses do not work without kube-proxy. Webhooks are called at their endpoints' addresses, through the
+		// nodes' gateway.
 		"--enable-aggregator-routing", "--egress-selector-config-file=" + dir("egress.yaml"),
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",

@@ -39,7 +39,7 @@ type Options struct {
 	Audit []string
 	// AuditAdmin has the administrator's requests written there too.
 	AuditAdmin bool
-	// NodeGrace is how long a node's lease may be silent before its node is held unreachable; 0 is Kubernetes' 50 s.
+	// NodeGrace is how long a node's lease may be silent before its node counts as unreachable; 0 is Kubernetes' 50 s.
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.
 	FeatureGates map[string]bool
@@ -104,7 +104,7 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 
 // Stop ends the processes, the API server's clients first.
 func (c *ControlPlane) Stop() {
-	// Two seconds: the API server otherwise drains watches for a minute, and nothing here outlives the cluster.
+	// Two seconds: the API server would otherwise drain watches for a minute, and nothing here outlives the cluster.
 	for _, name := range []string{"kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"} {
 		if p := c.processes[name]; p != nil {
 			p.Stop(2 * time.Second)
@@ -112,7 +112,7 @@ func (c *ControlPlane) Stop() {
 	}
 }
 
-// Err says which component ended unasked, nil while all run.
+// Err says which component ended unexpectedly, nil while all run.
 func (c *ControlPlane) Err() error {
 	for _, p := range c.processes {
 		if err := p.Err(); err != nil {
@@ -143,7 +143,7 @@ func (c *ControlPlane) Scheduler() *rest.Config {
 		return &rest.Config{}
 	}
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", c.scheduler)
-	config.CAFile, config.CAData, config.Insecure = "", nil, true // its certificate is one that it makes for itself
+	config.CAFile, config.CAData, config.Insecure = "", nil, true // it signs its certificate itself
 	return config
 }
 

@@ -43,7 +43,7 @@ func TestAControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The controller manager makes this account: it works, and its credentials are right.
+	// The controller manager makes this account, so it works and its credentials are right.
 	if err := controlplane.AwaitDefaultAccount(ctx, client, "default"); err != nil {
 		t.Fatal(err)
 	}

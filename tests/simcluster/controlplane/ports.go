@@ -11,8 +11,8 @@ type ports struct {
 	apiServer, etcd, etcdPeer, scheduler int
 }
 
-// choosePorts takes the API server's port as asked (0: any) and free ones for the rest. What takes a port before its program does shows in
-// that program's log, which Start then reports.
+// choosePorts takes the API server's port as asked (0: any) and free ones for the rest. If another program takes a port first,
+// the component's log says so, and Start reports that.
 func choosePorts(apiServer int) (ports, error) {
 	if apiServer != 0 {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", apiServer))

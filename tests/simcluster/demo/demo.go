@@ -37,7 +37,7 @@ const domainName = "quickstart"
 //go:embed values.yaml
 var chartValues []byte
 
-// Demo is one run. Its cluster stays up afterwards.
+// Demo is one run. Its cluster keeps running afterwards.
 type Demo struct {
 	// Dir is the cluster's directory.
 	Dir string
@@ -73,7 +73,7 @@ func (d *Demo) Run(ctx context.Context) error {
 		return err
 	}
 	kubectl := "kubectl"
-	if _, err := exec.LookPath(kubectl); err != nil { // nothing before this needed one
+	if _, err := exec.LookPath(kubectl); err != nil { // no earlier step needs it
 		kubectl = "$(go run ./build/cmd/toolchain kubectl)"
 	}
 	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster "+

@@ -24,7 +24,7 @@ func (d *Demo) startRack(ctx context.Context) error {
 	return d.manifest.Apply(ctx, "default", objects...)
 }
 
-// awaitRack waits for the domain and tells how far it is whenever that changes.
+// awaitRack waits for the domain and prints each change of its progress.
 func (d *Demo) awaitRack(ctx context.Context) error {
 	const patience = 3 * time.Minute
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the domain is not Ready after %s", patience))
@@ -40,11 +40,11 @@ func (d *Demo) awaitRack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The kubelet asks again for a claim that it was refused before the domain was Ready: on a busy machine that takes a while.
+	// The kubelet tries a claim again that was refused before the domain was Ready. On a busy machine that takes a while.
 	return cluster.AwaitPodStarted(ctx, d.client, "default", "rack-0")
 }
 
-// show prints what there is at the end.
+// show prints the final state.
 func (d *Demo) show(ctx context.Context) error {
 	rack, err := domain.Get(ctx, d.manifest.Objects(), "default", domainName)
 	if err != nil {

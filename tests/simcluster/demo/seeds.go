@@ -23,18 +23,18 @@ import (
 	"gpufabric.io/tests/simcluster/manifests"
 )
 
-// oneChannel is the manifest that shows a channel in a pod; it is removed again, because a node has one channel and the rack
-// takes all.
+// oneChannel is the manifest that shows a channel in a pod. It is removed again, since a node has one channel and the rack's
+// domain takes all of them.
 const oneChannel = "imex-channel-injection.yaml"
 
-// finding is what became of one manifest.
+// finding is the result for one manifest.
 type finding struct {
 	file, result string
 }
 
 func parse(content []byte) ([]*unstructured.Unstructured, error) { return manifests.Parse(content) }
 
-// applyManifests applies what can be applied, waits for the pod of oneChannel, and notes what became of each.
+// applyManifests applies all manifests whose kinds exist, waits for the pod of oneChannel, and records the result for each.
 func (d *Demo) applyManifests(ctx context.Context) error {
 	files, err := filepath.Glob(filepath.Join(d.root, "examples/manifests/*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -142,7 +142,7 @@ func condition(pod *corev1.Pod) string {
 	}
 }
 
-// showFindings prints what became of each manifest; pods are looked at now.
+// showFindings prints the result for each manifest, with the present state of its pods.
 func (d *Demo) showFindings(ctx context.Context) error {
 	fmt.Fprintln(d.Out, "\nManifests:")
 	table := tabwriter.NewWriter(d.Out, 0, 0, 2, ' ', 0)

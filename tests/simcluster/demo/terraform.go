@@ -17,7 +17,7 @@ type terraform struct {
 	output   io.Writer
 }
 
-// apply applies the configuration without asking. The provider is taken by a development override, which needs no init.
+// apply applies the configuration without confirmation. A development override names the provider, so no init is needed.
 func (t terraform) apply(ctx context.Context, configuration string, args ...string) error {
 	if _, err := os.Stat(filepath.Join(t.provider, "terraform-provider-gpufabric")); err != nil {
 		return fmt.Errorf("the Terraform provider is not built: %w; run `make build`", err)
@@ -41,7 +41,7 @@ func (t terraform) apply(ctx context.Context, configuration string, args ...stri
 	defer log.Close() //nolint:errcheck // terraform's own exit status counts
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {
-		said, _ := os.ReadFile(log.Name()) // without it the error still names the log
+		said, _ := os.ReadFile(log.Name()) // if this fails, the error still names the log
 		return fmt.Errorf("terraform apply: %w; it said (%s):\n%s", err, log.Name(), said)
 	}
 	return nil

@@ -1,5 +1,5 @@
-// Package deviceplugins tests the drivers together on a simulated cluster where they serve the kubelet's device plugin API: RDMA pools as
-// extended resources, and shares of GPUs as Volcano's scheduler hands them out.
+// Package deviceplugins tests the drivers together on a simulated cluster where they serve the kubelet's device plugin API:
+// RDMA pools as extended resources, and shares of GPUs as Volcano's scheduler assigns them.
 package deviceplugins
 
 import (

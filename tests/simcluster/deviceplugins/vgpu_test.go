@@ -21,7 +21,8 @@ const register = "volcano.sh/node-vgpu-register"
 
 var wholeGPU = regexp.MustCompile(`^/dev/nvidia\d+$`)
 
-// gpuOf is the first GPU that a node registers for Volcano's scheduler, which may be after the kubelet counts its shares.
+// gpuOf is the first GPU that a node registers for Volcano's scheduler. The registration may come after the kubelet counts the
+// shares.
 func gpuOf(t *testing.T, node string) (uuid string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
@@ -42,14 +43,14 @@ func gpuOf(t *testing.T, node string) (uuid string) {
 	return uuid
 }
 
-// awaitShares waits until the kubelet counts all that sharedPod asks for: it refuses a pod that is bound before, for good.
+// awaitShares waits until the kubelet counts all that sharedPod requests. It would fail a pod that is bound earlier.
 func awaitShares(n *fixture.Namespace, node string) {
 	for resource, count := range map[string]int64{"number": 1, "memory": 3000, "cores": 50} {
 		n.AwaitAllocatable(node, corev1.ResourceName("volcano.sh/vgpu-"+resource), count)
 	}
 }
 
-// sharedPod makes a pod that asks for a share, which no scheduler of this cluster looks at.
+// sharedPod makes a pod that requests a share. No scheduler of this cluster handles it.
 func sharedPod(n *fixture.Namespace, name string) {
 	n.Apply(`
 apiVersion: v1
@@ -64,7 +65,7 @@ spec:
 `, name)
 }
 
-// schedule does what Volcano's scheduler does with a pod: it writes what each container gets, then binds the pod.
+// schedule does what Volcano's scheduler does with a pod: it writes each container's shares, then binds the pod.
 func schedule(ctx context.Context, n *fixture.Namespace, name, node, devices string) error {
 	pods := n.Client.CoreV1().Pods(n.Name)
 	pod, err := pods.Get(ctx, name, metav1.GetOptions{})
@@ -97,7 +98,7 @@ func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
 	}
 	n.AwaitPod("half", fixture.Running)
 	env := n.Received("half")[0].Env
-	// A unit of memory is 8 MiB here: the plugin chose it so that the kubelet can count so large GPUs.
+	// A unit of memory is 8 MiB here. The plugin chose it so that the kubelet can count such large GPUs.
 	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_0=24000m", "CUDA_DEVICE_SM_LIMIT=50", "NVIDIA_VISIBLE_DEVICES=" + uuid} {
 		if !slices.Contains(env, want) {
 			t.Errorf("the container's environment lacks %s: %v", want, env)
@@ -109,7 +110,7 @@ func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
 	n.AwaitPod("half", func(pod *corev1.Pod) bool { return pod.Annotations["volcano.sh/bind-phase"] == "success" })
 }
 
-func TestAShareOfAGPUThatTheNodeHasNotIsRefusedInWords(t *testing.T) {
+func TestAShareOfAGPUThatTheNodeLacksIsRefusedInWords(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(1)
 	awaitShares(n, node)

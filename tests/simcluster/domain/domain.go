@@ -27,7 +27,7 @@ const Ready = "Ready"
 // Domain is one ComputeDomain.
 type Domain struct {
 	Namespace, Name, UID, Status string
-	// Ready counts the nodes that are; Wanted is spec.numNodes.
+	// Ready is the number of ready nodes; Wanted is spec.numNodes.
 	Ready, Wanted int
 	Nodes         []Node
 	// Conditions are its conditions' messages by type, those that are not True.
@@ -96,7 +96,7 @@ func List(ctx context.Context, objects dynamic.Interface) ([]Domain, error) {
 	return domains, nil
 }
 
-// Await watches a domain until done says so, and returns it as it then is. The error tells how far it was.
+// Await watches a domain until done returns true, and returns the domain. The error describes its last state.
 func Await(ctx context.Context, objects dynamic.Interface, namespace, name string, done func(Domain) bool) (Domain, error) {
 	var last Domain
 	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{}, nil,
@@ -115,7 +115,7 @@ func Await(ctx context.Context, objects dynamic.Interface, namespace, name strin
 	return last, nil
 }
 
-// AwaitGone watches until a domain's object is gone. The error tells what it says of itself.
+// AwaitGone watches until a domain's object is gone. The error has its conditions.
 func AwaitGone(ctx context.Context, objects dynamic.Interface, namespace, name string) error {
 	var last Domain
 	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{},
@@ -157,7 +157,7 @@ func selected(objects dynamic.Interface, namespace string, selector fields.Selec
 	}
 }
 
-// AwaitNone watches until nothing of what list lists is left; object is an example of its kind.
+// AwaitNone watches until list returns no object; object is an example of its kind.
 func AwaitNone(ctx context.Context, list cache.ListerWatcher, object runtime.Object) error {
 	left := map[string]bool{}
 	_, err := watchtools.UntilWithSync(ctx, list, object, func(store cache.Store) (bool, error) {

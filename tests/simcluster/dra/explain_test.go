@@ -29,7 +29,7 @@ func reported(t *testing.T, n *fixture.Namespace, pool, node string, wanted func
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
 	defer cancel()
-	// A watch from no version begins with what there is.
+	// A watch without a version begins with the existing objects.
 	watching, err := n.Manifests.Objects().Resource(fixture.RDMAPools).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + pool})
 	if err != nil {
 		t.Fatal(err)

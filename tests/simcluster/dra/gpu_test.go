@@ -73,7 +73,7 @@ func TestAMIGInstanceIsMadeForItsPodAndRemovedWithIt(t *testing.T) {
 	n.DeletePod("first")
 	n.DeletePod("second")
 	n.AwaitNothingLeft(uids...)
-	// The whole node is free again: if an instance were left, its GPU would not be available.
+	// The whole node is free again. If an instance still existed, its GPU would not be available.
 	n.Template("gpu", "gpu.nvidia.com", "")
 	for i := range gpusPerNode {
 		name := fmt.Sprintf("whole-%d", i)
@@ -149,7 +149,7 @@ spec:
 	if one, two := n.Devices("one", wholeGPU), n.Devices("two", wholeGPU); len(one) != 1 || !slices.Equal(one, two) {
 		t.Errorf("the pods received %v and %v; want the same GPU", one, two)
 	}
-	// The first pod's end takes nothing from the second.
+	// The end of the first pod does not affect the second.
 	n.DeletePod("one")
 	n.AwaitPod("two", fixture.Running)
 }

@@ -1,5 +1,5 @@
-// Package dra tests the GPU and RDMA drivers together on a simulated cluster, where both hand everything out by DRA: whole GPUs, MIG
-// instances, NICs, both side by side, and the extended resources that DRA serves.
+// Package dra tests the GPU and RDMA drivers together on a simulated cluster, where both offer everything through DRA: whole
+// GPUs, MIG instances, NICs, GPUs with NICs, and the extended resources that DRA serves.
 package dra
 
 import (

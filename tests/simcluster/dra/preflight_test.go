@@ -70,7 +70,7 @@ func awaitJobs(t *testing.T, namespace string, count int) {
 		}
 		return len(complete) == count, nil
 	}); err != nil {
-		pods, _ := shared.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}) // the failure is told already
+		pods, _ := shared.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}) // the failure is reported already
 		for i := range pods.Items {
 			t.Logf("pod %s on %s: %s %+v", pods.Items[i].Name, pods.Items[i].Spec.NodeName, pods.Items[i].Status.Phase,
 				pods.Items[i].Status.ContainerStatuses)

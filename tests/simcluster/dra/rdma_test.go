@@ -49,7 +49,7 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 	}
 }
 
-// No machine of ours has RDMA's exclusive mode, so what can be tried of the example is that its pod is told what the node lacks.
+// No machine here has RDMA's exclusive mode. So the test can only check that the example's pod is told what the node lacks.
 //
 //shows:rdma-exclusive
 func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
@@ -69,7 +69,7 @@ func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
 	})
 }
 
-// awaitNICs waits until every NIC is published as one that is given whole, or as one that is shared.
+// awaitNICs waits until every NIC is published as exclusive, or every NIC as shared.
 func awaitNICs(t *testing.T, whole bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
@@ -100,7 +100,7 @@ func otherNICs(slice *resourceapi.ResourceSlice, whole bool) bool {
 }
 
 //shows:rdma-dra
-func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
+func TestTheSeedsRDMAPodsGetTheirSharesThroughDRA(t *testing.T) {
 	const resource = "rdma/hca_shared_devices_a"
 	n := shared.Namespace(t)
 	n.RemoveAtEnd(fixture.ConfigMaps, "kube-system", "rdma-devices")
@@ -114,7 +114,7 @@ func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
 		if got := n.Devices(name, regexp.MustCompile(`^/dev/infiniband/rdma_cm$`)); len(got) != 1 {
 			t.Errorf("%s lacks /dev/infiniband/rdma_cm", name)
 		}
-		// The manifest says nothing of claims: the scheduler made one of the limit, by the DeviceClass of that name.
+		// The manifest has no claims. The scheduler made one for the limit, by the DeviceClass with that extended resource.
 		if status := pod.Status.ExtendedResourceClaimStatus; status == nil || len(status.RequestMappings) != 1 ||
 			status.RequestMappings[0].ResourceName != resource {
 			t.Errorf("%s has no claim for %s but %+v: something else than DRA gave it the NIC", name, resource, status)

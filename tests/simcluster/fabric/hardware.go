@@ -1,5 +1,5 @@
-// Package fabric is what makes a simulated cluster one of GPU fabric nodes: the fake hardware of each node, and the roles of
-// gpufabric as the programs that its containers run.
+// Package fabric turns a simulated cluster into one of GPU fabric nodes. It has the fake hardware of each node, and runs the
+// roles of gpufabric as the programs of its containers.
 package fabric
 
 import (
@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// hardwareDir is the fake tree's directory in a node's own one; it is short because paths below it are long enough.
+// hardwareDir is the fake tree's directory in the node's own directory. It is short, since the paths below it are long.
 const hardwareDir = "f"
 
 // HardwareOf is the fake tree of the node whose own directory is nodeDir.
@@ -60,8 +60,8 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 	}, nil
 }
 
-// placeholders stand where a driver has IMEX's programs, which run as goroutines here: a driver without them is one with which no domain
-// forms.
+// placeholders are files at the paths of IMEX's programs, which run as goroutines here. With a driver that lacks these programs
+// no domain forms.
 func placeholders(root string) error {
 	for _, name := range []string{"nvidia-imex", "nvidia-imex-ctl", "../lib64/libnvidia-ml.so.1"} {
 		path := filepath.Join(root, "driver/usr/bin", name)
@@ -72,7 +72,7 @@ func placeholders(root string) error {
 	return nil
 }
 
-// newBoot gives the node the kernel's name for a boot, by which drivers notice a reboot.
+// newBoot gives the node a new boot ID, by which drivers notice a reboot.
 func newBoot(root string) error {
 	dir := filepath.Join(root, "proc/sys/kernel/random")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -84,8 +84,8 @@ func newBoot(root string) error {
 	return nil
 }
 
-// mount says where a node has its hardware: under FakeRoot, and where a real machine has it, so that the chart works with
-// the values for kind and with its defaults.
+// mount says where a node has its hardware: under FakeRoot, and at the paths of a real machine. So the chart works with the
+// values for kind and with its defaults.
 func mount(root, dir string) ([]simnode.Mapping, error) {
 	// "/" is a driver root too: its usr is the fake driver's.
 	rootfs := filepath.Join(dir, "r")

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// imexVersion is what the fake daemons tell each other; only that it is the same everywhere matters.
+// imexVersion is the version that the fake daemons tell each other. It only has to be the same everywhere.
 const imexVersion = "580.95.05"
 
 const (
@@ -28,11 +28,12 @@ const (
 	defaultHeartbeat = 500 * time.Millisecond
 	// queryTimeout is that of the real daemon's supervisor.
 	queryTimeout = 2 * time.Second
-	// slowHeartbeat is for clusters of many racks. A connection that is closed is noticed at once all the same.
+	// slowHeartbeat is for clusters of many racks. Daemons still notice a closed connection at once.
 	slowHeartbeat = 15 * time.Second
 )
 
-// imexDaemons runs fake IMEX daemons as goroutines of one container. They speak over loopback addresses, each on its pod's own.
+// imexDaemons runs fake IMEX daemons as goroutines of one container. They communicate over loopback addresses, each on its
+// pod's address.
 type imexDaemons struct {
 	heartbeat time.Duration
 	container simnode.Container
@@ -74,7 +75,7 @@ func (r imexDaemons) Start(ctx context.Context, spec imex.Spec) (imex.Daemon, er
 	}
 }
 
-// options are what the daemon's container has of its node, and no more.
+// options describe exactly what the daemon's container has of its node.
 func (r imexDaemons) options() (fakeimex.Options, error) {
 	o := fakeimex.Options{Version: imexVersion, Heartbeat: r.heartbeat}
 	container, err := fakeimex.ReadContainer(r.container.Bundle)
@@ -82,7 +83,7 @@ func (r imexDaemons) options() (fakeimex.Options, error) {
 		return o, err
 	}
 	o.Surroundings, o.PersistDir = container, container.Mounts[fakeimex.PersistDir]
-	program := r.container.Env[computedomain.EnvProgram] // as this machine calls it
+	program := r.container.Env[computedomain.EnvProgram] // the path on this machine
 	if program == "" {
 		// As on a real node: there is nothing to start.
 		return o, imex.ErrNoPrograms
@@ -145,7 +146,7 @@ func execute(ctx context.Context, words []string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// resolve looks a name up in a file like /etc/hosts, as the system would in the daemon's pod.
+// resolve looks up a name in a file like /etc/hosts, as the system would in the daemon's pod.
 func resolve(hostsFile, name string) ([]netip.Addr, error) {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{address}, nil

@@ -16,14 +16,14 @@ type Mode string
 const (
 	// AsGoroutines runs them in the simulator, with fakes in Go: a thousand nodes fit in a machine.
 	AsGoroutines Mode = "goroutines"
-	// AsProcesses runs them as processes of bin/gpufabric, with the fake C library and the fake nvidia-imex: as real as it gets
-	// without containers, for a rack or so. It needs `make build`.
+	// AsProcesses runs them as processes of bin/gpufabric, with the fake C library and the fake nvidia-imex. That is the most
+	// realistic mode without containers, for about one rack. It needs `make build`.
 	AsProcesses Mode = "processes"
 	// Sampled runs the controller and the first node's roles as processes, whose memory can be read, and the rest as goroutines.
 	Sampled Mode = "sampled"
 )
 
-// Modes lists the modes there are.
+// Modes lists all modes.
 func Modes() []Mode { return []Mode{AsGoroutines, AsProcesses, Sampled} }
 
 // Setup is a cluster's hardware and the runtime of its containers.
@@ -58,7 +58,7 @@ type built struct {
 	program    string // gpufabric
 	scheduler  string // gpufabric-scheduler; few clusters have it, and it need not be built for the others
 	libraryDir string // of libnvidia-ml.so.1
-	tools      string // fakefabric, which nvidia-smi and nvidia-imex are names of
+	tools      string // fakefabric, which is also nvidia-smi and nvidia-imex
 }
 
 func findBuilt() (built, error) {

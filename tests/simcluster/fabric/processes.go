@@ -20,8 +20,8 @@ import (
 // processGrace is how long a role may take to end when its container is stopped.
 const processGrace = 10 * time.Second
 
-// processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon
-// of the node's driver root. They can be killed as containers can: with no time for a last word.
+// processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon of
+// the node's driver root. They can be killed like containers, without a chance to clean up.
 type processes struct {
 	program   string // the path of gpufabric
 	scheduler string // the path of gpufabric-scheduler
@@ -29,7 +29,7 @@ type processes struct {
 
 var _ simnode.Runtime = (*processes)(nil)
 
-// Owns tells whether the image is gpufabric's, or gpufabric-scheduler's.
+// Owns reports whether the image is that of gpufabric or gpufabric-scheduler.
 func (p *processes) Owns(image string) bool {
 	return ownImage(image) || imageOf(image, SchedulerRepository)
 }
@@ -70,12 +70,12 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 		return cmd.Process.Signal(syscall.SIGTERM)
 	}
 	cmd.WaitDelay = processGrace
-	// Of this process's environment only what names the cluster: a container inherits nothing else.
+	// Of this process's environment it gets only the name of the cluster, since a container inherits nothing.
 	cmd.Env = []string{"PATH=/usr/bin:/bin"}
 	if marker, ok := os.LookupEnv(process.MarkerEnv); ok {
 		cmd.Env = append(cmd.Env, process.MarkerEnv+"="+marker)
 	}
-	// The fake nvidia-imex finds there what its container has.
+	// The fake nvidia-imex reads there what its container has.
 	cmd.Env = append(cmd.Env, "FAKEFABRIC_CONTAINER="+container.Bundle)
 	for name, value := range container.Env {
 		cmd.Env = append(cmd.Env, name+"="+value)

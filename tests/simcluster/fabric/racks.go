@@ -6,8 +6,9 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Racks says in a sentence how many nodes of a profile (a name or a file) are laid out. A profile is one machine and the size of its rack;
-// where more nodes are asked for than a rack has, the rack is repeated, each time as an NVLink clique and with identities of its own.
+// Racks describes in a sentence how so many nodes of a profile (a name or a file) form racks. A profile has one machine and the
+// size of its rack. For more nodes than a rack has, the rack is repeated. Each repetition is another NVLink clique, with other
+// identities.
 func Racks(profileName string, nodes int) (string, error) {
 	p, err := profile.Load(profileName)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestAProfileWithFewerNodesThanAskedIsRepeatedAndThatIsReported(t *testing.T
 	}
 }
 
-func TestARackThatIsRepeatedIsAnotherCliqueOfOtherMachines(t *testing.T) {
+func TestARepeatedRackIsAnotherCliqueOfOtherMachines(t *testing.T) {
 	p, err := profile.Load("gb200-nvl72")
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,8 @@ import (
 // Repository is the image whose containers really run.
 const Repository = "ghcr.io/gpufabric/gpufabric"
 
-// goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
+// goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for the libraries and programs that
+// they would load or start.
 type goroutines struct {
 	heartbeat time.Duration // of the fake IMEX daemons
 	// files is shared by all roles: a thousand nodes take one inotify instance.
@@ -37,7 +38,8 @@ var _ simnode.Runtime = (*goroutines)(nil)
 func newGoroutines(nodes int) *goroutines {
 	g := &goroutines{heartbeat: defaultHeartbeat, files: &filewatch.Watcher{}}
 	if nodes > 2*rack {
-		// 1,008 nodes in racks of 18 keep some 17,000 connections; at two messages a second each they would take both cores.
+		// 1,008 nodes in racks of 18 keep about 17,000 connections. With two messages a second on each they would use both
+		// cores.
 		g.heartbeat = slowHeartbeat
 	}
 	return g
@@ -46,8 +48,8 @@ func newGoroutines(nodes int) *goroutines {
 // Owns tells whether the image is gpufabric's.
 func (g *goroutines) Owns(image string) bool { return ownImage(image) }
 
-// Run runs the role that the container's arguments name. A role cannot be killed as a process can: simnode.ErrKilled only
-// cancels it, and what it does then is its orderly end.
+// Run runs the role that the container's arguments name. A role cannot be killed like a process: simnode.ErrKilled only cancels
+// it, and then it ends in order.
 func (g *goroutines) Run(ctx context.Context, container simnode.Container) error {
 	return g.call(ctx, container, container.Args)
 }
@@ -59,7 +61,7 @@ func (g *goroutines) Exec(ctx context.Context, container simnode.Container, comm
 
 func (g *goroutines) call(ctx context.Context, container simnode.Container, args []string) (err error) {
 	defer func() {
-		if r := recover(); r != nil { // of this goroutine only; a panic elsewhere ends the simulator, as it should
+		if r := recover(); r != nil { // only of this goroutine; a panic elsewhere ends the simulator, as it should
 			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 		}
 	}()
@@ -77,8 +79,8 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	return program.Run(ctx, host, arguments(container, args)...)
 }
 
-// defaultPlaces are flags' environment variables and what the roles take where neither is given: a container's own file system
-// has it there, this machine's has not.
+// defaultPlaces are the environment variables of flags, with the roles' default paths. Those paths exist in a container's file
+// system and not in this machine's.
 var defaultPlaces = map[string]string{
 	"HOSTS_FILE": "/etc/hosts",
 	"IMEXD_DIR":  computedomain.DaemonDir,
@@ -92,7 +94,7 @@ func environment(container simnode.Container, name string) string {
 		if real, ok := container.Real(place); ok {
 			return real
 		}
-		// Nothing of this machine's may be taken for it.
+		// The role must not use this machine's own.
 		return "/nonexistent" + place
 	}
 	return ""
@@ -112,8 +114,8 @@ func library(driverRoot string) nvml.Interface {
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.
 var everywhere = regexp.MustCompile(`^(--[a-z-]+=)(?:0\.0\.0\.0)?(:[0-9]+)$`)
 
-// arguments are a role's arguments as the simulation needs them: without the program's own name, and listening on the pod's
-// address where the pod would have a network namespace to itself.
+// arguments are a role's arguments as the simulation needs them. They omit the program's name, and listen on the pod's address,
+// since the pod has no network namespace here.
 func arguments(container simnode.Container, args []string) []string {
 	if len(args) > 0 && path.Base(args[0]) == "gpufabric" {
 		args = args[1:]
@@ -130,7 +132,7 @@ func arguments(container simnode.Container, args []string) []string {
 
 func ownImage(image string) bool { return imageOf(image, Repository) }
 
-// imageOf tells whether an image is one of a repository's.
+// imageOf reports whether an image is from a repository.
 func imageOf(image, repository string) bool {
 	rest, ok := strings.CutPrefix(image, repository)
 	return ok && (rest == "" || rest[0] == ':' || rest[0] == '@')

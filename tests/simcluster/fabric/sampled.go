@@ -7,7 +7,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// sampled runs some containers as processes, so that what one of a kind takes can be measured among a thousand goroutines.
+// sampled runs some containers as processes, so that one of each kind can be measured among a thousand goroutines.
 type sampled struct {
 	goroutines *goroutines
 	processes  *processes

@@ -16,8 +16,9 @@ import (
 // SchedulerRepository is the image of gpufabric-scheduler, which runs where containers are processes.
 const SchedulerRepository = Repository + "-scheduler"
 
-// schedulerArguments are gpufabric-scheduler's as a process needs them. kube-scheduler knows no KUBECONFIG: its configuration names the
-// file, and its flags name it again for those who ask it for figures. It listens on the pod's address.
+// schedulerArguments are gpufabric-scheduler's as a process needs them. kube-scheduler does not read KUBECONFIG. Its
+// configuration names the file, and its flags name it again for the authentication of requests for its metrics. It listens on
+// the pod's address.
 func schedulerArguments(container simnode.Container, args []string, kubeconfig string) ([]string, error) {
 	const flag = "--config="
 	at := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) })

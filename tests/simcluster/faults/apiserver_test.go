@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// disturbWatches makes what the drivers hear late, doubled and out of order.
+// disturbWatches delays, repeats and reorders the drivers' watch events.
 func disturbWatches(s *scenario) {
 	stop := shared.Proxy.DisturbWatches(s.seed)
 	defer stop()
@@ -15,7 +15,7 @@ func disturbWatches(s *scenario) {
 	s.end()
 }
 
-// pauseAPIServer has the API server stand still while the domain forms: connections stay, and nobody answers.
+// pauseAPIServer pauses the API server while the domain forms: connections stay open, and get no answers.
 func (s *scenario) pauseAPIServer(outage time.Duration) {
 	restart, proof := s.maybeRestartPlugin()
 	s.start()
@@ -34,7 +34,7 @@ func (s *scenario) pauseAPIServer(outage time.Duration) {
 	s.end()
 }
 
-// killAPIServer kills the API server while the domain forms: connections break, and are refused until it is back.
+// killAPIServer kills the API server while the domain forms: connections break, and new ones are refused until it is back.
 func (s *scenario) killAPIServer(outage time.Duration) {
 	restart, proof := s.maybeRestartPlugin()
 	s.start()
@@ -50,8 +50,8 @@ func (s *scenario) killAPIServer(outage time.Duration) {
 	s.end()
 }
 
-// maybeRestartPlugin returns what kills a plugin, so that it starts without an API server, and what proves that it did; or does neither, as
-// the seed has it.
+// maybeRestartPlugin returns a function that kills a plugin, so that it starts without an API server, and one that proves this.
+// Depending on the seed, both do nothing.
 func (s *scenario) maybeRestartPlugin() (restart, proof func()) {
 	plugin := plugins()[s.random.IntN(len(plugins()))]
 	if s.random.IntN(2) == 0 {

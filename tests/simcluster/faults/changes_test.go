@@ -12,7 +12,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// changes tells scenarios when files change, all of them by one inotify instance: a user has 128, and the plugins take some.
+// changes reports changes of files to scenarios. All share one inotify instance, since a user has 128, and the plugins need
+// some.
 type changes struct {
 	watcher *fsnotify.Watcher
 
@@ -29,14 +30,14 @@ func openChanges() (*changes, error) {
 	return &changes{watcher: watcher, tell: map[string]func(){}}, nil
 }
 
-// run tells until ctx is done.
+// run reports changes until ctx is done.
 func (c *changes) run(ctx context.Context) {
 	defer c.watcher.Close() //nolint:errcheck // it only watched
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.watcher.Errors: // an overflow; what follows is told
+		case <-c.watcher.Errors: // an overflow; later changes are reported
 		case event := <-c.watcher.Events:
 			c.mu.Lock()
 			tell := c.tell[filepath.Dir(event.Name)]
@@ -48,7 +49,7 @@ func (c *changes) run(ctx context.Context) {
 	}
 }
 
-// of calls tell with each change in the directory or one below it, one after another, until stop is called.
+// of calls tell with each change in the directory or in one below it, one after another, until stop is called.
 func (c *changes) of(root string, tell func()) (stop func(), err error) {
 	var dirs []string
 	stop = func() {
@@ -56,7 +57,7 @@ func (c *changes) of(root string, tell func()) (stop func(), err error) {
 		defer c.mu.Unlock()
 		for _, dir := range dirs {
 			delete(c.tell, dir)
-			_ = c.watcher.Remove(dir) // the directory may have gone
+			_ = c.watcher.Remove(dir) // the directory may be gone
 		}
 	}
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

@@ -19,8 +19,8 @@ const controllerUser = "system:serviceaccount:" + fixture.System + ":gpufabric-c
 // templates, of the DaemonSet, and of the finalizer.
 const fewestSteps = 9
 
-// killControllerAtEachStep kills the controller twice at each of its writes for the domain: when it is about to ask for it, and when it
-// is done and the controller has not heard so.
+// killControllerAtEachStep kills the controller twice at each of its writes for the domain: before the request is sent, and
+// when it was executed and the controller has not got the answer.
 func killControllerAtEachStep(s *scenario) {
 	controller := s.n.ControllerKiller()
 	steps := &steps{namespace: s.n.Name, kill: controller.Strike, seen: map[string]int{}}
@@ -58,7 +58,7 @@ func (s *steps) domain(uid string) {
 	s.uid = uid
 }
 
-// strike kills the controller at a write of the domain if it was killed there so many times before.
+// strike kills the controller at a write of the domain if it was killed there exactly so many times before.
 func (s *steps) strike(w apiproxy.Write, times int) bool {
 	if w.User != controllerUser || strings.HasSuffix(w.Path, "/events") {
 		return false
@@ -77,7 +77,8 @@ func (s *steps) strike(w apiproxy.Write, times int) bool {
 		return false
 	}
 	if err := s.kill(); err != nil {
-		// The program that asks for this has been killed at another write meanwhile: nothing of it comes through, and this step is yet to come.
+		// The program that sent this request was killed at another write meanwhile. None of its requests pass, and this step is
+		// still to come.
 		return errors.Is(err, simnode.ErrNotRunning)
 	}
 	s.seen[key]++

@@ -23,7 +23,7 @@ import (
 
 const (
 	nodes = 12
-	// size is how many nodes each scenario has for itself; a domain spans them.
+	// size is how many nodes each scenario has for itself. Its domain has all of them.
 	size = 2
 	// nodeGrace is short, so that a lost lease is noticed within a scenario.
 	nodeGrace = 8 * time.Second
@@ -35,7 +35,7 @@ var (
 
 	shared    *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 	files     *changes         //nolint:gochecknoglobals // likewise
-	fullDisks error            //nolint:gochecknoglobals // why there are none, likewise
+	fullDisks error            //nolint:gochecknoglobals // why full disks are impossible; likewise
 )
 
 func TestMain(m *testing.M) {
@@ -50,11 +50,11 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	up, err := fixture.Up(context.Background(), fixture.Options{
-		// Only processes can be killed without a last word.
+		// Only processes can be killed without a chance to clean up.
 		Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: nodeGrace, RestartBackoff: 200 * time.Millisecond, Proxy: true,
 		Values: map[string]any{
 			"gpus": map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
-			"rdma": map[string]any{"enabled": true, "devicePlugin": false}, // what a device plugin counts is not DRA's to give
+			"rdma": map[string]any{"enabled": true, "devicePlugin": false}, // DRA cannot allocate what a device plugin counts
 		},
 	})
 	if err != nil {
@@ -94,15 +94,15 @@ spec: {resourceName: %s, mode: Exclusive, selectors: {vendors: ["15b3"]}}}`, poo
 	return up.Manifests.Apply(context.Background(), fixture.System, objects...)
 }
 
-// fault is a script of what goes wrong while a scenario's pods come and go.
+// fault is a script of failures while a scenario's pods come and go.
 type fault struct {
 	name string
 	run  func(*scenario)
 }
 
-// TestDriversSurviveFaults runs every fault for each seed, and holds: every claim is prepared in the end, and while it cannot be says
-// why; no device is held by two; nothing is left when all is deleted. Faults that strike a node, a plugin or the controller
-// strike at the same time on nodes of their own; when the API server is gone, nothing else goes wrong.
+// TestDriversSurviveFaults runs every fault for each seed. It asserts that every claim is prepared in the end and until then
+// says why it is not, that no device has two holders, and that nothing remains after deletion. Faults of a node, a plugin or
+// the controller run at the same time on separate nodes. When the API server is gone, no other fault happens.
 func TestDriversSurviveFaults(t *testing.T) {
 	for seed := *first; seed < *first+*seeds; seed++ {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -144,8 +144,8 @@ func sideBySide() []fault {
 	}
 }
 
-// outages are what happens to the API server, one a seed. After one that was refused connections for long, Kubernetes' own clients
-// wait for up to a minute before they try again, so that one is rare.
+// outages are the faults of the API server, one for each seed. After long refusal of connections, Kubernetes' own clients wait
+// for up to a minute before they try again, so that outage is rare.
 func outages() []fault {
 	const long = 30 * time.Second
 	still := fault{"the API server stands still for 30 s", func(s *scenario) { s.pauseAPIServer(long) }}
@@ -154,7 +154,7 @@ func outages() []fault {
 		crash}
 }
 
-// play runs one fault on its nodes; what is random in it depends on the seed and the fault alone.
+// play runs one fault on its nodes. Its random choices depend only on the seed and the fault.
 func play(t *testing.T, seed uint64, f fault, group []int) {
 	name := fnv.New64a()
 	_, _ = name.Write([]byte(f.name)) // never fails

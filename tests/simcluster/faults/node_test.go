@@ -22,8 +22,8 @@ import (
 	"gpufabric.io/tests/simcluster/wallclock"
 )
 
-// silenceAndReboot cuts a node off until the cluster holds it gone, then boots it with hardware rendered again: what plugins made there
-// (MIG instances among it) is gone, and what they noted on disk is not.
+// silenceAndReboot cuts a node off until the cluster counts it as lost, then boots it with newly rendered hardware. What
+// plugins made in the hardware, such as MIG instances, is gone. What they wrote to disk is not.
 func silenceAndReboot(s *scenario) {
 	s.start()
 	s.pause(2500 * time.Millisecond)
@@ -32,7 +32,7 @@ func silenceAndReboot(s *scenario) {
 		s.t.Fatal(err)
 	}
 	reboot := sync.OnceFunc(func() { shared.Fleet.Reboot(s.victim) })
-	defer reboot() // a scenario that fails must not leave the node silent to the next
+	defer reboot() // a scenario that fails must not leave the node silent for the next one
 	s.n.AwaitReady(cluster.NodeName(s.victim), false)
 	if err := os.Remove(filepath.Join(nodeDir(s.victim), "f/state/rendered.json")); err != nil {
 		s.t.Fatal(err)
@@ -45,8 +45,8 @@ func silenceAndReboot(s *scenario) {
 
 func (s *scenario) stateDir() string { return filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric") }
 
-// blockState puts a file where each plugin's state directory is: whatever it writes fails, for root too. The directory by which roles agree
-// on drains is left: one that cannot be read counts as a drain, and then claims are not allocated.
+// blockState puts a file where each plugin's state directory is: whatever it writes fails, for root too. The directory for
+// drains remains usable. If it cannot be read, that counts as a drain, and then claims are not allocated.
 func blockState(s *scenario) {
 	exchange := func() (err error) { // in one step: plugins make directories that are missing
 		for _, plugin := range plugins() {
@@ -69,7 +69,7 @@ func blockState(s *scenario) {
 			s.t.Errorf("give %s its state directories back: %v", cluster.NodeName(s.victim), err)
 		}
 	})
-	defer unblock() // a scenario that fails must not make those fail that get its nodes next
+	defer unblock() // a scenario that fails must not break the next ones on its nodes
 	if err := exchange(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -107,10 +107,10 @@ func fillDisk(s *scenario) {
 	s.end()
 }
 
-// stepClocks moves the wall clocks of the victim's plugins and of the controller, in opposite directions, while the domain forms, and
-// back and beyond when it stands. Timers do not move with them, as on any Linux.
+// stepClocks moves the wall clocks of the victim's plugins and of the controller in opposite directions while the domain forms,
+// and back past the right time when it has formed. Timers do not move with them, as on any Linux.
 func stepClocks(s *scenario) {
-	// Back by less than an hour: the API server's certificate is that old.
+	// Back by less than an hour, since the API server's certificate is valid from an hour ago.
 	forth, back := s.between(time.Hour, 12*time.Hour), -s.between(10*time.Minute, 50*time.Minute)
 	if s.random.IntN(2) == 0 {
 		forth, back = back, forth
@@ -143,7 +143,7 @@ func (s *scenario) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(s.random.Int64N(int64(to-from)))
 }
 
-// programs are the victim's plugins and, last, the controller, which others may be about to start again.
+// programs are the victim's plugins and, last, the controller, which other faults may be restarting.
 func (s *scenario) programs() []int {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
@@ -159,7 +159,7 @@ func (s *scenario) programs() []int {
 	return found
 }
 
-// pids are the programs started from here whose command line contains a text.
+// pids are the child processes whose command line contains a text.
 func (s *scenario) pids(text string) []int {
 	s.t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
@@ -179,7 +179,7 @@ func (s *scenario) pids(text string) []int {
 	return found
 }
 
-// alive tells whether a process runs; one that was killed and not yet waited for has no command line.
+// alive reports whether a process runs. A killed process that nobody has waited for has no command line.
 func alive(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && len(line) > 0

@@ -11,7 +11,7 @@ import (
 // plugins are the programs on a node that prepare claims.
 func plugins() []string { return []string{"compute-domain-plugin", "gpu-plugin", "rdma-plugin"} }
 
-// killPlugins kills the victim's plugins. The returned function proves that each of them ended so and was started again.
+// killPlugins kills the victim's plugins. The returned function proves that each of them was killed and started again.
 func (s *scenario) killPlugins() (proof func()) {
 	s.t.Helper()
 	var killers []*fixture.Killer
@@ -50,9 +50,9 @@ func killAfterPrepare(s *scenario) {
 	s.start()
 	s.settle()
 	proof := s.killPlugins()
-	s.holdNobodyTwice()
+	s.assertNoTwoHolders()
 	proof()
-	s.holdNobodyTwice()
+	s.assertNoTwoHolders()
 	s.end()
 }
 
@@ -66,9 +66,9 @@ func killDuringUnprepare(s *scenario) {
 	proof()
 }
 
-// killAtWrites kills each plugin of the victim when it changes its files for the nth time, n being the seed's and at most the
-// given number: between the steps of what it does for a claim, each of which is on disk before the next begins. The returned
-// function proves that it did.
+// killAtWrites kills each plugin of the victim when it changes its files for the nth time. n is random, and at most the given
+// number. So the kill comes between two steps of a claim, each of which is on disk before the next one begins. The returned
+// function proves the kills.
 func (s *scenario) killAtWrites(most int) (proof func()) {
 	s.t.Helper()
 	var stops []func()

@@ -20,16 +20,17 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// scenario is a domain over a few nodes with a pod on each that has a channel, and pods with a GPU, with a MIG instance, and two with a NIC
-// besides on the victim, while something goes wrong there.
+// scenario is a domain over a few nodes, with a pod with a channel on each. One node, the victim, also has a pod with a GPU, a
+// pod with a MIG instance, and two pods with a NIC. The fault happens there.
 //
-// Each pod has one claim from a template: of a pod with two, the controller manager of Kubernetes 1.36.3 can lose one from the pod's
-// status for good when its cache of claims is late (syncPod applies only what it holds for new, and so takes the other away).
+// Each pod has only one claim from a template. With two, the controller manager of Kubernetes 1.36.3 can permanently lose one
+// from the pod's status when its cache of claims is late: syncPod applies only the claims that it considers new, which removes
+// the other.
 type scenario struct {
 	t      *testing.T
 	n      *fixture.Namespace
 	nodes  []int
-	victim int // the one of nodes that things happen to
+	victim int // the node with the fault
 	seed   uint64
 	random *rand.Rand
 	uid    string // the domain's
@@ -43,10 +44,10 @@ const (
 	second = "second-nic"
 )
 
-// onVictim are the names of the victim's pods but for the domain's member there.
+// onVictim are the names of the victim's pods, without the domain's member there.
 func onVictim() []string { return []string{whole, slice, nic, second} }
 
-// start makes the domain and the pods and returns before any of them is there.
+// start makes the domain and the pods, and does not wait for them.
 func (s *scenario) start() {
 	s.n.Domain("d", size)
 	s.uid = s.n.AwaitDomain("d", func(d domain.Domain) bool { return d.UID != "" }).UID
@@ -70,7 +71,7 @@ func (s *scenario) settle() {
 	for _, name := range s.pods() {
 		s.n.AwaitPod(name, fixture.Running)
 	}
-	s.holdNobodyTwice()
+	s.assertNoTwoHolders()
 }
 
 // explain waits until the claims of the victim's pods say why they are not prepared.
@@ -79,10 +80,10 @@ func (s *scenario) explain(words ...string) {
 	for _, pod := range append(onVictim(), member(s.victim)) {
 		s.n.AwaitEvent(pod, words...)
 	}
-	s.holdNobodyTwice()
+	s.assertNoTwoHolders()
 }
 
-// end deletes everything and waits until nothing is left of it.
+// end deletes everything and waits until nothing remains.
 func (s *scenario) end() {
 	s.t.Helper()
 	uids := append(s.n.ClaimUIDs(), s.uid)
@@ -106,7 +107,7 @@ func (s *scenario) pods() []string {
 
 func member(i int) string { return fmt.Sprintf("member-%d", i) }
 
-// pause waits for a time of the seed's, below most.
+// pause waits for a random time below most.
 func (s *scenario) pause(most time.Duration) { time.Sleep(time.Duration(s.random.Int64N(int64(most)))) }
 
 var (
@@ -116,9 +117,9 @@ var (
 	verbs    = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
 )
 
-// holdNobodyTwice fails the test if two running pods of a node have the same channel, GPU, MIG instance or NIC, or one the GPU of
-// which another has an instance.
-func (s *scenario) holdNobodyTwice() {
+// assertNoTwoHolders fails the test if two running pods of a node have the same channel, GPU, MIG instance or NIC, or if one
+// has the GPU of another's MIG instance.
+func (s *scenario) assertNoTwoHolders() {
 	s.t.Helper()
 	type holder struct {
 		pod  string

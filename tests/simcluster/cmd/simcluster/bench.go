@@ -38,7 +38,7 @@ func benchCommand(dir *string) *cobra.Command {
 				}
 				nodes = append(nodes, n)
 			}
-			if info, err := os.Stat(out); err != nil || !info.IsDir() { // known before it measures for minutes
+			if info, err := os.Stat(out); err != nil || !info.IsDir() { // checked before it measures for minutes
 				return fmt.Errorf("--out %q is no directory that is there", out)
 			}
 			machine, err := machineNow()
@@ -62,7 +62,7 @@ func benchCommand(dir *string) *cobra.Command {
 				return err
 			}
 			results, err := bench.Run(cmd.Context(), options)
-			// What was measured before a size failed is written all the same.
+			// The results from before a failure are written too.
 			if writeErr := writeBench(cmd, out, machine, results, err); err == nil {
 				err = writeErr
 			}
@@ -77,7 +77,7 @@ func benchCommand(dir *string) *cobra.Command {
 	return cmd
 }
 
-// machineNow says on what and when this runs, and what else the machine had to do.
+// machineNow describes the machine, the time and the machine's load.
 func machineNow() (string, error) {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -94,7 +94,7 @@ func machineNow() (string, error) {
 		strings.Join(strings.Fields(string(load))[:3], ", ")), nil
 }
 
-// writeBench writes the report; failed is what kept a size from being measured, if something did.
+// writeBench writes the report; failed is the error that ended the measurement, or nil.
 func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result, failed error) error {
 	if len(results) == 0 {
 		return nil
@@ -126,7 +126,7 @@ func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result,
 	return bench.Plot(filepath.Join(out, "scale.svg"), results)
 }
 
-// writeRoles writes the report of all roles; failed is what kept a size from being measured, if something did.
+// writeRoles writes the report of all roles; failed is the error that ended the measurement, or nil.
 func writeRoles(cmd *cobra.Command, out, machine string, results []bench.RolesResult, failed error) error {
 	if len(results) == 0 {
 		return nil

@@ -13,9 +13,9 @@ import (
 	"gpufabric.io/build/repository"
 )
 
-// TestTheREADMEShowsWhatTheDemoPrints runs `simcluster demo`, which is `make demo` without Docker, and holds README.md to
-// it: each line that README.md shows is printed, in that order; "..." stands for lines that are left out. Times, addresses
-// and numbers may be others.
+// TestTheREADMEShowsWhatTheDemoPrints runs `simcluster demo`, which is `make demo` without Docker, and compares README.md with
+// its output: each line that README.md shows is printed, in that order; "..." stands for lines that are left out. Times,
+// addresses and numbers may differ.
 //
 //shows:sim-demo
 func TestTheREADMEShowsWhatTheDemoPrints(t *testing.T) {
@@ -50,7 +50,7 @@ func TestTheREADMEShowsWhatTheDemoPrints(t *testing.T) {
 	}
 }
 
-// notPrinted is the first line of shown that is not printed after those before it.
+// notPrinted returns the first line of shown that is not printed after the lines before it.
 func notPrinted(shown, printed string) string {
 	lines := strings.Split(printed, "\n")
 	for _, line := range strings.Split(strings.TrimSpace(shown), "\n") {
@@ -84,7 +84,7 @@ var (
 	blanks = regexp.MustCompile(`\s+`)
 )
 
-// form is a line without what differs from run to run.
+// form is a line without the parts that differ from run to run.
 func form(line string) string {
 	line = took.ReplaceAllString(strings.TrimSpace(line), "")
 	return blanks.ReplaceAllString(number.ReplaceAllString(line, "#"), " ")

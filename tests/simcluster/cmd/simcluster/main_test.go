@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/tests/simcluster/process"
 )
 
-// programEnv makes the test program simcluster itself, so that tests can run, interrupt and kill it; the nodes that it starts are the
-// test program too.
+// programEnv makes the test program run as simcluster, so that tests can run, interrupt and kill it. The nodes that it starts
+// are the test program too.
 const programEnv = "SIMCLUSTER_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -118,7 +118,7 @@ func TestUpRefusesMistakesBeforeItStartsAnything(t *testing.T) {
 func serving(t *testing.T, dir string) {
 	t.Helper()
 	const patience = 5 * time.Minute
-	// another's children have no event
+	// processes of another parent have no event
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		running, err := process.Find(dir)
 		if err != nil {
@@ -138,7 +138,7 @@ func TestWhatAKilledUpLeavesIsNamedAndDownRemovesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	serving(t, dir)
-	_ = up.Process.Kill() // it may have ended: then it left a cluster that is up, which is as good
+	_ = up.Process.Kill() // it may have ended: then the cluster is up, which serves the test as well
 	_ = up.Wait()
 
 	again, saidAgain := simcluster(t.Context(), dir, "up", "--nodes=2")
@@ -161,7 +161,7 @@ func TestWhatAKilledUpLeavesIsNamedAndDownRemovesIt(t *testing.T) {
 	if len(running) < 4 { // etcd, API server, controller manager, scheduler
 		t.Errorf("a benchmark that could not begin ended the cluster; these run: %v", running)
 	}
-	// The machine's own end leaves files and no processes.
+	// A crash of the machine leaves files and no processes.
 	for _, p := range running {
 		_ = syscall.Kill(p.Pid, syscall.SIGKILL) // our own; it may have ended
 	}

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has, comes back when
-// all plugins end in one moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the bus. It takes no figure for
-// fast or slow.
+// TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has,
+// comes back when all plugins end in one moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the
+// bus. It does not judge any figure.
 //
 //shows:sim-scale-roles
 func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	flag.Parse()
 	up, err := fixture.Up(context.Background(), fixture.Options{
-		// Only processes can be killed without a last word.
+		// Only processes can be killed without a chance to clean up.
 		Nodes: nodes, Mode: fabric.AsProcesses, RestartBackoff: 200 * time.Millisecond, Proxy: true,
 		Values: map[string]any{
 			"computeDomains": map[string]any{"imex": "clique"},
@@ -57,9 +57,9 @@ func run(m *testing.M) int {
 	return status
 }
 
-// TestDomainsOfACliqueSurviveFaults runs every fault for each seed, one after another since they share the clique and the controllers. It
-// holds: no channel is two domains', each domain has one channel on all its nodes and is Ready in the end, nothing is left when all is
-// deleted, and a cut between daemons ends no IMEX session.
+// TestDomainsOfACliqueSurviveFaults runs every fault for each seed, one after another since they share the clique and the
+// controllers. It asserts that no two domains have the same channel, that each domain has one channel on all its nodes and is
+// Ready in the end, that nothing remains after deletion, and that a cut between daemons ends no IMEX session.
 func TestDomainsOfACliqueSurviveFaults(t *testing.T) {
 	for seed := *first; seed < *first+*seeds; seed++ {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {

@@ -21,14 +21,14 @@ import (
 const (
 	controllerUser = "system:serviceaccount:" + fixture.System + ":gpufabric-controller"
 	lease          = "gpufabric-controller"
-	// steps are about how many writes a controller makes for the scenario's domains.
+	// steps is about how many writes a controller makes for the scenario's domains.
 	steps = 12
 )
 
-// strike is what befalls the controller at work: from one of its writes for the scenario on it cannot renew its lease.
+// strike is a fault of the leading controller, at one of its writes for the scenario.
 type strike struct {
 	namespace, leader string
-	at                int          // which of its writes
+	at                int          // at which of its writes
 	then              func() error // is called once, at that write
 
 	mu     sync.Mutex
@@ -70,7 +70,7 @@ func leader(ctx context.Context) (string, error) {
 	return *found.Spec.HolderIdentity, nil
 }
 
-// awaitLeader waits until a controller holds the lease that is not the one named.
+// awaitLeader waits until another controller than the named one holds the lease.
 func (s *scenario) awaitLeader(not string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
@@ -88,7 +88,8 @@ func (s *scenario) awaitLeader(not string) string {
 	return now
 }
 
-// change has another controller take over while domains come and go: from a random write of the one at work it cannot renew its lease.
+// change makes the other controller take over while domains come and go: from a random write on, the leader cannot renew its
+// lease.
 func (s *scenario) change(then func(leader string) error) {
 	s.t.Helper()
 	before := s.awaitLeader("")
@@ -97,7 +98,7 @@ func (s *scenario) change(then func(leader string) error) {
 	defer stop()
 	s.form("a")
 	s.form("b")
-	// As many domains as it takes to come to that write.
+	// As many domains as it takes to reach that write.
 	for i := 0; ; i++ {
 		k.mu.Lock()
 		struck, err := k.struck, k.err
@@ -125,7 +126,7 @@ func (s *scenario) change(then func(leader string) error) {
 
 func loseLease(s *scenario) { s.change(func(string) error { return nil }) }
 
-// killAtStep kills the controller at work too. Its container starts again, and finds the other at work.
+// killAtStep also kills the leader. When its container starts again, the other controller leads.
 func killAtStep(s *scenario) {
 	controllers := s.n.DeploymentKillers("controller")
 	if len(controllers) != 2 {

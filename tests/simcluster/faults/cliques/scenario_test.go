@@ -33,7 +33,7 @@ type scenario struct {
 
 var channel = regexp.MustCompile(`^/dev/nvidia-caps-imex-channels/channel\d+$`)
 
-// form declares a domain over random nodes, with a pod on each, and waits for nothing but its UID.
+// form declares a domain over random nodes, with a pod on each, and waits only for its UID.
 func (s *scenario) form(name string) {
 	s.t.Helper()
 	if s.domains == nil {
@@ -60,12 +60,12 @@ func (s *scenario) settle() {
 			s.n.AwaitPod(podOf(name, i), fixture.Running)
 		}
 	}
-	s.holdChannelsApart()
+	s.assertChannels()
 }
 
-// holdChannelsApart fails the test if running pods of one domain have two channels, or those of two domains the same: all nodes are of one
-// clique.
-func (s *scenario) holdChannelsApart() {
+// assertChannels fails the test if running pods of one domain have two channels, or pods of two domains have the same one. All
+// nodes are in one clique.
+func (s *scenario) assertChannels() {
 	s.t.Helper()
 	of, holder := map[string]string{}, map[string]string{}
 	for _, pod := range s.n.RunningPods() {
@@ -97,7 +97,7 @@ func (s *scenario) end(name string) {
 	delete(s.domains, name)
 }
 
-// endAll deletes everything and waits until nothing is left of it.
+// endAll deletes everything and waits until nothing remains.
 func (s *scenario) endAll() {
 	s.t.Helper()
 	claims := s.n.ClaimUIDs()
@@ -123,7 +123,7 @@ func importAll(t *testing.T) imported {
 	return all
 }
 
-// alive fails the test where a node's session has ended, with which its memory went, or a pod was told so.
+// alive fails the test if a node's session has ended, which ends its imports, or if a pod has an Event about that.
 func (s *scenario) alive(all imported) {
 	s.t.Helper()
 	for i, memory := range all {
@@ -142,7 +142,7 @@ func stateOf(i int) string {
 	return filepath.Join(fabric.HardwareOf(cluster.NodeDir(shared.Dir, i)), "state")
 }
 
-// cutPeers cuts some nodes' daemons off from all others while domains are there, come and go.
+// cutPeers cuts some nodes' daemons off from all others while domains exist, appear and disappear.
 func cutPeers(s *scenario) {
 	s.form("a")
 	s.form("b")
@@ -160,8 +160,8 @@ func cutPeers(s *scenario) {
 	}
 	s.form("c")
 	s.end("a")
-	s.holdChannelsApart()
-	time.Sleep(time.Duration(s.random.Int64N(int64(3 * time.Second)))) // the cut may last as long as it likes
+	s.assertChannels()
+	time.Sleep(time.Duration(s.random.Int64N(int64(3 * time.Second)))) // the cut may last for any time
 	s.form("d")
 	for _, i := range victims {
 		set(i, imex.Faults{})

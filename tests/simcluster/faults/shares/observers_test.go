@@ -15,7 +15,7 @@ type observers struct {
 	of   map[int]apiproxy.Tap
 }
 
-// attach has the observers see every write until detach is called.
+// attach passes every write to the observers until detach is called.
 func (o *observers) attach(proxy *apiproxy.Proxy) (detach func()) {
 	return proxy.Tap(apiproxy.Tap{
 		Before: func(w apiproxy.Write) bool {
@@ -27,7 +27,7 @@ func (o *observers) attach(proxy *apiproxy.Proxy) (detach func()) {
 	})
 }
 
-// add has one more see every write until remove is called.
+// add adds an observer until remove is called.
 func (o *observers) add(tap apiproxy.Tap) (remove func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -44,7 +44,7 @@ func (o *observers) add(tap apiproxy.Tap) (remove func()) {
 	}
 }
 
-// see shows a write to all; it is cut where any of them wants that.
+// see shows a write to all observers. The connection is cut if any of them wants that.
 func (o *observers) see(w apiproxy.Write, side func(apiproxy.Tap) func(apiproxy.Write) bool) (cut bool) {
 	o.mu.Lock()
 	var all []func(apiproxy.Write) bool

@@ -34,7 +34,8 @@ func killBeforeAllocation(s *scenario) {
 	s.end()
 }
 
-// killInAllocation kills both roles when the plugin makes a container's files: it has booked the share and has not answered the kubelet.
+// killInAllocation kills both roles when the plugin makes a container's files: it has booked the share and has not answered the
+// kubelet yet.
 func killInAllocation(s *scenario) {
 	killers := s.roles()
 	stop := s.onFiles(s.random.IntN(2), func() {
@@ -46,7 +47,7 @@ func killInAllocation(s *scenario) {
 	s.waits("late")
 	stop()
 	prove(s.t, killers...)
-	s.holdNoMoreThanThereIs()
+	s.assertNoOverbooking()
 	s.end()
 }
 
@@ -90,8 +91,9 @@ func (s *scenario) onFiles(nth int, strike func()) (stop func()) {
 	}
 }
 
-// killAsItTells kills the plugin at its word to the scheduler that a pod has its share: before the API server hears it, or after.
-func killAsItTells(s *scenario) {
+// killAtItsReport kills the plugin when it reports to the scheduler that a pod has its share: before the API server gets the
+// report, or after.
+func killAtItsReport(s *scenario) {
 	killer := s.n.PluginKiller("vgpu-plugin", s.node)
 	var once sync.Once
 	strike := func(w apiproxy.Write) (cut bool) {
@@ -113,8 +115,8 @@ func killAsItTells(s *scenario) {
 	s.end()
 }
 
-// killAfterAllocation kills both roles on a full node: the pods keep their shares, the pod that waits gets none before one of them ends,
-// and then it runs.
+// killAfterAllocation kills both roles on a full node. The pods keep their shares. The pod that waits gets none until one of
+// them ends, and then it runs.
 func killAfterAllocation(s *scenario) {
 	s.fill()
 	killers := s.roles()
@@ -128,7 +130,7 @@ func killAfterAllocation(s *scenario) {
 	s.end()
 }
 
-// killWhilePodsEnd kills both roles in the moment in which pods are told to end.
+// killWhilePodsEnd kills both roles in the moment in which pods are deleted.
 func killWhilePodsEnd(s *scenario) {
 	s.fill()
 	killers := s.roles()

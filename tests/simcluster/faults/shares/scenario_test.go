@@ -21,10 +21,10 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// share is what each pod has of a GPU's memory, in MiB of 15,360: two never fit the same GPU.
+// share is each pod's part of a GPU's memory, in MiB of 15,360. Two never fit on one GPU.
 const share = 9216
 
-// scenario is a node that pods with shares fill, while something goes wrong there.
+// scenario is a node that is filled by pods with shares while a fault happens there.
 type scenario struct {
 	t      *testing.T
 	n      *fixture.Namespace
@@ -66,7 +66,7 @@ func (s *scenario) served(name string) {
 	s.n.AwaitPod(name, func(pod *corev1.Pod) bool {
 		return fixture.Running(pod) && pod.Annotations["volcano.sh/bind-phase"] == "success"
 	})
-	s.holdNoMoreThanThereIs()
+	s.assertNoOverbooking()
 }
 
 // fill runs a pod for each GPU of the node.
@@ -77,7 +77,7 @@ func (s *scenario) fill() {
 	}
 }
 
-// waits makes a pod more than the node has room for, and waits until the scheduler has said so.
+// waits makes a pod for which the node has no room, and waits until the scheduler has reported that.
 func (s *scenario) waits(name string) {
 	s.t.Helper()
 	s.ask(name)
@@ -86,11 +86,11 @@ func (s *scenario) waits(name string) {
 			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 		})
 	})
-	s.holdNoMoreThanThereIs()
+	s.assertNoOverbooking()
 }
 
-// holdNoMoreThanThereIs fails the test if pods of the node were given more of a GPU's memory than it has, by what they received.
-func (s *scenario) holdNoMoreThanThereIs() {
+// assertNoOverbooking fails the test if the pods of the node received more of a GPU's memory than it has.
+func (s *scenario) assertNoOverbooking() {
 	s.t.Helper()
 	holders := map[string][]string{}
 	for _, pod := range s.n.RunningPods() {
@@ -119,8 +119,8 @@ func variable(env []string, name string) string {
 	return ""
 }
 
-// end deletes the scenario's pods, starts vgpu-plugin again, which removes what a pod that was deleted has left where no container runtime
-// tells of its end, and holds that nothing is left.
+// end deletes the scenario's pods and restarts vgpu-plugin. Without a container runtime's reports, the plugin removes the
+// directories of deleted pods only at its start. Then end asserts that nothing remains.
 func (s *scenario) end() {
 	s.t.Helper()
 	pods, err := s.n.Client.CoreV1().Pods(s.n.Name).List(s.t.Context(), metav1.ListOptions{})
@@ -137,7 +137,8 @@ func (s *scenario) end() {
 	s.awaitUntaken()
 }
 
-// awaitUntaken waits until the scheduler's locks and the plugin's refusals are gone: the node takes as many pods as before.
+// awaitUntaken waits until the scheduler's locks and the plugin's refusals are gone, so that the node accepts as many pods as
+// before.
 func (s *scenario) awaitUntaken() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
@@ -152,7 +153,7 @@ func (s *scenario) awaitUntaken() {
 	}
 }
 
-// tell logs the pods and the Events of a scenario that failed.
+// tell logs the pods and the Events of a failed scenario.
 func (s *scenario) tell() {
 	if !s.t.Failed() {
 		return

@@ -9,8 +9,8 @@ import (
 	"gpufabric.io/tests/simcluster/apiproxy"
 )
 
-// killBetweenReserveAndBind kills the scheduler twice at the binding of a pod for which it has chosen and booked a share: before the API
-// server has it, and after it was taken and the scheduler has not heard so.
+// killBetweenReserveAndBind kills the scheduler twice at the binding of a pod for which it has chosen and booked a share:
+// before the API server gets the binding, and when it was accepted and the scheduler has not got the answer.
 func killBetweenReserveAndBind(s *scenario) {
 	killer := s.n.DeploymentKillers("scheduler")[0]
 	var before, after sync.Once

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// profile is of a machine with few GPUs, which few pods fill.
+	// profile is that of a machine with few GPUs, which few pods fill.
 	profile = "t4-edge"
 	gpus    = 4
 )
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	flag.Parse()
 	up, err := fixture.Up(context.Background(), fixture.Options{
-		// Only processes can be killed without a last word.
+		// Only processes can be killed without a chance to clean up.
 		Nodes: len(faults()), Profile: profile, Mode: fabric.AsProcesses, RestartBackoff: 200 * time.Millisecond, Proxy: true,
 		Values: map[string]any{
 			"computeDomains": map[string]any{"enabled": false}, "gpus": map[string]any{"enabled": true},
@@ -67,7 +67,7 @@ func run(m *testing.M) int {
 	return status
 }
 
-// fault is a script of what goes wrong while a scenario's pods come and go.
+// fault is a script of failures while a scenario's pods come and go.
 type fault struct {
 	name string
 	run  func(*scenario)
@@ -77,7 +77,7 @@ func faults() []fault {
 	return []fault{
 		{"vgpu-plugin and vgpu-monitor are killed before an allocation", killBeforeAllocation},
 		{"vgpu-plugin and vgpu-monitor are killed in an allocation", killInAllocation},
-		{"vgpu-plugin is killed as it says that a pod has its share", killAsItTells},
+		{"vgpu-plugin is killed as it says that a pod has its share", killAtItsReport},
 		{"vgpu-plugin and vgpu-monitor are killed after allocations", killAfterAllocation},
 		{"vgpu-plugin and vgpu-monitor are killed while pods end", killWhilePodsEnd},
 		{"the scheduler is killed between reserve and bind", killBetweenReserveAndBind},
@@ -85,8 +85,8 @@ func faults() []fault {
 	}
 }
 
-// TestSharesSurviveFaults runs every fault for each seed, each on a node of its own, and holds: every pod that has room runs in the end, no
-// GPU is booked for more than it has, and nothing is left when all is deleted.
+// TestSharesSurviveFaults runs every fault for each seed, each on a separate node. It asserts that every pod with room runs in
+// the end, that no GPU is overbooked, and that nothing remains after deletion.
 func TestSharesSurviveFaults(t *testing.T) {
 	for seed := *first; seed < *first+*seeds; seed++ {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestSharesSurviveFaults(t *testing.T) {
 	}
 }
 
-// play runs one fault on its node; what is random in it depends on the seed and the fault alone.
+// play runs one fault on its node. Its random choices depend only on the seed and the fault.
 func play(t *testing.T, seed uint64, f fault, node int) {
 	name := fnv.New64a()
 	_, _ = name.Write([]byte(f.name)) // never fails

@@ -18,20 +18,22 @@ import (
 )
 
 const (
-	// writers write side by side, each so many templates of claims, every other one with a configuration that no node could act on.
+	// writers is the number of concurrent writers, and writes is how many claim templates each writes. Every second template
+	// has an invalid configuration.
 	writers = 4
 	each    = 30
 )
 
-// outcomes is what became of the writes.
+// outcomes counts the results of the writes.
 type outcomes struct {
 	mu                      sync.Mutex
 	accepted, away, refused int
 	wrong                   []string
 }
 
-// killWebhook kills each replica of the webhook, with failurePolicy Fail, while claims are written that must pass it: what it would have
-// refused is never accepted, what is not answered for is refused in words, what was accepted is there, and writes go on afterwards.
+// killWebhook kills each replica of the webhook, with failurePolicy Fail, while claims are written. It asserts that an invalid
+// claim is never accepted, that a write which the webhook does not answer is refused in words, that accepted claims exist, and
+// that writes succeed afterwards.
 func killWebhook(s *scenario) {
 	var o outcomes
 	var running sync.WaitGroup
@@ -56,7 +58,7 @@ func killWebhook(s *scenario) {
 	s.goesOn()
 }
 
-// write writes a template and holds that the answer is true.
+// write writes a template and checks that the result agrees with the API server's content.
 func (o *outcomes) write(s *scenario, name string, right bool) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
 	defer cancel()

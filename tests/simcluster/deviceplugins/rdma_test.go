@@ -51,7 +51,7 @@ func TestAPoolsUnitsAreCountedAndTheNextPodWaits(t *testing.T) {
 	n.AwaitPod("late", fixture.Running)
 }
 
-func TestAnExclusivePoolsNICsGoToOnePodEachAndAreTaintedInDRA(t *testing.T) {
+func TestAnExclusivePoolsNICsGoToOnePodEachAndDRACannotAllocateThem(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Pool("whole", `{resourceName: whole, mode: Exclusive, selectors: {vendors: ["15b3"]}}`)
 	n.AwaitAllocatable(cluster.NodeName(1), "rdma/whole", 1)

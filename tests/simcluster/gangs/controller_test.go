@@ -33,14 +33,14 @@ import (
 	"gpufabric.io/tests/simcluster/process"
 )
 
-// controller is a project whose program runs as a process beside the cluster, installed by its own chart with its service account's rights.
-// What differs from a cluster: its addresses and ports, no leader election, and no API that it would serve to the API server's aggregator.
-// Its webhooks are called as in a cluster.
+// controller is another project's program. It is installed by its own chart and runs as a process beside the cluster, with the
+// rights of its service account. It differs from a real installation in its addresses and ports, has no leader election, and
+// serves no aggregated API. Its webhooks are called as in a cluster.
 type controller struct {
 	name, chart string // of the tool, and of its chart in its module
 	values      map[string]any
-	// certificates says that the test makes the webhooks' certificate, since the program would keep its own at a fixed path of the machine.
-	// The others make theirs themselves.
+	// certificates says that the test makes the webhooks' certificate, since the program would write its own to a fixed path of
+	// the machine. The other programs make theirs themselves.
 	certificates bool
 	gates        map[string]any
 }
@@ -134,7 +134,7 @@ func (c controller) objects(up *fixture.Cluster, dir string) ([]*unstructured.Un
 	return append(objects, rendered...), err
 }
 
-// parts are a chart's objects by what becomes of them.
+// parts are a chart's objects by how they are used.
 type parts struct {
 	apply    []*unstructured.Unstructured
 	webhooks []*unstructured.Unstructured // those of apply that call webhooks
@@ -144,8 +144,8 @@ type parts struct {
 	account  string
 }
 
-// sort takes the chart's objects apart. The Deployment is not applied, since its image does not run here, nor what asks for other programs'
-// CRDs or for an API that the program would serve at an address of a pod.
+// sort sorts the chart's objects into parts. It leaves out the Deployment, since its image does not run here, and objects that
+// need other programs' CRDs or an aggregated API.
 func (c controller) sort(objects []*unstructured.Unstructured, webhookPort int) (parts, error) {
 	var p parts
 	for _, object := range objects {
@@ -196,7 +196,7 @@ func serviceOf(webhooks *unstructured.Unstructured) string {
 	return ""
 }
 
-// expose takes the selector off a Service and makes the EndpointSlice in its stead: the API server's way to pods takes 10.0.0.1 to
+// expose removes the selector of a Service and makes its EndpointSlice. The API server's gateway to pods maps 10.0.0.1 to
 // 127.0.0.1.
 func expose(service *unstructured.Unstructured, number int) (*unstructured.Unstructured, error) {
 	unstructured.RemoveNestedField(service.Object, "spec", "selector")
@@ -256,7 +256,7 @@ func (c controller) certify(up *fixture.Cluster, dir string, p parts) error {
 	return nil
 }
 
-// mount writes the Secret that the program has filled with its certificate to where the program looks for it, as the kubelet would.
+// mount writes the Secret with the program's certificate to the program's directory, as the kubelet would.
 func (c controller) mount(ctx context.Context, up *fixture.Cluster, name, dir string) error {
 	secret, err := up.Client.CoreV1().Secrets(c.namespace()).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

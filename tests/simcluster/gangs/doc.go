@@ -1,3 +1,4 @@
-// Package gangs holds the tests of jobs that Kueue places inside one NVLink clique: the real Kueue, JobSet and LeaderWorkerSet, built from
-// their modules, on a simulated cluster of two racks. `make test-gangs` runs it; the first build of Kueue takes minutes.
+// Package gangs has the tests of jobs that Kueue places inside one NVLink clique: the real Kueue, JobSet and LeaderWorkerSet,
+// built from their modules, on a simulated cluster of two racks. `make test-gangs` runs it; the first build of Kueue takes
+// minutes.
 package gangs

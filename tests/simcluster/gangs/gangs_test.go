@@ -50,7 +50,7 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-// await asks until done says so. What Kueue and the Job controllers do is spread over many objects, so the test looks at all of them.
+// await calls done until it returns true. Kueue and the Job controllers write many objects, so the test polls all of them.
 func (g *ground) await(what string, done func(ctx context.Context) (ok bool, seen string)) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), fixture.Patience)
@@ -67,7 +67,7 @@ func (g *ground) await(what string, done func(ctx context.Context) (ok bool, see
 	}
 }
 
-// describe says what Kueue says of the workloads.
+// describe returns Kueue's conditions of the workloads.
 func (g *ground) describe() string {
 	list, err := g.Manifests.Objects().Resource(workloads).Namespace(g.Name).List(context.WithoutCancel(g.t.Context()), metav1.ListOptions{})
 	if err != nil {
@@ -141,7 +141,7 @@ spec:
 `, name, count)
 }
 
-// end deletes a Job, and waits until its pods are gone, and its domain, which has it for an owner.
+// end deletes a Job. It waits until its pods are gone, and also its domain, whose owner the Job is.
 func (g *ground) end(name string) {
 	g.t.Helper()
 	foreground := metav1.DeletePropagationForeground
@@ -158,7 +158,7 @@ func (g *ground) end(name string) {
 	g.AwaitDomainGone(name)
 }
 
-// workloadOf waits until Kueue has said of the Job's Workload what the words ask for, and returns it.
+// workloadOf waits until the conditions of the Job's Workload contain the words, and returns the Workload.
 func (g *ground) workloadOf(job string, words ...string) string {
 	g.t.Helper()
 	var said string
@@ -213,7 +213,7 @@ func TestAGangThatFitsNoCliqueWaitsAndKueueSaysWhy(t *testing.T) {
 	g.end("large")
 }
 
-// TestMixedGangsAreNeverSplit fills two racks with gangs that do not all fit, and lets those that wait in as others end.
+// TestMixedGangsAreNeverSplit fills two racks with gangs that do not all fit. Those that wait are admitted as others end.
 //
 //shows:cd-gangs
 func TestMixedGangsAreNeverSplit(t *testing.T) {

@@ -67,7 +67,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// startControllers starts Kueue last, as it looks for the kinds of the others when it starts.
+// startControllers starts Kueue last, since Kueue looks for the kinds of the others at its start.
 func startControllers(up *fixture.Cluster) ([]*process.Process, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
@@ -83,7 +83,7 @@ func startControllers(up *fixture.Cluster) ([]*process.Process, error) {
 	for _, c := range []controller{
 		{name: "jobset", chart: "jobset", certificates: true},
 		{name: "lws", chart: "lws"},
-		// Its API of pending workloads would have to be reached by the aggregator.
+		// The aggregator could not reach its API of pending workloads.
 		{name: "kueue", chart: "kueue", values: values, gates: map[string]any{"VisibilityOnDemand": false}},
 	} {
 		p, err := c.start(ctx, up)

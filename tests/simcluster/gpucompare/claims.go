@@ -20,8 +20,8 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// awaitPublished watches for the node's slices; the channel gets the time at which the pool was whole, with MIG devices where mig asks for
-// them. Ours publishes the form that it had before it ended until it has read the node's labels.
+// awaitPublished watches the node's slices. The channel gets the time at which the pool was complete, with MIG devices if mig
+// is set. Our plugin publishes its earlier form until it has read the node's labels.
 func (d *driver) awaitPublished(ctx context.Context, mig bool) (<-chan time.Time, error) {
 	watch, err := d.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.node})
 	if err != nil {
@@ -104,7 +104,7 @@ func (d *driver) dial() error {
 	return nil
 }
 
-// claim makes a claim that has been given a device.
+// claim makes a claim with an allocated device.
 func (d *driver) claim(ctx context.Context, name, device string) (*resourceapi.ResourceClaim, error) {
 	claims := d.client.ResourceV1().ResourceClaims("default")
 	class := "gpu.nvidia.com"
@@ -130,7 +130,7 @@ func (d *driver) claim(ctx context.Context, name, device string) (*resourceapi.R
 	return claim, nil
 }
 
-// time prepares a claim of each device, all at once, then unprepares them, and notes how long each call took.
+// time prepares one claim for each device, all at once, then unprepares them, and records how long each call took.
 func (d *driver) time(ctx context.Context, name, what string, devices []string) error {
 	var claims []*resourceapi.ResourceClaim
 	for _, device := range devices {
@@ -162,7 +162,7 @@ func (d *driver) time(ctx context.Context, name, what string, devices []string) 
 	return nil
 }
 
-// letters leaves of a sentence what an object's name may have.
+// letters keeps the characters of a sentence that an object's name may have.
 func letters(r rune) rune {
 	if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
 		return r

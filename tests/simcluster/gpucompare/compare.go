@@ -1,5 +1,5 @@
-// Package gpucompare measures our GPU plugin beside another driver of the same name: each a process of its own against one real API
-// server, on fake nodes of one profile, spoken to as the kubelet speaks to them, in turn.
+// Package gpucompare compares our GPU plugin with another driver of the same name. Each is a separate process on its own fake
+// node of one profile, with one real API server. The test calls them in turn, as the kubelet does.
 package gpucompare
 
 import (
@@ -28,7 +28,7 @@ const (
 	starts    = 5
 	rounds    = 20
 	migRounds = 5
-	// idle is how long a plugin is left alone before its memory is read.
+	// idle is how long a plugin is idle before its memory is read.
 	idle = 20 * time.Second
 	// migDelay is how long the fake hardware takes to make a GPU instance.
 	migDelay = time.Second
@@ -50,7 +50,7 @@ type Result struct {
 	Driver string
 	// Times are durations by what was done.
 	Times map[string][]time.Duration
-	// Memory is what the process held, by when.
+	// Memory is the memory of the process, by the moment of the measurement.
 	Memory map[string]memory
 	// Requests are how many requests it made of the API server for each claim, by their kind.
 	Requests map[string]float64
@@ -133,13 +133,13 @@ func prepareNodes(ctx context.Context, drivers []*driver) error {
 	return each(drivers, func(d *driver) error { return d.render(ctx) })
 }
 
-// measureStarts starts both as they are by default: they offer whole GPUs only.
+// measureStarts starts both with their defaults: they offer only whole GPUs.
 func measureStarts(ctx context.Context, drivers []*driver) error {
 	return measureStartsOf(ctx, drivers, false, "")
 }
 
-// measureCuttingStarts starts the other driver with its gate DynamicMIG and ours with every form, so that both publish every way to cut
-// every GPU.
+// measureCuttingStarts starts the other driver with its gate DynamicMIG and ours with every form, so that both publish every
+// MIG placement of every GPU.
 func measureCuttingStarts(ctx context.Context, drivers []*driver) error {
 	return measureStartsOf(ctx, drivers, true, ", both with dynamic MIG")
 }
@@ -165,7 +165,7 @@ func measurePrepare(ctx context.Context, drivers []*driver) error {
 	return measureRounds(ctx, drivers, "")
 }
 
-// measureReads times what every prepare of either driver begins with, the claim's GET, by itself.
+// measureReads times the GET of a claim, with which every prepare of both drivers begins.
 func measureReads(ctx context.Context, drivers []*driver) error {
 	for round := range rounds {
 		if err := each(drivers, func(d *driver) error {
@@ -185,7 +185,8 @@ func measureReads(ctx context.Context, drivers []*driver) error {
 	return nil
 }
 
-// measureBesideChannels has a CDI spec of all IMEX channels in the CDI directory, as a compute-domain plugin may keep one there.
+// measureBesideChannels measures with a CDI spec of all IMEX channels in the CDI directory, as a compute-domain plugin may
+// have.
 func measureBesideChannels(ctx context.Context, drivers []*driver) error {
 	if err := each(drivers, (*driver).writeChannels); err != nil {
 		return err
@@ -195,7 +196,7 @@ func measureBesideChannels(ctx context.Context, drivers []*driver) error {
 }
 
 func measureRounds(ctx context.Context, drivers []*driver, where string) error {
-	// Apart, because eight at once leave the API server and a driver with work that the next single claim would wait for.
+	// Separately, since after eight at once the API server and a driver still have work that would delay the next single claim.
 	for _, claims := range []struct {
 		what  string
 		count int
@@ -211,7 +212,7 @@ func measureRounds(ctx context.Context, drivers []*driver, where string) error {
 	return nil
 }
 
-// measureBesideMIG times a whole GPU's claim while another GPU is being cut, which takes the hardware a second.
+// measureBesideMIG times a whole GPU's claim while an instance is made on another GPU, which takes a second.
 func measureBesideMIG(ctx context.Context, drivers []*driver) error {
 	return each(drivers, func(d *driver) error {
 		if _, err := d.restart(ctx, true); err != nil {
@@ -233,7 +234,7 @@ func measureBesideMIG(ctx context.Context, drivers []*driver) error {
 				return err
 			}
 			slow.Go(func() { slowErr = d.prepare(ctx, mig) })
-			// The cut is under way when half of its time has passed, on any machine.
+			// After half of that time the instance is still being made, on any machine.
 			if err := sleep(ctx, migDelay/2); err != nil {
 				return err
 			}

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// startLimit is how long a plugin may take to publish what it has.
+	// startLimit is how long a plugin may take to publish its devices.
 	startLimit = 60 * time.Second
 	// stopPatience is how long it may take to end.
 	stopPatience = 10 * time.Second
@@ -33,7 +33,7 @@ type driver struct {
 	result  Result
 
 	program string
-	// arguments and environment of the program; mig says whether GPUs may be cut.
+	// arguments and environment of the program; mig says whether GPUs may be divided.
 	arguments func(d *driver, mig bool) (arguments, environment []string)
 
 	// node is the node's name; dir has its hardware in n and its kubelet's directory in k, cdi is its CDI directory.
@@ -124,7 +124,7 @@ func (d *driver) renderTree(ctx context.Context) error {
 	return nil
 }
 
-// inject makes something happen to the node's hardware.
+// inject injects an event into the node's hardware.
 func (d *driver) inject(ctx context.Context, event ...string) error {
 	return d.fakeFabric(ctx, append([]string{"inject", "--root", d.path("n")}, event...)...)
 }
@@ -205,7 +205,7 @@ func (d *driver) stop() {
 	d.process = nil
 }
 
-// readMemory reads what the process takes now.
+// readMemory reads how much memory the process uses now.
 func (d *driver) readMemory(when string) error {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Process.Pid))
 	if err != nil {

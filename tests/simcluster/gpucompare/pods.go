@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// podRounds is how often each thing is measured with pods, for each driver.
+	// podRounds is how often each quantity is measured with pods, for each driver.
 	podRounds = 10
-	// reuses is how often a GPU goes from one pod to the next; it is fewer because a prepare that fails costs more than a minute.
+	// reuses is how often a GPU goes from one pod to the next. It is smaller, since a failed prepare takes more than a minute.
 	reuses = 3
 	// podLimit bounds the wait for a pod: the kubelet tries a failed prepare again after 75 s.
 	podLimit = 3 * time.Minute
-	// auditDelay is how late the newest requests may be in the audit log.
+	// auditDelay is how much later than its end a request may appear in the audit log.
 	auditDelay = 3 * time.Second
 )
 
-// measurePods runs pods on a simulated cluster with a node for each driver. Their containers are nothing but their devices: what is
-// measured is the time of the control plane, the kubelet and the driver.
+// measurePods runs pods on a simulated cluster with a node for each driver. Their containers run no program, so the time is
+// that of the control plane, the kubelet and the driver.
 func measurePods(ctx context.Context, options Options, binaries map[string]string, results []*Result) error {
 	dir := filepath.Join(options.Dir, "p")
 	drivers := []*driver{ours(options, "", nil), theirs(options, "", nil)}
@@ -93,7 +93,7 @@ func measurePods(ctx context.Context, options Options, binaries map[string]strin
 	return nil
 }
 
-// noPrograms runs no container.
+// noPrograms is a runtime that runs no container.
 type noPrograms struct{}
 
 func (noPrograms) Owns(string) bool { return false }
@@ -107,7 +107,7 @@ func (noPrograms) Exec(context.Context, simnode.Container, []string) error {
 // pods makes pods in the default namespace.
 type pods struct{ client kubernetes.Interface }
 
-// prepare makes what claims need: a class, and templates for 1 and for 7 GPUs.
+// prepare makes a class, and claim templates for 1 and for 7 GPUs.
 func (p pods) prepare(ctx context.Context) error {
 	_, err := p.client.ResourceV1().DeviceClasses().Create(ctx, &resourceapi.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: driverName},
@@ -136,7 +136,8 @@ func (p pods) prepare(ctx context.Context) error {
 
 func template(count int64) string { return fmt.Sprintf("gpus-%d", count) }
 
-// round measures one of each: a pod with and without a claim, eight at once, and a GPU that goes from one pod to the next.
+// round measures each quantity once: a pod with and without a claim, eight at once, and a GPU that goes from one pod to the
+// next.
 func (p pods) round(ctx context.Context, d *driver, round int) error {
 	name := func(what string) string { return fmt.Sprintf("%s-%s-%d", d.node, what, round) }
 	for _, what := range []struct {
@@ -172,7 +173,7 @@ func (p pods) round(ctx context.Context, d *driver, round int) error {
 	return err
 }
 
-// run creates pods at once and returns how long it took until all ran. They are gone then.
+// run creates pods at once, returns how long it took until all ran, and removes them.
 func (p pods) run(ctx context.Context, node string, count int64, names ...string) (time.Duration, error) {
 	running, err := p.await(ctx, names...)
 	if err != nil {
@@ -189,7 +190,7 @@ func (p pods) run(ctx context.Context, node string, count int64, names ...string
 	return at.Sub(began), p.remove(ctx, names...)
 }
 
-// reuse takes a GPU from one pod for the next, the others being in use.
+// reuse passes a GPU from one pod to the next, while the other GPUs are in use.
 func (p pods) reuse(ctx context.Context, node string, name func(string) string) (time.Duration, error) {
 	rest, first, next := name("rest"), name("first"), name("next")
 	for pod, count := range map[string]int64{rest: gpus - 1, first: 1} {
@@ -228,7 +229,7 @@ func (p pods) create(ctx context.Context, node string, count int64, names ...str
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.PodSpec{
-				// By the scheduler, as a user's pod is.
+				// The scheduler binds it, like a user's pod.
 				NodeSelector: map[string]string{corev1.LabelHostname: node},
 				Containers:   []corev1.Container{{Name: "main", Image: "not.run/here:1"}},
 			},
@@ -283,7 +284,7 @@ func (p pods) remove(ctx context.Context, names ...string) error {
 	}
 }
 
-// await watches for pods; what it returns says when all of them ran.
+// await watches pods, and returns a function that waits until all of them run.
 func (p pods) await(ctx context.Context, names ...string) (func() (time.Time, error), error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, podLimit, fmt.Errorf("pods %v did not run within %s", names, podLimit))
 	options := metav1.ListOptions{}
@@ -314,7 +315,7 @@ func (p pods) await(ctx context.Context, names ...string) (func() (time.Time, er
 	}, nil
 }
 
-// atOnce does something with each name, all at the same time.
+// atOnce does something with every name at the same time.
 func atOnce(names []string, do func(string) error) error {
 	errs := make([]error, len(names))
 	var calls sync.WaitGroup
@@ -325,7 +326,7 @@ func atOnce(names []string, do func(string) error) error {
 	return errors.Join(errs...)
 }
 
-// countRequests counts what the driver's program asked of the API server in a time, for each of the claims that it prepared then.
+// countRequests counts the driver's requests to the API server in a time, for each claim that it prepared in that time.
 func (d *driver) countRequests(log string, from, to time.Time) error {
 	const claims = podRounds*(1+gpus) + reuses*3 // one pod and eight pods a round, three for a reuse
 	program := filepath.Base(d.program) + "/"

@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// addressOf is the address of node i's Node object.
+// addressOf is the address in node i's Node object.
 func addressOf(t *testing.T, i int) string {
 	t.Helper()
 	node, err := shared.Client.CoreV1().Nodes().Get(t.Context(), cluster.NodeName(i), metav1.GetOptions{})
@@ -35,8 +35,8 @@ func addressOf(t *testing.T, i int) string {
 	return ""
 }
 
-// start starts nvidia-imex on node i as its administrator would, with these nodes in its list: by systemd, and with a control socket. The
-// result stops it, as does the test's end.
+// start starts nvidia-imex on node i as its administrator would: through systemd, with these nodes in its list, and with a
+// control socket. The returned function, or the end of the test, stops it.
 func start(t *testing.T, i int, listed ...int) (stop func()) {
 	t.Helper()
 	dir := cluster.NodeDir(shared.Dir, i)

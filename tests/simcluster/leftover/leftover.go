@@ -1,4 +1,4 @@
-// Package leftover finds what compute domains and claims leave behind in a simulated cluster, when they should leave nothing.
+// Package leftover finds what compute domains and claims have left in a simulated cluster. They should leave nothing.
 package leftover
 
 import (
@@ -61,7 +61,7 @@ func Find(ctx context.Context, dir string, client kubernetes.Interface, uids ...
 	return append(left, files...), err
 }
 
-// mentions tells whether an object's own metadata refers to the UID.
+// mentions reports whether an object's metadata refers to the UID.
 func mentions(object metav1.Object, uid string) bool {
 	if strings.Contains(object.GetName(), uid) {
 		return true
@@ -89,11 +89,11 @@ func files(dir string, nodes int, uids []string) ([]string, error) {
 			root := filepath.Join(cluster.NodeDir(dir, i), place)
 			err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 				if err != nil {
-					return nil //nolint:nilerr // it went while we looked, or the driver has never written here
+					return nil //nolint:nilerr // it was removed meanwhile, or the driver has never written here
 				}
 				content := ""
 				if entry.Type().IsRegular() {
-					read, _ := os.ReadFile(path) // it may have gone, which is what is hoped for
+					read, _ := os.ReadFile(path) // it may have been removed meanwhile
 					content = string(read)
 				}
 				for _, uid := range uids {

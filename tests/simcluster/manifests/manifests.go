@@ -30,7 +30,7 @@ type Client struct {
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
 }
 
-// NewClient makes a client; it learns the cluster's kinds as it needs them.
+// NewClient makes a client. It discovers the cluster's kinds as it needs them.
 func NewClient(config *rest.Config) (*Client, error) {
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -59,9 +59,9 @@ func Read(path string) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// Parse decodes YAML documents; empty ones are passed over.
+// Parse decodes YAML documents and skips empty ones.
 func Parse(content []byte) ([]*unstructured.Unstructured, error) {
-	const bufferSize = 4096 // only for telling YAML from JSON
+	const bufferSize = 4096 // only used to distinguish YAML from JSON
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), bufferSize)
 	var objects []*unstructured.Unstructured
 	for {
@@ -99,7 +99,7 @@ func (c *Client) Missing(objects []*unstructured.Unstructured) ([]string, error)
 	return missing, nil
 }
 
-// Apply applies the objects in order; those without a namespace go to the given one where their kind has namespaces.
+// Apply applies the objects in order. Objects without a namespace go to the given one, if their kind has namespaces.
 func (c *Client) Apply(ctx context.Context, namespace string, objects ...*unstructured.Unstructured) error {
 	for _, object := range objects {
 		resource, err := c.resource(object, namespace)
@@ -113,7 +113,7 @@ func (c *Client) Apply(ctx context.Context, namespace string, objects ...*unstru
 	return nil
 }
 
-// Delete deletes the objects, the last first, with what belongs to them; one that is gone already is no error.
+// Delete deletes the objects with their dependents, the last object first. A missing object is no error.
 func (c *Client) Delete(ctx context.Context, namespace string, objects ...*unstructured.Unstructured) error {
 	foreground := metav1.DeletePropagationForeground
 	for i := len(objects) - 1; i >= 0; i-- {
@@ -134,7 +134,7 @@ func (c *Client) resource(object *unstructured.Unstructured, namespace string) (
 	kind := object.GroupVersionKind()
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {
-		c.mapper.Reset() // a CRD may have come since
+		c.mapper.Reset() // a CRD may have been added since
 		mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	}
 	if err != nil {

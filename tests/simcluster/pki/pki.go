@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// lifetime is far beyond any simulated cluster's and short enough that a forgotten key is soon worth nothing.
+// lifetime is longer than that of any simulated cluster, and so short that a forgotten key soon has no value.
 const lifetime = 7 * 24 * time.Hour
 
 // Names of an authority's files in its directory, all PEM.
@@ -104,7 +104,7 @@ func (a *Authority) ServiceAccountKeyFile() string { return filepath.Join(a.dir,
 // CertPEM is the authority's certificate.
 func (a *Authority) CertPEM() []byte { return encode("CERTIFICATE", a.cert.Raw) }
 
-// Client issues a client certificate; user and groups are what the API server will know its holder by.
+// Client issues a client certificate for a user and its groups.
 func (a *Authority) Client(user string, groups ...string) (Pair, error) {
 	template := certificate(user, groups)
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
@@ -148,7 +148,7 @@ func (p Pair) Write(dir, name string) (cert, key string, err error) {
 }
 
 func certificate(name string, groups []string) *x509.Certificate {
-	// 63 random bits: serial numbers need only differ within one authority.
+	// 63 random bits, since serial numbers must only differ within one authority.
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
 	if err != nil {
 		panic(err) // crypto/rand never fails on Linux
@@ -157,7 +157,7 @@ func certificate(name string, groups []string) *x509.Certificate {
 	return &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: name, Organization: groups},
-		// An hour back, because some of the cluster's processes may be handed a stepped clock.
+		// An hour back, since tests may step the clocks of some of the cluster's processes.
 		NotBefore: now.Add(-time.Hour),
 		NotAfter:  now.Add(lifetime),
 		KeyUsage:  x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,

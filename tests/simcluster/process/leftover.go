@@ -19,7 +19,8 @@ type Found struct {
 
 func (f Found) String() string { return fmt.Sprintf("%s (pid %d)", f.Name, f.Pid) }
 
-// List names processes in a line: one of its name with its PID, several of one name by their number, since a cluster has a hundred.
+// List describes processes in a line. A single process of a name is given with its PID, several only with their number, since a
+// cluster has a hundred.
 func List(found []Found) string {
 	byName := map[string][]Found{}
 	var names []string // in the order in which they were found
@@ -53,7 +54,7 @@ func Find(clusterDir string) ([]Found, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// Processes of others cannot be read, and are not ours; those that ended meanwhile do not matter.
+		// Other users' processes cannot be read, and are not ours. Those that ended meanwhile do not matter.
 		environment, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
 		if err != nil || !carries(environment, marker) {
 			continue
@@ -90,7 +91,7 @@ func End(clusterDir string, grace time.Duration) ([]Found, error) {
 		if left, err := Find(clusterDir); err != nil || len(left) == 0 {
 			return first, err
 		}
-		time.Sleep(50 * time.Millisecond) // another's child cannot be waited for
+		time.Sleep(50 * time.Millisecond) // the process may have another parent, so it cannot be waited for
 	}
 	left, err := Find(clusterDir)
 	if err != nil {

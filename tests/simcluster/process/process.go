@@ -1,5 +1,5 @@
-// Package process runs the programs of a simulated cluster. Every program carries the cluster's directory in its
-// environment, so that what a crash leaves behind can be found and ended without any record of it.
+// Package process runs the programs of a simulated cluster. Every program has the cluster's directory in its environment. So
+// the processes that a crash leaves behind can be found and ended without any record.
 package process
 
 import (
@@ -32,7 +32,7 @@ type Spec struct {
 	Args []string
 	// Env is added to the caller's environment.
 	Env []string
-	// Inherit are open files that the process holds for as long as it lives.
+	// Inherit are open files that the process holds until it ends.
 	Inherit []*os.File
 	// Detach lets the process outlive the caller; otherwise the kernel kills it when the caller dies, however it dies.
 	Detach bool
@@ -61,7 +61,7 @@ func Start(spec Spec) (*Process, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = spec.Inherit
 	cmd.Env = append(append(os.Environ(), spec.Env...), MarkerEnv+"="+spec.ClusterDir)
-	// A group of its own, so that a Ctrl-C at the terminal reaches us and we end the programs in order.
+	// A separate process group: Ctrl-C at the terminal then reaches only this process, which ends the programs in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if !spec.Detach {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
@@ -100,7 +100,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 // Exited is closed when the program has ended, for whatever reason.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Err says how a program ended that was not asked to, with the end of its log; nil while it runs and after Stop.
+// Err says how a program ended unexpectedly, with the end of its log. It is nil while the program runs and after Stop.
 func (p *Process) Err() error {
 	select {
 	case <-p.exited:

@@ -30,9 +30,9 @@ var features = structured.Features{
 	ConsumableCapacity: true,
 }
 
-// BenchmarkAPodOnEveryNode is what the allocator alone does for one pod that is tried on each of 64 nodes: the part of a scheduler's work
-// that depends on what is published. The rest of a scheduler, and its API server, are not in it: it is as steady as the machine, and tells
-// two layouts apart that differ by a hundredth.
+// BenchmarkAPodOnEveryNode measures only the allocator's work for one pod that is tried on each of 64 nodes. This is the part
+// of a scheduler's work that depends on the published devices. Without the rest of the scheduler and the API server, its
+// results vary little, and show a difference of a hundredth between two layouts.
 func BenchmarkAPodOnEveryNode(b *testing.B) {
 	m, err := NewMachine(b.Context(), "h100-hgx")
 	if err != nil {
@@ -54,8 +54,9 @@ func BenchmarkAPodOnEveryNode(b *testing.B) {
 	}
 }
 
-// TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes compares what the allocator makes on its heap for a pod: unlike times, it is the
-// same on a busy machine. The driver may cost a twentieth more than the public one, since it publishes three attributes more a GPU.
+// TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes compares how much the allocator allocates on its heap for a pod.
+// Unlike times, this is the same on a busy machine. The driver may cost a twentieth more than the public one, since it
+// publishes three more attributes for each GPU.
 //
 //shows:gpu-scheduling
 func TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes(t *testing.T) {
@@ -78,7 +79,7 @@ func TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes(t *testing.T) {
 	}
 }
 
-// fewest are the fewest allocations of several runs, taken by turns: a garbage collection in between empties the pools that CEL takes from.
+// fewest returns the fewest allocations of several runs, in turn, since a garbage collection in between empties CEL's pools.
 func fewest(a, b func()) (ofA, ofB float64) {
 	ofA, ofB = math.Inf(1), math.Inf(1)
 	for range 5 {

@@ -1,4 +1,5 @@
-// Package scheduling measures how fast Kubernetes' own scheduler places pods, by what a cluster's nodes publish about their GPUs.
+// Package scheduling measures how fast Kubernetes' own scheduler places pods, depending on what the nodes publish about their
+// GPUs.
 //
 // A control plane runs as processes; nodes are objects without a kubelet, and nothing but the scheduler works on the pods: claims are made
 // before them, and the controller manager is stopped.
@@ -23,11 +24,11 @@ type Options struct {
 	Rows  []string
 	// Profile is the fake machine that every node is.
 	Profile string
-	// Pods is how many pods are bound in a measurement. They are made at once where as many devices are free, else in batches of as many as
-	// there are: a batch is deleted before the next is made.
+	// Pods is how many pods are bound in a measurement. They are made at once if enough devices are free, else in batches of as
+	// many as are free. Each batch is deleted before the next one is made.
 	Pods int
-	// Rounds is how often everything is measured; the median counts. What bound fewer than a third of its pods within Limit is measured once.
-	// 0 is once.
+	// Rounds is how often everything is measured; the median counts. A row that bound fewer than a third of its pods within
+	// Limit is measured only once. 0 means once.
 	Rounds int
 	// Limit is how long a measurement goes on.
 	Limit time.Duration
@@ -38,7 +39,7 @@ type Options struct {
 	Dir string
 	// CPUProfiles is a directory for a CPU profile of the scheduler for each measurement; empty: none.
 	CPUProfiles string
-	// Progress is told what was measured, a line each.
+	// Progress receives a line for each measurement.
 	Progress func(format string, args ...any)
 	// Measured is called after each size with its results; nil: no call.
 	Measured func([]Result) error
@@ -60,11 +61,12 @@ type Result struct {
 	P50, P99 float64
 	// CPU is the scheduler's processor time in seconds a bound pod, Memory its resident size in MiB afterwards.
 	CPU, Memory float64
-	// Taken is when the measurement began, Load the machine's load average of a minute then.
+	// Taken is when the measurement began, Load the machine's load average of the last minute then.
 	Taken time.Time
 	Load  float64
-	// Rounds is how many rounds this is the median of. Ratio is the median, over the rounds, of its pods a second to the baseline's in the
-	// same round, CPURatio that of the processor time a pod; 0 where the baseline was not measured.
+	// Rounds is how many rounds this is the median of. Ratio is the median over the rounds of its pods per second, divided by
+	// the baseline's in the same round. CPURatio is the same for processor time per pod. Both are 0 where the baseline was not
+	// measured.
 	Rounds          int
 	Ratio, CPURatio float64
 }
@@ -171,8 +173,8 @@ func medians(all []Result) []Result {
 	return out
 }
 
-// oneRound measures every row once, in an order that turns with each round: what else the machine does is so not always the same row's.
-// Rows that took all their time in a round before are left out.
+// oneRound measures every row once. The order rotates with each round, so that other load on the machine does not always hit
+// the same row. Rows that used all their time in an earlier round are left out.
 func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row, nodes, round int, before []Result) (results []Result,
 	err error) {
 	var fast []Row

@@ -25,7 +25,7 @@ const namespace = "default"
 // writers is how many requests go to the API server at a time.
 const writers = 16
 
-// cluster is a control plane with nodes that are objects alone.
+// cluster is a control plane whose nodes are only objects.
 type cluster struct {
 	options Options
 	plane   *controlplane.ControlPlane
@@ -62,7 +62,7 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 	if err := controlplane.AwaitDefaultAccount(ctx, c.client, namespace); err != nil {
 		return nil, err
 	}
-	// It would hold the nodes for dead, and take back claims whose pods it does not know.
+	// It would count the nodes as lost, and deallocate claims whose pods it does not know.
 	c.plane.Process("kube-controller-manager").Stop(2 * time.Second)
 	plenty := corev1.ResourceList{
 		corev1.ResourcePods: resource.MustParse("5000"), corev1.ResourceCPU: resource.MustParse("1000"),
@@ -77,7 +77,7 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 		if err != nil {
 			return err
 		}
-		made.Spec.Taints = nil // "not ready", which admission puts on and the controller manager would take off
+		made.Spec.Taints = nil // "not ready", which admission adds and the controller manager would remove
 		if made, err = c.client.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
@@ -118,7 +118,8 @@ func each[T any](items []T, do func(T) error) error {
 	return errors.Join(errs...)
 }
 
-// publish replaces all slices by a row's, and starts the scheduler again: what it knew of the last row is not this row's to pay.
+// publish replaces all slices by a row's, and restarts the scheduler, so that its state of the last row does not affect this
+// one.
 func (c *cluster) publish(ctx context.Context, m *Machine, row Row) error {
 	if err := c.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return err
@@ -139,5 +140,5 @@ func (c *cluster) publish(ctx context.Context, m *Machine, row Row) error {
 // warmPatience is how long a scheduler may take to read a cluster and bind a pod.
 const warmPatience = 3 * time.Minute
 
-// ticks is how many there are of processor time in a second (USER_HZ, which is 100 on every Linux that Go runs on).
+// ticks is the number of clock ticks of processor time in a second (USER_HZ, which is 100 on every Linux that Go runs on).
 const ticks = 100

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// fill gives a part of all units away, node after node in an order without a pattern, and says how many are left.
+// fill allocates a part of all units, node after node in a random order, and returns how many are free.
 func (c *cluster) fill(ctx context.Context, m *Machine, row Row, part float64) (free int, err error) {
 	total := 0
 	units := make([][]unit, len(c.nodes))
@@ -84,7 +84,7 @@ func newPod(name, claim string) *corev1.Pod {
 	return pod
 }
 
-// make makes pods with their claims, the claims first, and tells when each pod was there.
+// make makes pods with their claims, the claims first, and reports when each pod existed.
 func (c *cluster) make(ctx context.Context, row Row, n int, there func(name string, at time.Time)) error {
 	from := c.made
 	c.made += n
@@ -132,7 +132,7 @@ func (c *cluster) warm(ctx context.Context, row Row) error {
 func (c *cluster) clean(ctx context.Context, from, to string) error {
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
 	mine := func(name string) bool { return from == "" && to == "" || from <= name && name < to }
-	// A pod that is bound while it is deleted may take its claim's finalizer along.
+	// A pod that is bound while it is deleted may leave its claim's finalizer.
 	gone := func(err error) error {
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -159,7 +159,7 @@ func (c *cluster) clean(ctx context.Context, from, to string) error {
 		if !mine(claim.Name) {
 			return nil
 		}
-		// The controller manager would take the finalizer off.
+		// The controller manager would remove the finalizer.
 		if len(claim.Finalizers) > 0 {
 			none := []byte(`{"metadata":{"finalizers":null}}`)
 			if _, err := c.client.ResourceV1().ResourceClaims(namespace).Patch(ctx, claim.Name, types.MergePatchType, none,

@@ -16,7 +16,7 @@ import (
 // baseline is the row that the others are compared with.
 const baseline = "public-whole"
 
-// Merge puts what was found in the place of what was found before of the same row, size and fill.
+// Merge replaces earlier results of the same row, size and fill.
 func Merge(before, found []Result) []Result {
 	same := func(a, b Result) bool {
 		return a.Row == b.Row && a.Nodes == b.Nodes && int(100*a.Fill) == int(100*b.Fill)
@@ -80,7 +80,8 @@ func Report(results []Result) string {
 	return strings.TrimPrefix(b.String(), "\n")
 }
 
-// Plot draws pods a second by the number of nodes, both on logarithmic axes, of clusters of which nothing is given away, into an SVG file.
+// Plot draws pods per second by the number of nodes, both on logarithmic axes, into an SVG file. It uses clusters without
+// allocated devices.
 func Plot(path string, results []Result) error {
 	p := plot.New()
 	p.Title.Text = "Pods bound in a second, by what nodes of eight GPUs publish"

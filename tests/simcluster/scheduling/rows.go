@@ -48,13 +48,14 @@ func deviceClass(name string) *resourceapi.DeviceClass {
 	return class
 }
 
-// Row is one way to publish a cluster's GPUs, and what pods ask for.
+// Row is one way to publish a cluster's GPUs, and what pods request.
 type Row struct {
 	// Name is a short word for files and flags, Title what the table says.
 	Name, Title string
-	// class is what each pod's claim asks one device of; empty: pods have no claim. memory is what it asks of the device's capacity.
+	// class is the DeviceClass of the one device in each pod's claim; empty: pods have no claim. memory is the requested
+	// capacity of the device.
 	class, memory string
-	// unit is the form of the devices that fill a node before the measurement: those that a claim would have.
+	// unit is the form of the devices that are allocated before the measurement. Claims use the same form.
 	unit devices.Form
 	// counters says that every node publishes counters, for which each pod pays with the square of the number of nodes.
 	counters bool
@@ -110,7 +111,7 @@ func Rows() []Row {
 	}
 }
 
-// Machine is what is known of a node's GPUs.
+// Machine describes a node's GPUs.
 type Machine struct {
 	node *inventory.Node
 	laid map[string][]pool // what was laid out, which is the same for every node
@@ -146,7 +147,7 @@ func NewMachine(ctx context.Context, name string) (*Machine, error) {
 	return &Machine{node: node, laid: map[string][]pool{}}, nil
 }
 
-// once lays out what is the same for every node.
+// once computes what is the same for every node.
 func (m *Machine) once(key string, layOut func() []pool) []pool {
 	if _, done := m.laid[key]; !done {
 		m.laid[key] = layOut()
@@ -241,7 +242,7 @@ func compare(a, b string) int {
 	return 0
 }
 
-// publicDraw is a counter for each capacity of a placement, and one for each of its memory slices.
+// publicDraw consumes a counter for each capacity of a placement, and one for each of its memory slices.
 func publicDraw(d *devices.Device) map[string]resourceapi.Counter {
 	out := map[string]resourceapi.Counter{}
 	for name, counter := range map[resourceapi.QualifiedName]string{
@@ -274,14 +275,14 @@ func slicesOf(node string, pools []pool) []*resourceapi.ResourceSlice {
 	return out
 }
 
-// unit is a device that a claim can have beside all other units of its node.
+// unit is a device that a claim can have while other claims have all other units of its node.
 type unit struct {
 	driver, pool, device string
-	// consumed is what a plain claim consumes of it, where several may have it.
+	// consumed is what a plain claim consumes of it, if several claims may share it.
 	consumed map[resourceapi.QualifiedName]resource.Quantity
 }
 
-// units are the devices of a node of which claims can have all at once, in the row's form.
+// units are devices of a node, in the row's form, that can all be allocated at the same time.
 func (r Row) units(m *Machine, node int) []unit {
 	var out []unit
 	for _, p := range r.publish(m, node) {
@@ -309,7 +310,7 @@ func (r Row) units(m *Machine, node int) []unit {
 	return out
 }
 
-// overlaps takes a MIG placement's memory slices, or says that one is taken.
+// overlaps marks a MIG placement's memory slices as used, or reports that one is used already.
 func overlaps(d resourceapi.Device, taken map[string]bool) bool {
 	var mine []string
 	for _, draw := range d.ConsumesCounters {
@@ -328,7 +329,7 @@ func overlaps(d resourceapi.Device, taken map[string]bool) bool {
 	return false
 }
 
-// allocation gives a claim some units of a node.
+// allocation is the allocation of some units of a node to a claim.
 func allocation(node string, units []unit) *resourceapi.AllocationResult {
 	out := &resourceapi.AllocationResult{}
 	for i, u := range units {

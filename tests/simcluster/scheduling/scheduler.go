@@ -14,14 +14,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// profile takes a CPU profile of the scheduler in the background, where that is asked for.
+// profile takes a CPU profile of the scheduler in the background, if the options ask for it.
 func (c *cluster) profile(ctx context.Context, row Row, r *Result) <-chan error {
 	done := make(chan error, 1)
 	if c.options.CPUProfiles == "" {
 		done <- nil
 		return done
 	}
-	go func() { // Its end is waited for by who reads done.
+	go func() { // The reader of done waits for its end.
 		done <- func() error {
 			transport, err := rest.TransportFor(c.plane.Scheduler())
 			if err != nil {
@@ -50,7 +50,7 @@ func (c *cluster) profile(ctx context.Context, row Row, r *Result) <-chan error 
 	return done
 }
 
-// load is the machine's load average of a minute.
+// load is the machine's load average of the last minute.
 func load() (float64, error) {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

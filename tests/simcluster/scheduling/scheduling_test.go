@@ -7,8 +7,8 @@ import (
 	"gpufabric.io/tests/simcluster/scheduling"
 )
 
-// TestEveryRowIsScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and takes no figure
-// for fast or slow.
+// TestEveryRowIsScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and
+// does not judge any figure.
 //
 //shows:gpu-scheduling
 func TestEveryRowIsScheduledOnASmallCluster(t *testing.T) {

@@ -7,12 +7,12 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// mostBytes is what a node of eight GPUs may keep in the API server as it ships, in the API server's encoding and with the object's own
-// fields.
+// mostBytes is how many bytes a node of eight GPUs may have in the API server with default settings, in the API server's
+// encoding and with all fields of the object.
 const mostBytes = 8_000
 
-// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs as it ships, and where they are
-// shareable.
+// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs, with default settings
+// and with shareable GPUs.
 //
 //shows:gpu-scheduling
 func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {

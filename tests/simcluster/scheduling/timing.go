@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// measure fills a part of the cluster, makes pods, and leaves nothing of it.
+// measure fills a part of the cluster, makes pods, and removes all of it.
 func (c *cluster) measure(ctx context.Context, m *Machine, row Row, fill float64) (r Result, err error) {
 	r = Result{Row: row.Name, Nodes: len(c.nodes), Fill: fill, Slices: len(c.slices), Taken: time.Now().UTC().Truncate(time.Second)}
 	if r.Load, err = load(); err != nil {
@@ -37,7 +37,7 @@ func (c *cluster) measure(ctx context.Context, m *Machine, row Row, fill float64
 		}
 		batch = min(batch, max(free-1, 1)) // the pod that runs first keeps its device
 	}
-	// A pod that runs through says that the scheduler has started and knows what there is.
+	// When this pod is bound, the scheduler has started and has read the cluster.
 	if err := c.warm(ctx, row); err != nil {
 		return r, err
 	}
@@ -69,7 +69,7 @@ func (c *cluster) measure(ctx context.Context, m *Machine, row Row, fill float64
 	return r, err
 }
 
-// timing is what the batches of a measurement add up to.
+// timing is the sum over the batches of a measurement.
 type timing struct {
 	limit         time.Time
 	pods, batches int
@@ -84,7 +84,7 @@ type binding struct {
 	at  time.Time
 }
 
-// watch reports when each pod that is made from now on is bound.
+// watch reports when each pod is bound that is made from now on.
 func (c *cluster) watch(ctx context.Context) (<-chan binding, func(), error) {
 	out := make(chan binding, 20000) // more than pods are ever made at once
 	first := fmt.Sprintf("pod-%06d", c.made)
@@ -131,7 +131,7 @@ func (c *cluster) time(ctx context.Context, row Row, pods int, t *timing) error 
 	made := map[string]time.Time{}
 	first := time.Now()
 	writing := make(chan error, 1)
-	go func() { // Its end is waited for below.
+	go func() { // The code below waits for its end.
 		writing <- c.make(ctx, row, pods, func(name string, at time.Time) {
 			mu.Lock()
 			defer mu.Unlock()

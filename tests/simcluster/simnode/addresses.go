@@ -24,14 +24,14 @@ type Addresses struct {
 // NewAddresses gives node number i its addresses in block (see Block).
 func NewAddresses(block, i int) *Addresses {
 	n := block*nodesPerBlock + i
-	return &Addresses{a: byte(firstOctet + n>>8), b: byte(n), inUse: map[byte]bool{}, last: 1}
+	return &Addresses{a: byte(firstByte + n>>8), b: byte(n), inUse: map[byte]bool{}, last: 1}
 }
 
 // Node is the node's own address.
 func (a *Addresses) Node() string { return a.format(1) }
 
-// Take reserves an address for a pod. wanted, if it is one of this node's and free, is given again: a pod keeps its
-// address through a reboot of the simulated node.
+// Take reserves an address for a pod. If wanted is a free address of this node, it is returned, so that a pod keeps its address
+// through a reboot of the simulated node.
 func (a *Addresses) Take(wanted string) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -40,8 +40,8 @@ func (a *Addresses) Take(wanted string) (string, error) {
 		a.inUse[ip[3]] = true
 		return wanted, nil
 	}
-	// The next one after the last given, so that an address is not given again at once: late connections to the pod
-	// that had it are refused instead of answered by another.
+	// The next one after the last, so that an address is not reused at once. Late connections to the earlier pod are then
+	// refused, and do not reach another pod.
 	for range podsPerNode {
 		a.last++
 		if a.last < 2 || a.last > 254 {
@@ -55,7 +55,7 @@ func (a *Addresses) Take(wanted string) (string, error) {
 	return "", fmt.Errorf("all %d pod addresses of the node are in use", podsPerNode)
 }
 
-// Give returns a pod's address.
+// Give releases a pod's address.
 func (a *Addresses) Give(address string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +65,7 @@ func (a *Addresses) Give(address string) {
 }
 
 // Services and the API server reach pods at addresses that an EndpointSlice may have, which loopback ones are not: 10.A.B.C
-// stands for 127.A.B.C there, and the API server's way into the cluster (see Gateway) knows that.
+// stands for 127.A.B.C there, and the API server's gateway to the cluster (see Gateway) maps it back.
 const (
 	loopbackPrefix = "127."
 	servicePrefix  = "10."
@@ -88,15 +88,15 @@ func podAddress(address string) string {
 func (a *Addresses) format(last byte) string { return fmt.Sprintf("127.%d.%d.%d", a.a, a.b, last) }
 
 const (
-	// firstOctet keeps clear of 127.0.x.x, where other programs listen.
-	firstOctet = 16
+	// firstByte avoids 127.0.x.x, where other programs listen.
+	firstByte = 16
 	// nodesPerBlock is how many nodes one cluster may have: 8 x 256.
 	nodesPerBlock = 2048
 	// blocks is how many clusters may run at once: (256-16)/8.
 	blocks = 30
 )
 
-// Block is a cluster's share of 127.0.0.0/8, held so that two clusters on one machine do not take each other's addresses.
+// Block is a cluster's part of 127.0.0.0/8. It is locked, so that two clusters on one machine do not use the same addresses.
 type Block struct {
 	Number int
 	holder net.Listener
@@ -115,7 +115,7 @@ func TakeBlock() (*Block, error) {
 		blocks)
 }
 
-// File is the hold on the block as a file: whoever has it open holds the block.
+// File is the lock of the block as a file: a process that has it open holds the block.
 func (b *Block) File() (*os.File, error) {
 	file, err := b.holder.(*net.UnixListener).File()
 	if err != nil {
@@ -124,7 +124,7 @@ func (b *Block) File() (*os.File, error) {
 	return file, nil
 }
 
-// Release lets another cluster have the block.
+// Release lets another cluster use the block.
 func (b *Block) Release() { _ = b.holder.Close() }
 
 // MostNodes is how many nodes a cluster may have: those of one block of addresses.

@@ -13,10 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ErrKilled is the cause of a container's context when it is to end at once, without its program's own shutdown.
+// ErrKilled is the cause of a container's context when the container is to end at once, without an orderly end of its program.
 var ErrKilled = errors.New("killed")
 
-// ErrNotRunning says that a container whose program was to be killed runs none: it was killed before and is not started again yet.
+// ErrNotRunning says that the container has no running program to kill: it was killed before and has not been started again
+// yet.
 var ErrNotRunning = errors.New("no program runs")
 
 // maxRestartBackoff is the kubelet's.
@@ -27,7 +28,7 @@ type container struct {
 	worker *worker
 	spec   *corev1.Container
 	run    Container // what the Runtime gets
-	owned  bool      // whether it really runs
+	owned  bool      // whether it has a real program
 
 	mu       sync.Mutex
 	state    corev1.ContainerState
@@ -38,7 +39,7 @@ type container struct {
 	kill     context.CancelCauseFunc // of the running program; nil while none runs
 }
 
-// live keeps the container running as its pod's restart policy says, until ctx is done.
+// live keeps the container running according to its pod's restart policy, until ctx is done.
 func (c *container) live(ctx context.Context) {
 	backoff := c.worker.node.config.RestartBackoff
 	for {
@@ -72,7 +73,7 @@ func (c *container) live(ctx context.Context) {
 // runOnce runs an init container to its end.
 func (c *container) runOnce(ctx context.Context) error {
 	if !c.owned {
-		return nil // another image's init container is held to have done its work
+		return nil // an init container of another image counts as finished
 	}
 	return c.once(ctx)
 }
@@ -100,7 +101,7 @@ func (c *container) once(ctx context.Context) error {
 	ended := corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: began, FinishedAt: metav1.Now(), ContainerID: c.id()}
 	if err != nil {
 		ended.Reason, ended.ExitCode, ended.Message = "Error", 1, err.Error()
-		if errors.Is(context.Cause(ctx), ErrKilled) { // a program that got the signal says so in words of its own
+		if errors.Is(context.Cause(ctx), ErrKilled) { // a program that got the signal has its own error text
 			ended.ExitCode = 137
 		}
 	}
@@ -116,7 +117,7 @@ func (c *container) once(ctx context.Context) error {
 	return err
 }
 
-// longestMessage is what the kubelet takes of a container's last words into its status, in bytes.
+// longestMessage is how much of a container's termination message the kubelet puts into the status, in bytes.
 const longestMessage = 4096
 
 // terminationLog is the file that a container finds at its terminationMessagePath.
@@ -145,7 +146,8 @@ func (c *container) program(ctx context.Context, kill context.CancelCauseFunc) e
 	return err
 }
 
-// crash ends the program at once, and tells whether one ran that was not killed before; the worker's lock may be held.
+// crash ends the program at once. It reports whether a program ran that was not killed before. The caller may hold the worker's
+// lock.
 func (c *container) crash() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +159,7 @@ func (c *container) crash() bool {
 	return true
 }
 
-// set changes the container's state and has it reported.
+// set changes the container's state and triggers a report.
 func (c *container) set(change func()) {
 	c.mu.Lock()
 	change()

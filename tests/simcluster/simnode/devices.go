@@ -30,14 +30,14 @@ import (
 func newManagerImpl(logger klog.Logger, socketPath string, topology []cadvisorapi.Node,
 	store topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
-// capacityPeriod is how often a change of the plugins' devices is looked for; the kubelet does it every 10 s.
+// capacityPeriod is how often the node checks for changes of the plugins' devices. The kubelet does it every 10 s.
 const capacityPeriod = time.Second
 
 // deviceManager is the kubelet's device manager on the node's own socket.
 type deviceManager struct {
 	*devicemanager.ManagerImpl
 	node *Node
-	// admission holds back pods while another is given its devices: the kubelet admits them one by one, and counts on it.
+	// admission serialises the allocation of devices to pods. The kubelet admits pods one by one, and its code depends on that.
 	admission sync.Mutex
 }
 
@@ -59,7 +59,7 @@ func (d *deviceManager) start(ctx context.Context, ready config.SourcesReady) er
 
 func (d *deviceManager) handler() cache.PluginHandler { return d.GetWatcherHandler() }
 
-// admit gives a pod's containers their devices.
+// admit allocates devices to a pod's containers.
 func (d *deviceManager) admit(pod *corev1.Pod) error {
 	d.admission.Lock()
 	defer d.admission.Unlock()

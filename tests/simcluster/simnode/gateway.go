@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Gateway is the API server's way to the pods of a simulated cluster, as the proxy of its egress selector: a request to
-// CONNECT to the address by which services know a pod leads to the pod's own. Webhooks work through it.
+// Gateway is the API server's way to the pods of a simulated cluster, as the proxy of its egress selector: a CONNECT request
+// for a pod's address in services is connected to the pod's own address. Webhooks use it.
 type Gateway struct {
 	server   http.Server
 	listener net.Listener
@@ -81,9 +81,9 @@ func (g *Gateway) connect(ctx context.Context, w http.ResponseWriter, r *http.Re
 	})
 }
 
-// closeWrite tells the other end that no more is to come.
+// closeWrite tells the other end that no more data follows.
 func closeWrite(conn net.Conn) {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // it may be gone
+		_ = half.CloseWrite() // the connection may be closed already
 	}
 }

@@ -1,7 +1,7 @@
-// Package simnode simulates a node of a Kubernetes cluster. Where a driver can tell the difference it is the kubelet's
-// own code: the plugin registration, the DRA manager and the device plugin server of k8s.io/kubernetes, talking to the
-// drivers over their real unix sockets. What a container runtime would do is simulated: containers of images that the
-// Runtime owns run as it sees fit, others are reported Running with the devices they would have received.
+// Package simnode simulates a node of a Kubernetes cluster. Where a driver could notice a difference, it runs the kubelet's own
+// code: the plugin registration, the DRA manager and the device plugin server of k8s.io/kubernetes, which talk to the drivers
+// over real unix sockets. The container runtime is simulated. The Runtime runs containers of its own images. Other containers
+// are reported as Running with the devices that they would have received.
 package simnode
 
 import (
@@ -38,7 +38,7 @@ type Access interface {
 
 // Runtime runs the containers whose programs are ours.
 type Runtime interface {
-	// Owns tells whether containers of this image really run.
+	// Owns reports whether the Runtime runs containers of this image.
 	Owns(image string) bool
 	// Run runs a container until it ends or ctx is done; nil is exit status 0.
 	Run(ctx context.Context, container Container) error
@@ -46,7 +46,7 @@ type Runtime interface {
 	Exec(ctx context.Context, container Container, command []string) error
 }
 
-// Container is what a Runtime gets to run: names of files in Args and Env are those of this machine.
+// Container is what a Runtime runs. File names in Args and Env are those of this machine.
 type Container struct {
 	Node, Namespace, Pod, Name string
 	PodUID                     types.UID
@@ -54,13 +54,13 @@ type Container struct {
 	Args                       []string
 	Env                        map[string]string
 	Output                     io.Writer
-	// Address is the pod's: what the program would call "all addresses" in its network namespace.
+	// Address is the pod's address. In a pod's network namespace the program would listen on all addresses.
 	Address string
 	// REST is the configuration that the pod's service account has.
 	REST *rest.Config
 	// Real translates a name of the container's file system.
 	Real func(name string) (string, bool)
-	// Bundle is the file that says what the container received, as an OCI runtime's config.json.
+	// Bundle is the file with what the container received, in the form of an OCI runtime's config.json.
 	Bundle string
 }
 
@@ -76,7 +76,7 @@ type Config struct {
 	Access    Access
 	Runtime   Runtime
 	Sockets   *SocketWatcher
-	// PrepareRetry is the pause after a pod could not start; 0 is the kubelet's, about 75 s.
+	// PrepareRetry is the pause after a failed start of a pod; 0 is the kubelet's, about 75 s.
 	PrepareRetry time.Duration
 	// Heartbeat is how often the node's lease is renewed; 0 is the kubelet's 10 s.
 	Heartbeat time.Duration
@@ -110,7 +110,7 @@ const (
 	containersDir = "c" // one directory a pod: config.json of each container, its log, its volumes
 )
 
-// New makes a node in config.Dir; a directory that a node had before is that node after a reboot.
+// New makes a node in config.Dir. If a node used the directory before, the new one is that node after a reboot.
 func New(config Config) (*Node, error) {
 	restConfig, err := config.Access.Node(config.Name)
 	if err != nil {
@@ -184,7 +184,7 @@ func (n *Node) Silence(ctx context.Context, silent bool) error {
 // it; Silence(ctx, false) and the next heartbeat write them.
 func (n *Node) SetClock(ahead time.Duration) { n.ahead.Store(int64(ahead)) }
 
-// Run registers the node and serves its pods until ctx is done; then containers end as if the machine went off.
+// Run registers the node and serves its pods until ctx is done. Then containers end as in a power loss.
 func (n *Node) Run(ctx context.Context) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.config.Name)
 	ctx = klog.NewContext(ctx, logger)

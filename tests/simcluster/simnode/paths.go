@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Mapping says that a directory, by the name it has for somebody (a node's own root, a container), is Real on the
-// machine that simulates.
+// Mapping says that a directory of a node or a container is the directory Real on the machine that simulates.
 type Mapping struct {
 	Path, Real string
 }
@@ -19,7 +18,7 @@ type Paths struct {
 	mappings []Mapping // longest Path first
 }
 
-// NewPaths makes Paths; of several mappings that cover a name, the longest counts, and of equal ones the last.
+// NewPaths makes Paths. If several mappings cover a name, the longest one counts, and of equally long ones the last.
 func NewPaths(mappings ...Mapping) Paths {
 	sorted := make([]Mapping, 0, len(mappings))
 	for _, m := range slices.Backward(mappings) {
@@ -40,7 +39,7 @@ func (p Paths) Real(name string) (real string, ok bool) {
 	return "", false
 }
 
-// above tells whether some mapping lies under the name.
+// above reports whether a mapping is below the name.
 func (p Paths) above(name string) bool {
 	for _, m := range p.mappings {
 		if rest, under := below(m.Path, filepath.Clean(name)); under && rest != "" {
@@ -50,7 +49,7 @@ func (p Paths) above(name string) bool {
 	return false
 }
 
-// below tells whether name is dir or lies under it, and the rest of the name then.
+// below reports whether name is dir or below it, and returns the rest of the name.
 func below(name, dir string) (rest string, ok bool) {
 	if dir == "/" {
 		return strings.TrimPrefix(name, "/"), strings.HasPrefix(name, "/")
@@ -62,9 +61,9 @@ func below(name, dir string) (rest string, ok bool) {
 	return strings.TrimPrefix(rest, "/"), true
 }
 
-// containerPaths translates what a container calls a path: its mounts first, then the node's own directories where a
-// flag names their common parent (--kubelet-root=/var/lib/kubelet over mounts of its subdirectories), and the kernel's
-// file systems, which are the node's in every container.
+// containerPaths translates the paths of a container: first its mounts, then the node's own directories, where a flag names
+// their common parent (--kubelet-root=/var/lib/kubelet with mounts of its subdirectories), and last the kernel's file systems,
+// which are the node's in every container.
 type containerPaths struct {
 	mounts, node Paths
 }
@@ -81,7 +80,7 @@ func (c containerPaths) real(name string) (string, bool) {
 	return "", false
 }
 
-// argument translates an argument that is a path or a flag with one (--flag=/path); others stay as they are.
+// argument translates an argument that is a path, or a flag with one (--flag=/path). It returns other arguments unchanged.
 func (c containerPaths) argument(arg string) string {
 	flag, value, isFlag := strings.Cut(arg, "=")
 	if !isFlag || !strings.HasPrefix(arg, "-") {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// servePods gives every pod bound to this node a worker, until ctx is done and all workers have ended.
+// servePods runs a worker for every pod that is bound to this node, until ctx is done and all workers have ended.
 func (n *Node) servePods(ctx context.Context) error {
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -71,7 +71,7 @@ func (n *Node) servePods(ctx context.Context) error {
 	return nil
 }
 
-// activePods are the pods that may hold devices, as the kubelet's managers ask.
+// activePods are the pods that may hold devices, for the kubelet's managers.
 func (n *Node) activePods() []*corev1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -84,8 +84,8 @@ func (n *Node) activePods() []*corev1.Pod {
 	return pods
 }
 
-// Kill ends a container's program at once, as kill -9 would; the node starts it again after its back-off. The error names
-// the containers there are.
+// Kill ends a container's program at once, as kill -9 would. The node starts it again after its back-off. The error names the
+// existing containers.
 func (n *Node) Kill(pod types.NamespacedName, container string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

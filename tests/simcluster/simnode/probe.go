@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// probe runs the container's probes until ctx is done: startup first, then liveness and readiness side by side. A program
-// that fails its startup or liveness probe is killed. As with the kubelet, the first are made when the pod is first reported with
-// its containers, not in the instant in which the program starts.
+// probe runs the container's probes until ctx is done: startup first, then liveness and readiness side by side. A program that
+// fails its startup or liveness probe is killed. As in the kubelet, the first probes run when the pod is first reported with
+// its containers, not at the start of the program.
 func (c *container) probe(ctx context.Context, run Container, kill context.CancelCauseFunc) {
 	select {
 	case <-c.worker.told:
@@ -56,9 +56,9 @@ func (c *container) probe(ctx context.Context, run Container, kill context.Cance
 	<-done
 }
 
-// repeat probes with the probe's period and thresholds and passes on each change of the verdict, the first included,
-// until decided returns true; it returns the last verdict. The period is from one probe's start to the next one's, as the kubelet
-// has it, and a probe that takes longer is followed by the next at once.
+// repeat probes with the probe's period and thresholds and passes on each change of the verdict, the first included, until
+// decided returns true; it returns the last verdict. As in the kubelet, the period is from the start of one probe to that of
+// the next, and a probe that takes longer is followed by the next at once.
 func (c *container) repeat(ctx context.Context, run Container, p *corev1.Probe, decided func(ok bool) bool) bool {
 	if !pause(ctx, time.Duration(p.InitialDelaySeconds)*time.Second) {
 		return false

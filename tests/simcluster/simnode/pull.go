@@ -21,13 +21,13 @@ func (e *pullError) Error() string {
 		registry)
 }
 
-// backOff is the kubelet's message of a container whose image is tried again later.
+// backOff is the kubelet's message for a container whose image will be pulled again later.
 func (e *pullError) backOff() string {
 	return fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", e.image, e.Error())
 }
 
-// pull says why the images of a pod cannot be had. All are there but those of a registry below .invalid, which no name server knows
-// (RFC 6761, section 6.4).
+// pull says why the images of a pod cannot be pulled. All images exist, except those of a registry below .invalid, which no
+// name server resolves (RFC 6761, section 6.4).
 func pull(pod *corev1.Pod) error {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if unreachable(c.Image) {

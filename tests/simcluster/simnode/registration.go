@@ -19,10 +19,10 @@ import (
 // leaseDuration is the kubelet's; the lease is renewed four times within it.
 const leaseDuration = 40 * time.Second
 
-// defaultHeartbeat is how often the kubelet renews the lease and looks after its node's status.
+// defaultHeartbeat is how often the kubelet renews the lease and checks its node's status.
 const defaultHeartbeat = leaseDuration / 4
 
-// register creates the Node object, or takes over the one there is after a reboot.
+// register creates the Node object, or after a reboot updates the existing one.
 func (n *Node) register(ctx context.Context) error {
 	labels := map[string]string{
 		corev1.LabelHostname:   n.config.Name,
@@ -120,11 +120,11 @@ func (n *Node) heartbeat(ctx context.Context) {
 	}, n.config.Heartbeat, 0.1, true)
 }
 
-// stayReady writes the node's status again when others hold it not Ready, as after a time without leases.
+// stayReady writes the node's status again when the control plane counts it as not Ready, as after a time without leases.
 func (n *Node) stayReady(ctx context.Context) {
 	node, err := n.client.CoreV1().Nodes().Get(ctx, n.config.Name, metav1.GetOptions{ResourceVersion: "0"})
 	if err != nil {
-		return // the lease tells the same
+		return // the lease shows the same
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {

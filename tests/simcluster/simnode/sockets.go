@@ -17,12 +17,12 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/reconciler"
 )
 
-// registrationPeriod is the kubelet's own: how often it acts on what its watcher saw.
+// registrationPeriod is how often the kubelet handles what its watcher saw.
 const registrationPeriod = time.Second
 
-// SocketWatcher does what the kubelet's plugin watcher does, for the registration directories of many nodes with a
-// single inotify instance; a user has 128 of them on a common kernel. What follows from a socket (asking the plugin who
-// it is, registering it, trying again) is the kubelet's own code.
+// SocketWatcher does what the kubelet's plugin watcher does, for the registration directories of many nodes with a single
+// inotify instance; a user has 128 of them on a common kernel. All further steps (asking the plugin who it is, registering it,
+// trying again) are the kubelet's own code.
 type SocketWatcher struct {
 	events *fsnotify.Watcher
 
@@ -40,7 +40,7 @@ func NewSocketWatcher() (*SocketWatcher, error) {
 	return &SocketWatcher{events: events, desired: map[string]cache.DesiredStateOfWorld{}}, nil
 }
 
-// Run passes events on until ctx is done, and then closes the watcher.
+// Run forwards events until ctx is done, and then closes the watcher.
 func (w *SocketWatcher) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	defer w.events.Close() //nolint:errcheck // nothing can be done about it
@@ -102,7 +102,7 @@ func (w *SocketWatcher) serve(ctx context.Context, dir string, handlers map[stri
 func add(ctx context.Context, desired cache.DesiredStateOfWorld, path string) {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode()&fs.ModeSocket == 0 || strings.HasPrefix(info.Name(), ".") {
-		return // gone again, or not a socket
+		return // removed meanwhile, or not a socket
 	}
 	if err := desired.AddOrUpdatePlugin(ctx, path); err != nil {
 		klog.FromContext(ctx).Error(err, "Adding a plugin socket", "path", path)

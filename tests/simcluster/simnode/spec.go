@@ -19,7 +19,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// newContainer resolves what the container would receive, writes it as an OCI runtime's config.json, and says how to run it.
+// newContainer determines what the container would receive, writes it as an OCI runtime's config.json, and returns how to run
+// it.
 func (w *worker) newContainer(ctx context.Context, spec *corev1.Container, volumes map[string]string) (*container, error) {
 	pod := w.pod()
 	env, err := w.environment(ctx, spec)
@@ -130,8 +131,8 @@ func (w *worker) addDevices(ctx context.Context, bundle *oci.Spec, spec *corev1.
 	return nil
 }
 
-// deviceNode is the device at a path of this machine by another name. Where fake hardware is plain files, because device nodes
-// could not be made, it has no numbers.
+// deviceNode describes the device at a path of this machine under another name. It has no numbers where fake hardware is made
+// of plain files, because device nodes could not be made.
 func deviceNode(real, path string) oci.LinuxDevice {
 	node := oci.LinuxDevice{Path: path, Type: "c"}
 	var stat unix.Stat_t
@@ -141,7 +142,7 @@ func deviceNode(real, path string) oci.LinuxDevice {
 	return node
 }
 
-// cdiDirs are the container runtimes' defaults, later ones counting more.
+// cdiDirs are the container runtimes' defaults. Later ones take precedence.
 func (w *worker) cdiDirs() []string {
 	var dirs []string
 	for _, name := range []string{"/etc/cdi", "/var/run/cdi"} {
@@ -166,12 +167,12 @@ func (w *worker) writeBundle(name string, bundle *oci.Spec) error {
 	return nil
 }
 
-// BundleFile is where the node in nodeDir keeps what a container received, as an OCI runtime's config.json.
+// BundleFile is the file in which the node in nodeDir stores what a container received, as an OCI runtime's config.json.
 func BundleFile(nodeDir, podUID, container string) string {
 	return filepath.Join(nodeDir, containersDir, podUID, container+".json")
 }
 
-// environment is what the container's environment is before devices add to it.
+// environment is the container's environment without additions by devices.
 func (w *worker) environment(ctx context.Context, spec *corev1.Container) (map[string]string, error) {
 	pod := w.pod()
 	env := map[string]string{}

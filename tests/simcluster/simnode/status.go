@@ -59,7 +59,8 @@ func (w *worker) status() corev1.PodStatus {
 		}
 	}
 	status.Phase = corev1.PodRunning
-	// With restarts to come a terminated container is between two lives; live() returns only where the policy ends it.
+	// If the policy restarts it, a terminated container only waits for its restart; live() returns only when it will not be
+	// restarted.
 	if ended == len(pod.Spec.Containers) && pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
 		switch {
 		case !failed:
@@ -72,8 +73,8 @@ func (w *worker) status() corev1.PodStatus {
 	return status
 }
 
-// reportedAddress is the pod's address in its status: its own, which peers use, or for the pods of Deployments, which are
-// reached through services, the one that EndpointSlices accept.
+// reportedAddress is the address in the pod's status. It is the pod's own address, which peers use. Pods of Deployments are
+// reached through services, so they report the address that EndpointSlices accept.
 func (w *worker) reportedAddress() string {
 	pod := w.pod()
 	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "ReplicaSet" && !pod.Spec.HostNetwork {
@@ -106,8 +107,8 @@ func setConditions(status *corev1.PodStatus, initialized, ready bool, message st
 	set(corev1.PodReady, ready)
 }
 
-// report writes the status where it differs from the one last seen, and returns the phase that was written; a write that fails is repeated
-// with the next change, and returns PodUnknown.
+// report writes the status if it differs from the last one, and returns the phase that it wrote. A failed write returns
+// PodUnknown, and is repeated with the next change.
 func (w *worker) report(ctx context.Context) corev1.PodPhase {
 	w.mu.Lock()
 	pod, gone := w.latest, w.gone
@@ -125,7 +126,7 @@ func (w *worker) report(ctx context.Context) corev1.PodPhase {
 		return corev1.PodUnknown
 	case !unchanged:
 		w.mu.Lock()
-		// The watch may have been faster than this answer.
+		// The watch may be ahead of this answer.
 		if w.latest.ResourceVersion == pod.ResourceVersion {
 			w.latest = patched
 		}
@@ -134,7 +135,7 @@ func (w *worker) report(ctx context.Context) corev1.PodPhase {
 	return status.Phase
 }
 
-// warn records a Warning on the pod, without waiting for its success: a lost event harms nothing.
+// warn records a Warning on the pod. It does not wait for success, since a lost Event does no harm.
 func (n *Node) warn(ctx context.Context, pod *corev1.Pod, reason, message string) {
 	const limit = 1024 // the API's
 	if len(message) > limit {

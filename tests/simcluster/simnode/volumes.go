@@ -16,14 +16,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The kubelet tries volumes again on its own, much sooner than a whole pod. It often has to: the API server gives a node no
-// token or ConfigMap before its authorizer has seen the pod bound.
+// The kubelet retries volumes much sooner than a whole pod. It often has to, since the API server refuses a node tokens and
+// ConfigMaps until its authorizer has seen the pod's binding.
 const (
 	firstMountRetry = 100 * time.Millisecond
 	lastMountRetry  = 5 * time.Second
 )
 
-// mount makes the pod's volumes and tries again what fails until the pod is to end.
+// mount makes the pod's volumes and retries failures until the pod is to end.
 func (w *worker) mount(ctx context.Context) (map[string]string, error) {
 	for retry := firstMountRetry; ; retry = min(2*retry, lastMountRetry) {
 		made, err := w.volumes(ctx)
@@ -67,11 +67,11 @@ func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 	return made, nil
 }
 
-// configPeriod is how often ConfigMaps and Secrets that are mounted are read again; the kubelet takes up to a minute and a half.
+// configPeriod is how often mounted ConfigMaps and Secrets are read again. The kubelet takes up to a minute and a half.
 const configPeriod = 20 * time.Second
 
-// mountsConfig tells whether the pod mounts a ConfigMap or a Secret that may change, or come yet. Every pod mounts kube-root-ca.crt, which
-// does not.
+// mountsConfig reports whether the pod mounts a ConfigMap or a Secret that may change or appear later. Every pod mounts
+// kube-root-ca.crt, which does neither.
 func (w *worker) mountsConfig() bool {
 	for _, volume := range w.pod().Spec.Volumes {
 		if volume.ConfigMap != nil || volume.Secret != nil {
@@ -81,7 +81,7 @@ func (w *worker) mountsConfig() bool {
 	return false
 }
 
-// refresh brings the pod's volumes of ConfigMaps and Secrets up to date; what fails is tried again the next time.
+// refresh updates the pod's volumes of ConfigMaps and Secrets. Failures are retried the next time.
 func (w *worker) refresh(ctx context.Context) {
 	pod := w.pod()
 	for i := range pod.Spec.Volumes {
@@ -191,7 +191,7 @@ func (w *worker) project(ctx context.Context, dir string, source corev1.VolumePr
 	return nil
 }
 
-// writeKeys writes what the items name, or everything. A key that is missing keeps the pod from starting, as in the kubelet
+// writeKeys writes the keys of the items, or all keys. A key that is missing keeps the pod from starting, as in the kubelet
 // (pkg/volume/secret, MakePayload: "references non-existent secret key"), unless the source is optional.
 func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath, optional bool) error {
 	names := map[string]string{}
@@ -214,7 +214,7 @@ func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath, 
 			return fmt.Errorf("write the volume: %w", err)
 		}
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content[key]) {
-			continue // what did not change is not reported
+			continue // unchanged files cause no event
 		}
 		if err := writeWhole(path, content[key]); err != nil {
 			return err
@@ -223,7 +223,7 @@ func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath, 
 	return nil
 }
 
-// token asks for a token bound to the pod, writes it, and has it renewed when four fifths of its life are over.
+// token requests a token bound to the pod, writes it, and schedules its renewal after four fifths of its lifetime.
 func (w *worker) token(ctx context.Context, path string, source *corev1.ServiceAccountTokenProjection) error {
 	pod := w.pod()
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -256,7 +256,7 @@ func (w *worker) token(ctx context.Context, path string, source *corev1.ServiceA
 	return nil
 }
 
-// writeWhole replaces a file that others read at any time.
+// writeWhole atomically replaces a file that others may read at any time.
 func writeWhole(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

@@ -24,7 +24,7 @@ type worker struct {
 
 	deleted chan struct{} // closed when the pod is to end
 	told    chan struct{} // closed when the status was first written with the pod's containers
-	changed chan struct{} // holds a token when the status is to be written again
+	changed chan struct{} // has a token when the status is to be written again
 
 	mu         sync.Mutex
 	latest     *corev1.Pod // as last seen
@@ -33,7 +33,7 @@ type worker struct {
 	telling    sync.Once
 	containers []*container
 	message    string // why the pod has not started
-	reason     string // of its containers' state meanwhile, where an image cannot be pulled; empty: they are being created
+	reason     string // its containers' state meanwhile, if an image cannot be pulled; empty: they are being created
 	claimed    bool   // resources were requested and must be released
 }
 
@@ -74,7 +74,7 @@ func (w *worker) vanished() {
 
 func (w *worker) end() { w.deleting.Do(func() { close(w.deleted) }) }
 
-// run returns when the pod is gone, or when the node goes off (ctx).
+// run returns when the pod is gone, or when the node is powered off (ctx).
 func (w *worker) run(ctx context.Context) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(w.pod()))
 	ctx = klog.NewContext(ctx, logger)
@@ -102,7 +102,7 @@ func (w *worker) run(ctx context.Context) {
 	life.Wait()
 	w.release(ctx)
 	w.finish(ctx)
-	_ = os.RemoveAll(w.dir) // what is left of it goes with the cluster
+	_ = os.RemoveAll(w.dir) // the rest is removed with the cluster
 }
 
 func (w *worker) takeAddress() error {
@@ -116,7 +116,7 @@ func (w *worker) takeAddress() error {
 	return err
 }
 
-// startUntilDone prepares the pod and repeats what fails, as the kubelet does; false means the pod is to end instead.
+// startUntilDone prepares the pod and retries failures, as the kubelet does. False means that the pod is to end instead.
 func (w *worker) startUntilDone(ctx context.Context) bool {
 	for {
 		// The kubelet does not interrupt a prepare when the pod is deleted, either.
@@ -222,7 +222,7 @@ func (w *worker) watch(ctx context.Context) {
 			phase := w.report(ctx) // what was written: a container may end at any moment
 			w.telling.Do(func() { close(w.told) })
 			if phase == corev1.PodSucceeded || phase == corev1.PodFailed {
-				// A pod that ran to its end gives its devices back although its object stays.
+				// A pod that ran to its end releases its devices although its object still exists.
 				w.release(ctx)
 				select {
 				case <-w.deleted:
@@ -234,10 +234,10 @@ func (w *worker) watch(ctx context.Context) {
 	}
 }
 
-// settle is how long a change waits for others to be reported with: containers of a pod start within a moment of each other.
+// settle is how long a change waits for others, to be reported together: the containers of a pod start almost at the same time.
 const settle = 5 * time.Millisecond
 
-// drain forgets a change that the report to come will tell.
+// drain removes a pending change, since the next report includes it.
 func (w *worker) drain() {
 	select {
 	case <-w.changed:
@@ -245,7 +245,7 @@ func (w *worker) drain() {
 	}
 }
 
-// notify asks for the status to be written again.
+// notify triggers another write of the status.
 func (w *worker) notify() {
 	select {
 	case w.changed <- struct{}{}:
@@ -253,7 +253,7 @@ func (w *worker) notify() {
 	}
 }
 
-// release gives the pod's devices back, however often that takes.
+// release releases the pod's devices, and retries until that succeeds.
 func (w *worker) release(ctx context.Context) {
 	if !w.claimed {
 		return

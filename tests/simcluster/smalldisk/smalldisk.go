@@ -17,12 +17,12 @@ import (
 // insideEnv marks a process that Enter started.
 const insideEnv = "SIMCLUSTER_OWN_MOUNTS"
 
-// ballastFile takes what room is left.
+// ballastFile fills the remaining space.
 const ballastFile = ".ballast"
 
 // Enter runs this same program again, with the same arguments, in a user and mount namespace of its own, and returns its exit
-// status. In that run, ran is false. Where the machine allows no such namespace the error says so; the caller may go on
-// without, but cannot Fill.
+// status. In that run, ran is false. If the machine allows no such namespace, the error says so. The caller may continue
+// without it, but cannot Fill.
 func Enter() (status int, ran bool, err error) {
 	if Inside() {
 		return 0, false, nil
@@ -51,11 +51,11 @@ func Enter() (status int, ran bool, err error) {
 	return cmd.ProcessState.ExitCode(), true, nil
 }
 
-// Inside tells whether Fill can work.
+// Inside reports whether Fill works in this process.
 func Inside() bool { return os.Getenv(insideEnv) != "" }
 
-// Fill puts the directory, with what is in it, on a disk of its own that has no byte left. empty makes room again; the disk
-// stays until Release. Sockets are not on it: nobody reaches them at their path until Release, and who is connected stays so.
+// Fill moves the directory with its content to a separate disk without a free byte. empty frees space again. The disk stays
+// until Release. Sockets are not on it: until Release nobody can connect to their paths, and existing connections stay.
 func Fill(dir string) (empty func() error, err error) {
 	if !mounted(dir) {
 		if err := mount(dir); err != nil {
@@ -69,7 +69,7 @@ func Fill(dir string) (empty func() error, err error) {
 	return func() error { return os.Remove(ballast) }, nil
 }
 
-// Release takes the disk away again; what is on it is then in the directory. Nothing should write there meanwhile.
+// Release removes the disk, and moves its content back to the directory. Nothing should write there meanwhile.
 func Release(dir string) error {
 	if !mounted(dir) {
 		return nil
@@ -98,7 +98,7 @@ func release(dir string) error {
 	return copyFiles(dir, aside)
 }
 
-// copyFiles copies directories and files. A socket is no file of a disk's: who listens on it has the one that it made.
+// copyFiles copies directories and files. It leaves out sockets, since a listener is bound to the original one.
 func copyFiles(to, from string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -121,7 +121,7 @@ func copyFiles(to, from string) error {
 	})
 }
 
-// removeFiles empties a directory but for sockets and the directories that they are in.
+// removeFiles empties a directory, except for sockets and the directories that they are in.
 func removeFiles(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -153,14 +153,14 @@ func mounted(dir string) bool {
 	return unix.Stat(dir, &own) == nil && unix.Stat(filepath.Dir(dir), &parent) == nil && own.Dev != parent.Dev
 }
 
-// mount covers the directory with a file system that has its content and little room more.
+// mount mounts a file system over the directory, with the directory's content and little free space.
 func mount(dir string) error {
 	aside := dir + ".below"
 	if err := copyFiles(aside, dir); err != nil {
 		return fmt.Errorf("copy what is there: %w", err)
 	}
 	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
-	// Room for a hundred claims' files and no more.
+	// Space for the files of a hundred claims.
 	if err := unix.Mount("small", dir, "tmpfs", 0, "size=512k,mode=0755"); err != nil {
 		return err
 	}
@@ -170,13 +170,13 @@ func mount(dir string) error {
 	return nil
 }
 
-// fill writes until nothing more goes in.
+// fill writes until the disk is full.
 func fill(path string) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	defer file.Close() //nolint:errcheck // what it holds is not wanted
+	defer file.Close() //nolint:errcheck // its content is not needed
 	for block := make([]byte, 4096); ; {
 		if _, err := file.Write(block); err != nil {
 			if errors.Is(err, syscall.ENOSPC) {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// fullDir is a directory with a file and a subdirectory on a full disk, and what makes room on it.
+// fullDir is a directory with a file and a subdirectory on a full disk, and a function that frees space on it.
 func fullDir(t *testing.T) (dir string, empty func() error) {
 	t.Helper()
 	if !Inside() {
@@ -52,7 +52,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// holds fails the test unless a directory's files, by path below it, have these contents and there are no others.
+// holds fails the test unless a directory has exactly these files, by path below it, with these contents.
 func holds(t *testing.T, dir string, want map[string]string) {
 	t.Helper()
 	got := map[string]string{}

@@ -1,5 +1,5 @@
-// Package vgpumemory measures what vgpu-plugin has resident while pods come and go: the program, a process of its own, against a real API
-// server and with the container runtime's side of NRI and the kubelet's of the device plugin API as doubles.
+// Package vgpumemory measures the resident memory of vgpu-plugin while pods come and go. The program runs as a process with a
+// real API server. Test doubles play the container runtime's side of NRI and the kubelet's side of the device plugin API.
 //
 //shows:vgpu-shares
 package vgpumemory
@@ -33,16 +33,17 @@ import (
 
 const (
 	nodeName = "node-a"
-	// The machine is the seed's, with its split and its factor.
+	// The seed's machine, with its split count and its factor.
 	profile        = "l40s-8"
 	shares, memory = 80, 39312
 	batches, pods  = 5, 40
 	// patience bounds each wait for an event.
 	patience = 5 * time.Minute
-	// rest is when the plugin has started: it frees what only its start needed after 10 s.
+	// rest is how long the plugin takes to settle after its start. After 10 s it frees the memory that only its start needed.
 	rest = 15 * time.Second
-	// most is how much of its own the plugin may have, in MiB: it has 12, and had 35 when its heap could double. The goal, 40 MiB of all that
-	// is resident, has the clean pages of the program's file in it, and how many of those a touch maps is the kernel's affair.
+	// most is how much private memory the plugin may have, in MiB. It has 12, and had 35 when its heap could double. The goal
+	// of 40 MiB is for all resident memory. That includes clean pages of the program's file, whose number depends on the
+	// kernel.
 	most = 20
 )
 
@@ -61,7 +62,7 @@ func TestThePluginStaysSmallThroughTwoHundredPods(t *testing.T) {
 	n.measure(fmt.Sprintf("right after %d pods", batches*pods))
 }
 
-// node is one on which vgpu-plugin runs.
+// node is a node on which vgpu-plugin runs.
 type node struct {
 	t       *testing.T
 	client  kubernetes.Interface
@@ -120,7 +121,7 @@ func start(t *testing.T) *node {
 	return n
 }
 
-// serveNRI is the container runtime's side of NRI, which runs nothing when the plugin connects.
+// serveNRI is the container runtime's side of NRI. It has no containers when the plugin connects.
 func (n *node) serveNRI(dir string) {
 	n.t.Helper()
 	var err error
@@ -163,7 +164,7 @@ func (n *node) run(program, kubeconfig, dir, machine string) {
 	})
 }
 
-// churn has a batch of pods start, run and go.
+// churn starts, runs and ends a batch of pods.
 func (n *node) churn(batch int) {
 	n.t.Helper()
 	ctx := n.t.Context()
@@ -198,7 +199,7 @@ func (n *node) schedule(name, devices string) *corev1.Pod {
 	return pod
 }
 
-// startPod does what the kubelet and the runtime do with a pod; what it returns ends it again.
+// startPod does what the kubelet and the runtime do with a pod. The returned function ends the pod.
 func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 	n.t.Helper()
 	ctx := n.t.Context()
@@ -244,7 +245,7 @@ func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 	}
 }
 
-// awaitHeld waits until so many containers hold shares. The metrics say too that the kubelet has the lists by which it counts them.
+// awaitHeld waits until so many containers hold shares. The metrics also show that the kubelet has got the lists of units.
 func (n *node) awaitHeld(want int) {
 	n.t.Helper()
 	n.await(fmt.Sprint(want, " containers that hold shares"), func(context.Context) bool {
@@ -258,7 +259,7 @@ func (n *node) awaitHeld(want int) {
 	})
 }
 
-// await asks until it is so. What it asks sends no events.
+// await polls a condition that has no event.
 func (n *node) await(what string, is func(context.Context) bool) {
 	n.t.Helper()
 	for deadline := time.Now().Add(patience); !is(n.t.Context()); time.Sleep(50 * time.Millisecond) {
@@ -268,7 +269,7 @@ func (n *node) await(what string, is func(context.Context) bool) {
 	}
 }
 
-// measure reports what the plugin has resident, and fails where too much of it is its own.
+// measure reports the plugin's resident memory, and fails if too much of it is private.
 func (n *node) measure(when string) {
 	n.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.process.Pid))

@@ -1,9 +1,9 @@
 // Package wallclock steps the wall clock of a single running process, as an administrator or NTP steps a machine's.
 //
-// A Go program reads the clock through the function __vdso_clock_gettime, which the kernel maps into every process. Step writes
-// another one over it in that process alone: it asks the kernel and adds an offset to CLOCK_REALTIME. The program is not changed and
-// not told; its monotonic clock, which timers and time-outs use, goes on, as it does on a machine whose clock is stepped.
-// It needs no privilege over one's own child.
+// A Go program reads the clock through the function __vdso_clock_gettime, which the kernel maps into every process. Step
+// overwrites it in that process only, with a function that asks the kernel and adds an offset to CLOCK_REALTIME. The program is
+// neither changed nor notified. Its monotonic clock, which timers and time-outs use, is not affected, as on a machine whose
+// clock is stepped. Step needs no privilege for a child process.
 package wallclock
 
 import (
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// ErrUnsupported says that processes of this machine's architecture cannot be given another clock.
+// ErrUnsupported says that the clock cannot be changed on this machine's architecture.
 var ErrUnsupported = errors.New("only amd64 processes can be given a clock of their own")
 
 // replacement is clock_gettime with an offset for CLOCK_REALTIME, in amd64's machine code; the offset, in seconds, follows it.
@@ -40,10 +40,12 @@ var replacement = [...]byte{ //nolint:gochecknoglobals // a constant, which Go h
 
 const offsetSize = 8
 
-// attempts bounds how often a process is stopped to find all of its threads elsewhere; a read of the clock takes some 50 ns.
+// attempts bounds how often a process is stopped to find all of its threads outside of the function. A read of the clock takes
+// about 50 ns.
 const attempts = 50
 
-// Step moves the process's wall clock by whole seconds, forth or back; steps add up. A process that it starts has the true time.
+// Step moves the process's wall clock forward or back by whole seconds. Steps add up. The children of the process have the true
+// time.
 func Step(pid int, by time.Duration) error {
 	if err := step(pid, int64(by/time.Second)); err != nil {
 		return fmt.Errorf("step the clock of process %d by %s: %w", pid, by, err)
@@ -128,7 +130,7 @@ func inImage(image []byte) (int64, error) {
 	return 0, errors.New("the vDSO has no __vdso_clock_gettime")
 }
 
-// whileStopped runs change while the process stands still with no thread inside the function at the address.
+// whileStopped runs change while the process is stopped and no thread is inside the function at the address.
 func whileStopped(pid int, function int64, change func() error) error {
 	defer syscall.Kill(pid, syscall.SIGCONT) //nolint:errcheck // it may have been killed meanwhile
 	for range attempts {
@@ -150,7 +152,7 @@ func whileStopped(pid int, function int64, change func() error) error {
 	return fmt.Errorf("its threads did not stop outside the clock's function in %d attempts", attempts)
 }
 
-// outside tells whether every thread stands still, and elsewhere than in the range.
+// outside reports whether every thread is stopped outside of the range.
 func outside(pid int, from, to int64) (bool, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	if err != nil || len(threads) == 0 {
@@ -167,7 +169,7 @@ func outside(pid int, from, to int64) (bool, error) {
 		words := strings.Fields(string(content)) // the last is the program counter; "running" for a thread that runs
 		counter, err := strconv.ParseInt(strings.TrimPrefix(words[len(words)-1], "0x"), 16, 64)
 		if err != nil || counter >= from && counter < to {
-			return false, nil //nolint:nilerr // it runs still
+			return false, nil //nolint:nilerr // it still runs
 		}
 	}
 	return true, nil

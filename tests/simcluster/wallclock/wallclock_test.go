@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/tests/simcluster/wallclock"
 )
 
-// clockEnv makes the test program one that tells the time whenever it is asked.
+// clockEnv makes the test program print the time on request.
 const clockEnv = "WALLCLOCK_TEST_TELLS_TIME"
 
 func TestMain(m *testing.M) {
@@ -57,7 +57,7 @@ func TestOneProcessesClockIsSteppedAndItsTimersAreNot(t *testing.T) {
 		if _, err := fmt.Sscan(line, &wall, &monotonic); err != nil {
 			t.Fatal(err)
 		}
-		const tolerance = time.Minute // of a machine that is busy
+		const tolerance = time.Minute // on a busy machine
 		if off := time.Until(time.Unix(wall, 0)) - want; off.Abs() > tolerance {
 			t.Errorf("its clock is off by %s more than %s", off, want)
 		}

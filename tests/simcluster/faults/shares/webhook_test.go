@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// writers is the number of concurrent writers, and writes is how many claim templates each writes. Every second template
+	// writers is the number of concurrent writers, and each is how many claim templates each writes. Every second template
 	// has an invalid configuration.
 	writers = 4
 	each    = 30

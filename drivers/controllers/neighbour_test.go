@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/node/host"
 )
 
-// A kind without its CRD keeps no other controller from working, and works once the CRD exists.
+// A kind without its CRD does not stop other controllers. Its own controller works once the CRD exists.
 func TestANeighbourThatCannotWorkIsStartedAgainUntilTheRoleEnds(t *testing.T) {
 	tried := make(chan struct{}, 16)
 	n := &neighbour{config: &rest.Config{Host: "http://127.0.0.1:1"}, add: func(context.Context, ctrl.Manager) error {

@@ -44,7 +44,7 @@ func privileged(t *testing.T) []string {
 
 //shows:tenants
 //attack:privileged-role A tenant who has taken a privileged role over makes a user namespace, or reaches for io_uring, keys and ciphers
-func TestAPrivilegedRoleRefusesItselfWhatItNeverDoes(t *testing.T) {
+func TestAPrivilegedRoleForbidsItselfWhatItNeverDoes(t *testing.T) {
 	if filtered, err := seccomp.Filtered(); filtered || err != nil {
 		t.Skipf("a filter of somebody's holds this process already (%t), or the kernel has none: %v", filtered, err)
 	}

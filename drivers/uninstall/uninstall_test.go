@@ -25,7 +25,7 @@ func node(name string, labels, annotations map[string]string) *metav1.PartialObj
 	}
 }
 
-func TestOnlyWhatTheDriversWroteIsTakenOff(t *testing.T) {
+func TestOnlyWhatTheDriversWroteIsRemoved(t *testing.T) {
 	scheme := fake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)

@@ -153,7 +153,7 @@ func TestReviews(t *testing.T) {
 
 // The claim controller removes its finalizer by an update of the claim. If that were refused, a claim from before the webhook could
 // never be deleted.
-func TestWhatStandsMayBeUpdatedAndDeleted(t *testing.T) {
+func TestExistingClaimsMayBeUpdatedAndDeleted(t *testing.T) {
 	claim := func(metadata, strategy string) string {
 		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com",` +
 			`"parameters":{"apiVersion":"resource.nvidia.com/v1beta1",` +

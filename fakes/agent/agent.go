@@ -1,4 +1,4 @@
-// Package agent renders the fake node that a Kubernetes node's labels ask for, and again when they change.
+// Package agent renders the fake node that a Kubernetes node's labels ask for, and renders it again when they change.
 package agent
 
 import (
@@ -84,7 +84,7 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// serve answers on the address until ctx ends or stop is called; requests under way may be cut.
+// serve answers on the address until ctx ends or stop is called; requests in progress may be cut off.
 func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, handler http.Handler) (stop func(), err error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
@@ -125,7 +125,7 @@ func (a *agent) follow(ctx context.Context) {
 	}
 }
 
-// apply makes the hardware what the labels say.
+// apply renders the hardware that the labels ask for.
 func (a *agent) apply(ctx context.Context, labels map[string]string) {
 	wanted := fmt.Sprint(labels[LabelProfile], " ", labels[LabelIndex], " ", labels[LabelNodes])
 	a.mu.Lock()
@@ -178,7 +178,7 @@ func number(labels map[string]string, label string) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("label %s is %q; a number from 0 on is wanted", label, text)
+		return 0, fmt.Errorf("label %s is %q; a number of 0 or more is wanted", label, text)
 	}
 	return n, nil
 }

@@ -190,7 +190,7 @@ func TestTheControlEndpointInjectsEvents(t *testing.T) {
 }
 
 //shows:fakes-agent
-func TestEventsAreTakenOnLoopbackAlone(t *testing.T) {
+func TestEventsAreAcceptedOnlyOnLoopback(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 	for _, path := range []string{"/node", "/events"} {

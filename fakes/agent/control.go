@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// The control endpoint does over HTTP, on loopback alone, what fakefabric inject does:
+// The control endpoint does over HTTP, and only on loopback, what fakefabric inject does:
 //
 //	GET  /node            what is rendered, as JSON
 //	GET  /events          the events there are, as JSON
@@ -101,5 +101,5 @@ func (a *agent) writeMIG(f *state.File) error {
 	if err != nil {
 		return err
 	}
-	return tree.SyncMIG(a.Root, b) // only the kernel's part: nodes in /dev are made by clients that can write there
+	return tree.SyncMIG(a.Root, b) // only the kernel's part, since clients that can write to /dev make the nodes there
 }

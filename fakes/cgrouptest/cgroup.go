@@ -1,4 +1,4 @@
-// Package cgrouptest gives tests real cgroups of the kernel: NVIDIA's driver, and so the fake, limits nothing else.
+// Package cgrouptest gives tests real cgroups of the kernel, since NVIDIA's driver, and so the fake, limits only cgroups.
 package cgrouptest
 
 import (
@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// Make makes a cgroup v2 for a test, and removes it with all below it at the test's end, when no process may be in them. mount is
-// where cgroup v2 is mounted. It skips the test, with the reason, where it cannot make one.
+// Make makes a cgroup v2 for a test. At the test's end it removes the cgroup and all below it, which must then have no
+// processes. mount is where cgroup v2 is mounted. It skips the test, with the reason, where it cannot make one.
 func Make(t testing.TB) (mount, path string) {
 	t.Helper()
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -34,7 +34,7 @@ func Make(t testing.TB) (mount, path string) {
 	return "", ""
 }
 
-// remove removes the directories alone, the deepest first: a cgroup's files go with it.
+// remove removes only the directories, the deepest first: a cgroup's files go with it.
 func remove(path string) error {
 	var directories []string
 	err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {

@@ -75,7 +75,7 @@ func Apply(root, name string, args Arguments) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // only a mapping is given up
+	defer func() { _ = f.Close() }() // this only releases a mapping
 	if err := k.apply(&change{root: root, file: f, args: full}); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -113,7 +113,7 @@ func (k Kind) complete(args Arguments) (Arguments, error) {
 	return full, errors.Join(errs...)
 }
 
-// lock keeps other writers of the tree away until the returned function is called.
+// lock excludes other writers of the tree until the returned function is called.
 func lock(root string) (func(), error) {
 	f, err := os.OpenFile(filepath.Join(filepath.Dir(state.Path(root)), "inject.lock"), os.O_CREATE|os.O_RDWR, 0o666)
 	if err != nil {
@@ -122,7 +122,7 @@ func lock(root string) (func(), error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock node: %w", err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // closing gives the lock up
+	return func() { _ = f.Close() }, nil // closing releases the lock
 }
 
 // change is one event being applied.

@@ -24,7 +24,7 @@ const (
 	degradedMask, degraded, notDegraded = 0x3, 1, 2
 )
 
-// living returns the GPU, unless it is already lost.
+// living returns the GPU, unless it is lost already.
 func (c *change) living(fn func(*state.Model, *state.GPU) error) error {
 	return c.onGPU(func(m *state.Model, g *state.GPU) error {
 		if g.Core.Lost != 0 {

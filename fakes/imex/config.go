@@ -87,7 +87,7 @@ func ParseConfig(data []byte) (Config, error) {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			errs = append(errs, fmt.Errorf("line %d: %q is no KEY=VALUE", n, line))
+			errs = append(errs, fmt.Errorf("line %d: %q is not KEY=VALUE", n, line))
 			continue
 		}
 		if err := c.set(strings.TrimSpace(key), strings.Trim(strings.TrimSpace(value), `"`)); err != nil {
@@ -170,7 +170,7 @@ func ReadNodes(path string) ([]string, error) {
 			return nil, fmt.Errorf("IMEX nodes %s: line %d: %q holds more than one address or name", path, n+1, line)
 		}
 		if slices.Contains(nodes, line) {
-			return nil, fmt.Errorf("IMEX nodes %s: line %d: %s stands twice", path, n+1, line)
+			return nil, fmt.Errorf("IMEX nodes %s: line %d: %s is listed twice", path, n+1, line)
 		}
 		nodes = append(nodes, line)
 	}

@@ -65,7 +65,7 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 	return nil
 }
 
-// removeSocket removes a socket that a killed daemon left, which would keep the next one from listening. Anything else at the path
+// removeSocket removes a socket that a killed daemon left, since the next one could not listen there. Anything else at the path
 // stays.
 func removeSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
@@ -76,7 +76,7 @@ func removeSocket(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode()&os.ModeSocket == 0 {
-		return fmt.Errorf("%s is there and no socket; give another path", path)
+		return fmt.Errorf("%s exists and is not a socket; give another path", path)
 	}
 	var dialer net.Dialer
 	if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {

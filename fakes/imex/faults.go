@@ -12,8 +12,8 @@ import (
 // FaultsName is the file in a node's state directory that holds its daemon's faults.
 const FaultsName = "imex-faults.json"
 
-// FaultsFile reads faults from a file that may not exist. It reads the file again whenever it is another file or its modification
-// time differs: two files that are written at once, one replacing the other, can have the same time.
+// FaultsFile reads faults from a file that may not exist. It reads the file again whenever it is another file or its
+// modification time differs. The time alone is not enough: a file and its replacement can have the same time.
 func FaultsFile(path string) func() Faults {
 	var mu sync.Mutex
 	var read os.FileInfo
@@ -52,7 +52,7 @@ func ReadFaults(path string) (Faults, error) {
 	return f, nil
 }
 
-// WriteFaults replaces a faults file, whole or not at all.
+// WriteFaults atomically replaces a faults file.
 func WriteFaults(path string, f Faults) error {
 	data, err := json.Marshal(f)
 	if err != nil {

@@ -364,7 +364,7 @@ func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
 	}
 }
 
-func TestTheControlSocketTakesNoOthersPlace(t *testing.T) {
+func TestTheControlSocketReplacesNothingElse(t *testing.T) {
 	d := newDomain(t, "*.1")
 	listen := func(path string) error {
 		config := imex.Config{NodesFile: filepath.Join(d.dir, "nodes.cfg"), CommandEnabled: true, CommandSocket: path}

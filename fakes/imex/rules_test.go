@@ -144,7 +144,7 @@ func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
 
 // The C library's resolver: a name that is not in /etc/hosts is looked up in DNS (nsswitch.conf: "hosts: files dns"). #1466 of
 // NVIDIA's DRA driver counted these lookups in clusters.
-func TestANameThatHostsDoesNotHaveIsAskedOfDNS(t *testing.T) {
+func TestANameThatHostsDoesNotHaveIsLookedUpInDNS(t *testing.T) {
 	d := newDomain(t, "*.1", "nobody-0001", "nobody-0002")
 	var asked atomic.Int32
 	a := d.start(1, func(_ *imex.Config, o *imex.Options) {
@@ -162,7 +162,7 @@ func TestANameThatHostsDoesNotHaveIsAskedOfDNS(t *testing.T) {
 }
 
 // #1417 of NVIDIA's DRA driver: nvidia-imex-ctl -N hangs where -q answers.
-func TestTheQuestionForTheWholeDomainMayHang(t *testing.T) {
+func TestTheQueryForTheWholeDomainMayHang(t *testing.T) {
 	for silent, hangs := range map[string][2]bool{"": {false, false}, "-N": {false, true}, "*": {true, true}} {
 		d := newDomain(t, "*.1")
 		a := d.start(1, func(_ *imex.Config, o *imex.Options) {

@@ -99,8 +99,8 @@ func session(dir string) (number int, open bool, err error) {
 	return number, held.Type != unix.F_UNLCK, err
 }
 
-// wholeFile is a lock of the kind on a whole file. It belongs to an open file, not to a process: daemons of a simulation share one
-// process.
+// wholeFile is a lock of that kind on a whole file. It belongs to an open file and not to a process, since the daemons of a
+// simulation share one process.
 func wholeFile(kind int16) unix.Flock_t { return unix.Flock_t{Type: kind, Whence: io.SeekStart} }
 
 func sessionNumber(file *os.File) (int, error) {

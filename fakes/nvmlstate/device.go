@@ -48,7 +48,7 @@ func (d *device) in(b *state.Body) (part, nvml.Return) {
 	return p, alive(g)
 }
 
-// gpuOnly is in for functions that work on whole GPUs alone: a MIG device is an invalid argument.
+// gpuOnly is in for functions that only work on whole GPUs. For them a MIG device is an invalid argument.
 func (d *device) gpuOnly(b *state.Body) (part, nvml.Return) {
 	p, r := d.in(b)
 	if r == nvml.SUCCESS && d.isMIG {

@@ -161,7 +161,7 @@ func (l *library) call(function string) (*state.File, nvml.Return) {
 	if delay == 0 {
 		return f, r
 	}
-	time.Sleep(delay) // the delay is intended and cannot be interrupted, like NVML
+	time.Sleep(delay) // the delay is intended, and cannot be interrupted, as in NVML
 	return l.open()
 }
 

@@ -58,7 +58,7 @@ func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
 	}
 }
 
-// compareInstances compares what the two say of the compute profiles of GPU 0's instances.
+// compareInstances compares what the two libraries report for the compute profiles of GPU 0's instances.
 func compareInstances(t *testing.T, c, g nvml.Interface) {
 	t.Helper()
 	cd, _ := c.DeviceGetHandleByIndex(0)
@@ -181,7 +181,7 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want it on", name, client, r, activation, current, next)
 			}
 		}
-		// Each is asked to reset the GPU once it is the only client; the client that was started last has ended.
+		// Each resets the GPU when it is the only client: the client that was started last has ended.
 		if g.Shutdown() != nvml.SUCCESS {
 			t.Fatal("shutdown")
 		}

@@ -19,7 +19,7 @@ type target struct {
 	gi, ci   uint32
 }
 
-// owner is whose ticket an address is.
+// owner is the owner of the ticket at an address.
 type owner struct {
 	lib *library
 	target
@@ -44,7 +44,7 @@ func (l *library) ticket(of target) *ticket {
 	return t
 }
 
-// dropTickets is for the end of the library's use; l.mu is held.
+// dropTickets drops all tickets at the end of the library's use; l.mu is held.
 func (l *library) dropTickets() {
 	for _, t := range l.tickets {
 		tickets.Delete(uintptr(unsafe.Pointer(t)))

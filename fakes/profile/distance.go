@@ -76,8 +76,8 @@ func rootBus(p Place) uint32 {
 	return first.Bus
 }
 
-// belowOneRootPort counts the bridges that are not common. Two functions of one card, or two cards at the downstream ports of one
-// switch, are one switch apart (PIX); anything deeper is several (PXB).
+// belowOneRootPort counts the bridges that are not common. Two functions of one card, or two cards at the downstream ports of
+// one switch, are one switch apart (PIX). Devices further apart are several switches apart (PXB).
 func belowOneRootPort(a, b Place) Distance {
 	common := 0
 	for common < min(len(a.Bridges), len(b.Bridges)) && a.Bridges[common] == b.Bridges[common] {

@@ -15,7 +15,7 @@ const (
 	MaxGPUs = 32
 	// MaxMIGProfiles is the most GPU instance profiles a model can have.
 	MaxMIGProfiles = 12
-	// HighestCPU and HighestNUMANode are the highest numbers that NVML can tell as a GPU's CPUs and NUMA nodes.
+	// HighestCPU and HighestNUMANode are the highest numbers that NVML can report for a GPU's CPUs and NUMA nodes.
 	HighestCPU      = 1023
 	HighestNUMANode = 255
 )
@@ -62,7 +62,7 @@ func (c *checks) semantics(p *Profile) {
 		}
 		for i, b := range bridges {
 			if !pciAddress.MatchString(b) {
-				c.At(fmt.Sprintf("%s.bridges[%d]", path, i), "%q is no PCI address like 0000:00:01.0", b)
+				c.At(fmt.Sprintf("%s.bridges[%d]", path, i), "%q is not a PCI address like 0000:00:01.0", b)
 			} else if b[:4] != pci[:4] {
 				c.At(fmt.Sprintf("%s.bridges[%d]", path, i), "%s is in another PCI domain than %s", b, pci)
 			}
@@ -143,7 +143,7 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 	if l := p.GPUs.NVLink; l != nil {
 		for i, s := range l.Switches {
 			if !pciAddress.MatchString(s) {
-				c.At(fmt.Sprintf("gpus.nvlink.switches[%d]", i), "%q is no PCI address like 0000:00:01.0", s)
+				c.At(fmt.Sprintf("gpus.nvlink.switches[%d]", i), "%q is not a PCI address like 0000:00:01.0", s)
 			} else {
 				place(fmt.Sprintf("gpus.nvlink.switches[%d]", i), s, nil, -1)
 			}

@@ -132,7 +132,7 @@ func libraryDirs() []string {
 func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("nvidia-imex-ctl", flag.ContinueOnError)
 	path := flags.String("c", imex.DefaultConfig, "configuration file of the daemon to ask")
-	// NVIDIA's DRA driver asks a host's service so (its page on prerequisites, "Host IMEX readiness check").
+	// NVIDIA's DRA driver queries a host's service in this way (its page on prerequisites, "Host IMEX readiness check").
 	socket := flags.String("u", "", "control socket of the daemon to ask; it needs no configuration file")
 	local := flags.Bool("q", false, "print the local daemon's state")
 	all := flags.Bool("N", false, "print all nodes, their connections and the domain's state")

@@ -62,7 +62,7 @@ func playCommand() *cobra.Command {
 		Args:  wants(false, "one scenario file"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if speed < 0 || math.IsNaN(speed) {
-				return fmt.Errorf("--speed is %v; a number from 0 is wanted", speed)
+				return fmt.Errorf("--speed is %v; a number of 0 or more is wanted", speed)
 			}
 			steps, err := scenario.Load(args[0])
 			if err != nil {

@@ -68,7 +68,7 @@ func (o *output) Write(text []byte) (int, error) {
 	return n, err
 }
 
-// parse reads the flags of one of the driver root's tools. With -h it prints them on stdout, and the tool is done.
+// parse reads the flags of one of the driver root's tools. With -h it prints them on stdout, and the tool ends.
 func parse(flags *flag.FlagSet, args []string, stdout io.Writer) (done bool, err error) {
 	flags.SetOutput(io.Discard) // it would report a mistake, which the caller does
 	err = flags.Parse(args)
@@ -113,7 +113,7 @@ func wants(more bool, what string) cobra.PositionalArgs {
 // flagsOnly refuses arguments that are no flags, which cobra would call an unknown command.
 func flagsOnly(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("%s takes flags alone, not %q; see %s --help", c.Name(), args[0], c.CommandPath())
+		return fmt.Errorf("%s takes only flags, not %q; see %s --help", c.Name(), args[0], c.CommandPath())
 	}
 	return nil
 }

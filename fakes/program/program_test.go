@@ -156,7 +156,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 	}
 }
 
-// full is a writer to which nothing can be written any more.
+// full is a writer whose writes fail.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
@@ -172,7 +172,7 @@ func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
 	}
 }
 
-func TestAToolTellsItsFlagsAndAMistakeOnce(t *testing.T) {
+func TestAToolPrintsItsFlagsAndAMistakeOnce(t *testing.T) {
 	for name, flag := range map[string]string{"nvidia-imex": "-c string", "nvidia-imex-ctl": "-c string", "nvidia-cuda-mps-control": "-d\t"} {
 		var out, stderr bytes.Buffer
 		if code := program.Run(t.Context(), name, []string{"-h"}, &out, &stderr); code != 0 || !strings.Contains(out.String(), flag) ||

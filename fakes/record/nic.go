@@ -69,6 +69,6 @@ func (s sysfs) addNetdev(n *profile.NIC, device string) {
 	}
 	mtu, err := os.ReadFile(filepath.Join(dir, "mtu"))
 	if err == nil {
-		n.MTU, _ = strconv.Atoi(strings.TrimSpace(string(mtu))) // a profile without takes the usual one
+		n.MTU, _ = strconv.Atoi(strings.TrimSpace(string(mtu))) // a profile without an MTU uses the usual one
 	}
 }

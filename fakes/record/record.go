@@ -80,7 +80,7 @@ type gpu struct {
 		Slowdown string `xml:"gpu_temp_slow_threshold"`
 	} `xml:"temperature"`
 	Power struct {
-		// From 535 on there are two draws, and none that has neither name.
+		// From driver 535 on there are two power readings, and one of these names always exists.
 		Draw    string `xml:"power_draw"`
 		Instant string `xml:"instant_power_draw"`
 		Default string `xml:"default_power_limit"`
@@ -188,7 +188,7 @@ func (g gpu) model() profile.GPUModel {
 
 func (g gpu) draw() int { return number(cmp.Or(g.Power.Draw, g.Power.Instant)) }
 
-// hasECC is whether the model can correct errors, whether that is switched on or not.
+// hasECC reports whether the model can correct errors, even if that is disabled.
 func (g gpu) hasECC() bool {
 	if g.ECCMode != "" {
 		return g.ECCMode != "N/A"
@@ -197,7 +197,7 @@ func (g gpu) hasECC() bool {
 	return counter != "N/A" && counter != ""
 }
 
-// borrow takes what nvidia-smi does not report from the shipped profile of the same model, if there is one.
+// borrow copies what nvidia-smi does not report from the shipped profile of the same model, if there is one.
 func borrow(p *profile.Profile) {
 	for _, name := range profile.Names() {
 		q, err := profile.Load(name)

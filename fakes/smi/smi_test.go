@@ -49,7 +49,7 @@ func try(root string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// squeeze takes the padding out, as the recorded table has been printed.
+// squeeze removes the padding, which the recorded table does not have.
 func squeeze(s string) string {
 	var lines []string
 	for line := range strings.SplitSeq(s, "\n") {

@@ -46,7 +46,7 @@ type File struct {
 	// bodies are the two copies, as views of data.
 	bodies  [2]*Body
 	cleanup runtime.Cleanup
-	// write keeps this process's writers one after the other; the file lock does so among processes.
+	// write serialises the writers of this process; the file lock does so between processes.
 	write sync.Mutex
 }
 
@@ -104,7 +104,7 @@ func alignedBytes(size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*8)[:size]
 }
 
-// writeFile replaces path by data, whole or not at all. The mode lets every user read and write, as /dev/nvidiactl does.
+// writeFile atomically replaces path by data. The mode lets every user read and write, as /dev/nvidiactl does.
 func writeFile(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".node-*")
 	if err != nil {

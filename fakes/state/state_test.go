@@ -203,7 +203,7 @@ func TestAFileCutShortUnderAMappingIsAnError(t *testing.T) {
 
 func TestAWriterKilledHalfWayLeavesTheStateWhole(t *testing.T) {
 	root, f := create(t, "gb200-nvl72")
-	// The child is this test binary; it dies inside an update, holding the lock.
+	// The child is this test binary. It dies inside an update while it holds the lock.
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "TestMain")
 	cmd.Env = append(os.Environ(), "STATE_TEST_DIE_IN="+root)
 	if out, err := cmd.CombinedOutput(); err == nil {

@@ -19,7 +19,7 @@ func spread(dir string) (string, error) {
 		if flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS); err == nil {
 			_ = unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, flags|topDirectory) // a hint
 		}
-		_ = f.Close() // was only asked about
+		_ = f.Close() // was only queried
 	}
 	return os.MkdirTemp(dir, "")
 }

@@ -181,7 +181,7 @@ func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
 }
 
 //shows:fakes-tree
-func TestNodesThatTheDriverLeavesToItsUsersAreNotThere(t *testing.T) {
+func TestDeviceNodesThatTheDriverLeavesToItsUsersAreMissing(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	if got := read(t, root, "proc/driver/nvidia/params"); !strings.Contains(got, "ImexChannelCount: 2048\nCreateImexChannel0: 0") {
 		t.Errorf("the module's parameters are\n%s", got)
@@ -300,7 +300,7 @@ func TestSomebodyElsesDirectoriesStay(t *testing.T) {
 }
 
 // A driver makes device nodes where it is told that /dev is, also while the hardware is away.
-func TestWhatADriverWroteInANodeDoesNotKeepItFromBeingRendered(t *testing.T) {
+func TestWhatADriverWroteInANodeDoesNotPreventItsRendering(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	if err := tree.Remove(root); err != nil {
 		t.Fatal(err)

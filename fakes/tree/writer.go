@@ -100,12 +100,12 @@ func (w *writer) device(path string, major, minor int) {
 	w.keep(makeDevice(filepath.Join(w.root, path), major, minor, w.plain))
 }
 
-// makeDevice makes the node with mode 0666, as the NVIDIA driver's udev-less devices have.
+// makeDevice makes the node with mode 0666, the mode of the NVIDIA driver's devices without udev.
 func makeDevice(path string, major, minor int, plain bool) error {
 	if !plain {
 		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(major), uint32(minor))))
 		if err == nil {
-			return os.Chmod(path, 0o666) // the umask took bits away
+			return os.Chmod(path, 0o666) // the umask removed bits
 		}
 		if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 			return &os.PathError{Op: "mknod", Path: path, Err: err}

@@ -62,7 +62,8 @@ func TestADomainGetsTheLowestFreeChannelOrNone(t *testing.T) {
 	}
 }
 
-// sharedClique is a cluster of one clique, two controllers that work at the same time, and domains that appear and disappear.
+// sharedClique is a cluster of one clique with two controllers that run at the same time, and domains that appear and
+// disappear.
 type sharedClique struct {
 	*cluster
 	random *rand.Rand

@@ -36,7 +36,7 @@ func (c *cluster) nodeState(name, node string) v1beta1.ComputeDomainNode {
 	return v1beta1.ComputeDomainNode{}
 }
 
-// said are the Events so far.
+// said returns the Events so far.
 func (c *cluster) said() string {
 	var said strings.Builder
 	for len(c.events.Events) > 0 {

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// service says on a node what its plugin has found of its nvidia-imex.
+// service writes on a node what its plugin has found out about its nvidia-imex.
 func (s *sharedClique) service(name, state string) {
 	s.t.Helper()
 	node := &corev1.Node{}
@@ -74,7 +74,7 @@ func TestADomainOfTheNodesServicesIsAChannelAndStartsNothing(t *testing.T) {
 }
 
 //shows:cd-host
-func TestACliqueGoesOverToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) {
+func TestACliqueChangesToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) {
 	s := newSharedClique(t, 1)
 	old := newDomain("old", 1)
 	s.must(s.Create(t.Context(), old))
@@ -96,7 +96,7 @@ func TestACliqueGoesOverToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) 
 	s.must(s.Create(t.Context(), late))
 	s.reconcile(late.UID)
 	s.node("n1", late.UID, true)
-	s.now = s.now.Add(progressPause) // words of a status wait for so long
+	s.now = s.now.Add(progressPause) // messages of a status are delayed for so long
 	for _, uid := range []types.UID{s.uid, late.UID, old.UID} {
 		s.reconcile(uid)
 	}
@@ -132,7 +132,7 @@ func TestACliqueGoesOverToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) 
 	}
 }
 
-// A domain that waits for its first node has nothing that another mode could take from it.
+// A domain that waits for its first node loses nothing in another mode.
 func TestADomainWithoutNodesFollowsTheControllersMode(t *testing.T) {
 	running := v1beta1.ComputeDomainStatus{IMEX: v1beta1.IMEXClique, Nodes: []v1beta1.ComputeDomainNode{{Name: "n"}},
 		Conditions: []metav1.Condition{{Type: v1beta1.ConditionReady}}}

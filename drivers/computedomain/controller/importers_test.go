@@ -56,7 +56,7 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 		t.Errorf("further pods can still join: %v", err)
 	}
 	c.now = c.now.Add(tellAfter)
-	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock started elsewhere
+	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock started at another time
 	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)
 	ready := c.domain("d").Status.Conditions[0]
@@ -72,7 +72,7 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 }
 
 //shows:cd-deletion
-func TestADeletedDomainThatIsUsedForLongEndsAndSaysWhoIsHit(t *testing.T) {
+func TestADeletedDomainThatIsUsedForLongEndsAndNamesAffectedPods(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)

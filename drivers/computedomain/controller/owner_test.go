@@ -24,7 +24,7 @@ func ownedDomain(owner string) *v1beta1.ComputeDomain {
 }
 
 //shows:cd-gangs
-func TestADomainGoesWithTheWorkloadThatItsAnnotationNames(t *testing.T) {
+func TestADomainIsDeletedWithTheWorkloadOfItsAnnotation(t *testing.T) {
 	c := newCluster(t, ownedDomain("Job/train"),
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "of another namespace"}})
 	c.reconciler.settings.Owners = []string{"Job"}
@@ -51,7 +51,7 @@ func TestADomainGoesWithTheWorkloadThatItsAnnotationNames(t *testing.T) {
 }
 
 //shows:cd-gangs
-func TestAnOwnerThatCannotBeIsToldOnceAndHoldsNothingUp(t *testing.T) {
+func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
 	for _, owner := range []string{"Job", "Job/", "/train", "Deployment/train", "JobSet/train", "Job/a/b", strings.Repeat("x", 5000)} {
 		c := newCluster(t, ownedDomain(owner))
 		c.reconciler.settings.Owners = []string{"Job"}
@@ -63,7 +63,7 @@ func TestAnOwnerThatCannotBeIsToldOnceAndHoldsNothingUp(t *testing.T) {
 				told++
 			}
 		}
-		if want := 1; owner != "Job/a/b" && told != want { // no Job can have that name: it is waited for
+		if want := 1; owner != "Job/a/b" && told != want { // no Job has that name: the controller waits for it
 			t.Errorf("owner %.20q: told %d times, not %d", owner, told, want)
 		}
 		if d := c.domain("d"); d.Status.Status != v1beta1.Ready || len(d.OwnerReferences) > 0 {

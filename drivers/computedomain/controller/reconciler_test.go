@@ -35,7 +35,7 @@ type cluster struct {
 	reconciler *Reconciler
 	now        time.Time
 	writes     []string
-	// refuse, where set, answers writes in the place of the server.
+	// refuse, if set, answers writes instead of the server.
 	refuse func(write string) error
 	events *record.FakeRecorder
 }
@@ -101,7 +101,7 @@ func newCluster(t *testing.T, objects ...client.Object) *cluster {
 	return c
 }
 
-// settle reconciles until there is nothing to come back for within a minute.
+// settle reconciles until the reconciler asks for no other run within a minute.
 func (c *cluster) settle(uid types.UID) {
 	c.t.Helper()
 	for range 20 {
@@ -290,7 +290,7 @@ func TestADomainWithoutNodesIsNotWrittenToAgain(t *testing.T) {
 	}
 }
 
-// The events of a creation and of a deletion right after it may be one to the controller, which then still takes the object for created.
+// The controller may see a creation and an immediate deletion as one event, and then still believes that the object exists.
 func TestWhatIsDeletedBeforeItWasSeenIsMadeAgain(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
@@ -417,7 +417,7 @@ func TestADaemonOnADeadNodeDoesNotKeepItsDomain(t *testing.T) {
 	}
 }
 
-// A controller that dies before any of its writes must, when it is back, end where it would have ended.
+// A controller that dies before any of its writes must reach the same result after its restart.
 func TestAControllerKilledAtAnyWriteEndsTheSame(t *testing.T) {
 	killed := apierrors.NewInternalError(fmt.Errorf("killed"))
 	d := newDomain("d", 1)

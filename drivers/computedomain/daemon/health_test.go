@@ -48,7 +48,7 @@ func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- supervisor.Run(ctx) }()
 	time.AfterFunc(100*time.Millisecond, func() { supervisor.Join(imexd.Group{}) })
-	// A probe that is held is answered when the daemon is ready; on a busy machine that may be a later one.
+	// A waiting probe is answered when the daemon is ready. On a busy machine it may be a later probe.
 	for code := 0; code != http.StatusOK; {
 		if code, _ = get("/readyz"); time.Since(began) > 2*time.Minute {
 			t.Fatalf("not ready after %s: %d", time.Since(began), code)

@@ -41,7 +41,7 @@ func TestADaemonJoinsTheNodesOfItsClique(t *testing.T) {
 			var got []imexd.Group
 			m := &membership{node: "a", address: "10.0.0.1", uid: "u", join: func(g imexd.Group) { got = append(got, g) }}
 			m.follow(t.Context(), c.domain)
-			m.follow(t.Context(), c.domain) // the same again is no news
+			m.follow(t.Context(), c.domain) // the same value again causes no event
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}

@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// The stand-in for nvidia-imex opens IMEX's library by name, as NVIDIA's does, looks a host up, which makes the C library open parts of its
-// own, and says which files it is made of.
+// The stand-in for nvidia-imex opens IMEX's library by name, as NVIDIA's does. It looks up a host, which makes the C library
+// open its own parts, and prints which files it has mapped.
 const program = `
 #include <dlfcn.h>
 #include <netdb.h>
@@ -94,7 +94,7 @@ func systemRoot(t *testing.T) string {
 	return root
 }
 
-// container makes the files that a set says, below a directory.
+// container makes the files of a set below a directory.
 func container(t *testing.T, root string, set *Set) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -189,8 +189,8 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 	}
 }
 
-// The program is one of NVIDIA's, made for C libraries as old as nvidia-imex is, and starts without a GPU. The C libraries are those of
-// Debian 11 and 13; this machine's is another, as that of our image is.
+// The program is one of NVIDIA's. Like nvidia-imex it is built for old C libraries, and it starts without a GPU. The C
+// libraries are those of Debian 11 and 13. This machine and our image have other versions.
 //
 //shows:cd-libc
 func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
@@ -222,7 +222,8 @@ func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
 			if out, err := start(filepath.Join(dir, set.Loader)); err != nil || !strings.Contains(out, "NVIDIA System Management Interface") {
 				t.Errorf("under its node's loader: %v\n%s", err, out)
 			}
-			// The loader of an image would not do: if this one starts it, the C libraries are too much alike to show anything.
+			// The loader of this machine must not work: if it starts the program, the C libraries are too similar for this
+			// test.
 			if out, err := start(loaderOfThisMachine()); err == nil || strings.Contains(out, "System Management") {
 				t.Errorf("this machine's loader takes the C library of %s too", c.libc)
 			}

@@ -64,7 +64,7 @@ func (n node) runs(t *testing.T) {
 	n.write(t, "sys/fs/cgroup/system.slice/nvidia-imex.service/cgroup.procs", "4711\n")
 }
 
-// answers is what the programs print, by their last words.
+// answers is what the programs print, by their last argument.
 func answers(byWord map[string]string) imex.Execute {
 	return func(_ context.Context, words []string) ([]byte, error) {
 		for _, word := range words {
@@ -191,7 +191,7 @@ func TestManyNodesThatAreMissingAreCounted(t *testing.T) {
 	}
 }
 
-// The programs lie anywhere in the driver's root, and are started from links that keep them together.
+// The programs may be anywhere in the driver's root, and are started from links that keep them together.
 func TestTheProgramsAreStartedFromLinksThatFollowTheDriver(t *testing.T) {
 	var started []string
 	n := newNode(t, func(_ context.Context, words []string) ([]byte, error) {
@@ -221,10 +221,10 @@ func TestTheProgramsAreStartedFromLinksThatFollowTheDriver(t *testing.T) {
 	}
 }
 
-// The fake daemon and the fake nvidia-imex-ctl speak as NVIDIA's documentation says that the real ones do.
+// The fake daemon and the fake nvidia-imex-ctl behave as NVIDIA's documentation describes the real ones.
 //
 //shows:cd-host
-func TestARunningServiceIsAskedByItsSocketAlone(t *testing.T) {
+func TestARunningServiceIsAskedOnlyThroughItsSocket(t *testing.T) {
 	n := newNode(t, func(ctx context.Context, words []string) ([]byte, error) {
 		var stdout, stderr bytes.Buffer
 		if program.Run(ctx, filepath.Base(words[0]), words[1:], &stdout, &stderr) != 0 {
@@ -277,7 +277,7 @@ func TestARunningServiceIsAskedByItsSocketAlone(t *testing.T) {
 	}
 }
 
-// Both versions of cgroups are read here as a container sees them, in a PID namespace of its own.
+// Both versions of cgroups are read as in a container with its own PID namespace.
 func TestAServiceRunsByEitherVersionOfCgroups(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, content string

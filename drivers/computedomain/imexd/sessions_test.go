@@ -27,7 +27,7 @@ func ends(t *testing.T, dir string) (record session.Record, why []string) {
 }
 
 //shows:cd-casualties
-func TestEveryEndOfASessionIsWrittenDownWithItsCause(t *testing.T) {
+func TestEveryEndOfASessionIsRecordedWithItsCause(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)

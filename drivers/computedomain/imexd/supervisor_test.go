@@ -221,7 +221,7 @@ func TestANodeWithoutFabricIsReadyWithoutADaemon(t *testing.T) {
 		if status, _ := s.Status(); !status.Ready {
 			t.Errorf("%+v", status)
 		}
-		s.Join(two()) // its GPUs have joined a fabric after all
+		s.Join(two()) // its GPUs have joined a fabric later
 		pass(100 * time.Millisecond)
 		r.newest(t, 1)
 	})
@@ -276,7 +276,7 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 	})
 }
 
-// The loop that counts is held up for a minute, as on a node whose pods leave no processor to anybody else: the daemon had none either.
+// The loop that counts is delayed for a minute, as on a node whose pods use all processors. The daemon had no processor either.
 func TestADaemonIsNotHungBecauseTheNodeHasNoProcessor(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
@@ -317,7 +317,7 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 					t.Errorf("after 5 s: %+v", status)
 				}
 				r.newest(t, 1)
-				// On top of what is left the end of a hung daemon may take hungPatience.
+				// In addition, the end of a hung daemon may take hungPatience.
 				pass(10*time.Second - hungPatience)
 				r.newest(t, 2).become(imex.Ready)
 				if first.patience != hungPatience {
@@ -331,7 +331,7 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 	}
 }
 
-func TestADaemonThatIsWellButNotReadyIsLeftAlone(t *testing.T) {
+func TestADaemonThatAnswersButIsNotReadyIsLeftAlone(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)

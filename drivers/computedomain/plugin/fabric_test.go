@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// libraryWith is a driver of a version whose one GPU says this of its fabric; with another code than success it does not start.
+// libraryWith is a driver of a version whose only GPU reports this fabric. With another code than success it does not start.
 func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInfo, code nvmllib.Return) nvmllib.Interface {
 	return &mock.Interface{
 		InitFunc:                   func() nvmllib.Return { return start },
@@ -38,7 +38,7 @@ func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInf
 }
 
 //shows:cd-fabric cd-old-driver
-func TestNoDriverNotJoinedAndNoFabricAreThreeThings(t *testing.T) {
+func TestNoDriverNotJoinedAndNoFabricAreDistinguished(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	inProgress := nvmllib.GpuFabricInfo{State: nvmllib.GPU_FABRIC_STATE_IN_PROGRESS}
 	const clique, good = "01000000-0000-0000-0000-000000000000.7", "580.95.05"
@@ -184,7 +184,8 @@ func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
 
 //shows:cd-old-driver
 func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
-	// In a pod version 1 leaves a node's processes out of the list (kernel/cgroup/cgroup-v1.c), so there the directory is the answer.
+	// In a pod, cgroup version 1 omits the node's processes from the list (kernel/cgroup/cgroup-v1.c), so the existence of the
+	// directory is the answer.
 	for hierarchy, emptyRuns := range map[string]bool{"fs/cgroup": false, "fs/cgroup/systemd": true} {
 		sysfs := t.TempDir()
 		processes := filepath.Join(sysfs, hierarchy, "system.slice/nvidia-imex.service/cgroup.procs")
@@ -202,10 +203,10 @@ func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 	}
 }
 
-// The three are told apart on fakes that say what real nodes do: a driver that is not loaded leaves PCI as it is; a compute tray of a rack
-// says "in progress" until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever (#1263, #1264 of NVIDIA's DRA
-// driver).
-func TestFakeNodesInEachStateOfTheirFabricAreToldApart(t *testing.T) {
+// The three are distinguished on fakes that report what real nodes do: a driver that is not loaded leaves PCI as it is; a
+// compute tray of a rack says "in progress" until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever
+// (#1263, #1264 of NVIDIA's DRA driver).
+func TestFakeNodesInEachStateOfTheirFabricAreDistinguished(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile, state string
 		unloaded       bool

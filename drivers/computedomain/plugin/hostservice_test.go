@@ -132,7 +132,7 @@ func TestAClaimWaitsForNodesOfItsDomainThatTheServiceLacks(t *testing.T) {
 }
 
 //shows:cd-host
-func TestBesideTheNodesServiceNoDaemonOfOursIsStarted(t *testing.T) {
+func TestNoDaemonOfOursIsStartedBesideTheNodesService(t *testing.T) {
 	n, _ := newHostNode(t)
 	if err := n.prepare(t, daemonClaim(system)).Err; err == nil || !strings.Contains(err.Error(), "one IMEX session") {
 		t.Errorf("a daemon's claim is prepared beside the node's own: %v", err)
@@ -144,7 +144,7 @@ func TestBesideTheNodesServiceNoDaemonOfOursIsStarted(t *testing.T) {
 	}
 }
 
-func TestADomainOfTheNodesServiceIsRefusedWhereNobodyAsksTheService(t *testing.T) {
+func TestADomainOfTheNodesServiceIsRefusedWithoutHostMode(t *testing.T) {
 	n, _ := newHostNode(t)
 	n.host, n.hostRuns = nil, nil
 	if err := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)).Err; err == nil ||

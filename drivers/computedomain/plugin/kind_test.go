@@ -389,7 +389,7 @@ func TestAnotherDomainsLabelIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestTheChannelOfANodeInTroubleIsTainted(t *testing.T) {
+func TestTheChannelOfANodeWithAFaultIsTainted(t *testing.T) {
 	for name, c := range map[string]struct {
 		fabric fabric
 		taint  string

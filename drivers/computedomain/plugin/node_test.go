@@ -14,7 +14,7 @@ import (
 )
 
 // The API server may end between executing a request and answering it.
-func TestALabelWhoseSettingWasNeverAnsweredIsTakenOffAgain(t *testing.T) {
+func TestALabelWhoseSettingWasNeverAnsweredIsRemovedAgain(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	lost := true
 	n.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -47,7 +47,7 @@ func TestValuesAreMergedAsHelmMergesThem(t *testing.T) {
 	}
 }
 
-// cluster is one of two nodes on which everything would work, and where each node has said what it has.
+// cluster is a cluster of two nodes on which everything would work. A pod has reported the facts of each node.
 func cluster(t *testing.T) *snapshot.Snapshot {
 	t.Helper()
 	s := &snapshot.Snapshot{Server: snapshot.Server{Version: "v1.36.1", Groups: []string{"resource.k8s.io/v1"}},
@@ -62,7 +62,7 @@ func cluster(t *testing.T) *snapshot.Snapshot {
 	return s
 }
 
-// says puts what a node's pod of the Jobs wrote in the place of what it wrote before.
+// says replaces what a node's pod of the Jobs wrote.
 func says(t *testing.T, s *snapshot.Snapshot, node string, facts preflight.Facts) {
 	t.Helper()
 	s.Pods = slices.DeleteFunc(s.Pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
@@ -193,7 +193,7 @@ func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
 	}
 }
 
-func TestTheLastPodOfANodeIsBelieved(t *testing.T) {
+func TestTheLastPodOfANodeCounts(t *testing.T) {
 	s := cluster(t)
 	old := s.Pods[0].DeepCopy()
 	old.Name, old.CreationTimestamp = "gpufabric-preflight-before", metav1.Unix(1, 0)

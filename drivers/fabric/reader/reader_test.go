@@ -35,8 +35,8 @@ func publish(t *testing.T, admin kubernetes.Interface, name string) {
 	}
 }
 
-// TestTheFabricIsReadWithTheViewersOwnRights goes from no rights at all to those that a tenant may have, on a real API server
-// without any CRD.
+// TestTheFabricIsReadWithTheViewersOwnRights begins without any rights, and adds those that a tenant may have, on a real API
+// server without any CRD.
 //
 //shows:fabric-topology fabric-page
 func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
@@ -115,7 +115,7 @@ func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
 	}
 }
 
-func TestAReadingSettlesWithoutAnObjectOfAnyKind(t *testing.T) {
+func TestAReadingIsCompleteWithoutAnyObjects(t *testing.T) {
 	server := apiserver.Start(t)
 	r, err := New(configOf(server, apiserver.AdminToken), Options{Agent: "test"})
 	if err != nil {

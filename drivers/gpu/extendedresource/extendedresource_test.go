@@ -44,7 +44,7 @@ func newPlugin(t *testing.T, gpus []*inventory.GPU, lock func(context.Context, .
 	return p
 }
 
-func TestOnlyGPUsThatAreWantedAndCanBeWholeAreHandedOut(t *testing.T) {
+func TestOnlyWantedGPUsThatCanBeWholeAreAllocated(t *testing.T) {
 	_, n := node(t, 4)
 	uuid := n.GPUs[2].UUID
 	for _, test := range []struct {

@@ -151,7 +151,7 @@ func TestAnApplicationsMistakeIsNoFault(t *testing.T) {
 }
 
 // Events on claims need the API server, which may hang. The kubelet's view of the GPU must not hang with it.
-func TestAFaultIsShownBeforeItsHoldersAreTold(t *testing.T) {
+func TestAFaultIsShownBeforeItsHoldersAreNotified(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	_, changed := b.Watch()
 	var order []string

@@ -113,7 +113,7 @@ func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T
 	b.taints("gpu-1", "")
 }
 
-func TestARestartHandsNothingBack(t *testing.T) {
+func TestARestartReturnsNoGPU(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
@@ -202,7 +202,7 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 }
 
 //shows:gpu-device-plugin
-func TestAGPUThatIsCountedOnTheNodeNoMoreComesBackOnceNothingRunsOnIt(t *testing.T) {
+func TestAGPUThatTheNodeNoLongerCountsReturnsOnceNothingRunsOnIt(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetProcesses(1)
@@ -242,7 +242,7 @@ func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing
 }
 
 //shows:gpu-device-plugin
-func TestAGPUThatIsCountedOnTheNodeIsNeverDRAsThoughItWasLost(t *testing.T) {
+func TestALostGPUThatTheNodeCountsDoesNotReturnToDRA(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetLost(true)

@@ -202,7 +202,7 @@ func TestAnApplicationsOwnMistakeTaintsNothing(t *testing.T) {
 	b.taints("gpu-0", "")
 }
 
-func TestAWarningIsShownAndKeepsNobodyAway(t *testing.T) {
+func TestAWarningIsShownAndBlocksNothing(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.slices()

@@ -162,7 +162,7 @@ func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 }
 
 //shows:gpu-mig
-func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
+func TestUnknownInstancesAreRemovedIfTheAdministratorSaysSo(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[0], 9, 0)
 	administered(t, m.GPUs[0], 19, 4)
@@ -187,7 +187,7 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 // A GPU of which a claim has a part is not offered whole just because GPUs are no longer divided.
 //
 //shows:gpu-mig
-func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
+func TestAHeldInstanceKeepsItsGPUWhenGPUsAreNoLongerDivided(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	holder := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-3"})

@@ -43,7 +43,7 @@ func keep(t *testing.T, m *MPS) (end func()) {
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
 //shows:gpu-mps-keeper
-func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {
+func TestADaemonOutlivesItsRequester(t *testing.T) {
 	m, told := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
 	if err := plugin.Start(t.Context(), "u1", limited("gpu")); err == nil || !strings.Contains(err.Error(), "gpufabric-mps-keeper") {

@@ -162,7 +162,7 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 }
 
 //shows:gpu-mps
-func TestTheRealDaemonOutlivesWhoAskedForIt(t *testing.T) {
+func TestTheRealDaemonOutlivesItsRequester(t *testing.T) {
 	m := real(t, "libc6_2.41")
 	end := keep(t, m)
 	percent := 30

@@ -65,7 +65,7 @@ func classes() []client.Object {
 	}
 }
 
-// claim was made when the clock began, and asks for one device of the class, or of the first of several that there is.
+// claim was made when the clock began. It requests one device of the class, or of the first of several classes that exists.
 func claim(name string, classes ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name),
 		CreationTimestamp: metav1.NewTime(began)}}
@@ -119,7 +119,7 @@ func all(events *record.FakeRecorder) []string {
 }
 
 //shows:gpu-forms
-func TestWhoeverWaitsForAFormThatNoGPUHasIsTold(t *testing.T) {
+func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
 	for name, test := range map[string]struct {
 		objects []client.Object
 		want    []string // in the one Event; none: there is no Event
@@ -169,7 +169,7 @@ func TestWhoeverWaitsForAFormThatNoGPUHasIsTold(t *testing.T) {
 	}
 }
 
-func TestAClaimThatWaitsIsToldOnceAnHour(t *testing.T) {
+func TestAWaitingClaimGetsAnEventOnceAnHour(t *testing.T) {
 	now := began
 	teller, events := tellerOf(&now, interceptor.Funcs{}, slices.Concat(classes(), published(t, "n1", "whole"),
 		[]client.Object{claim("c", "mig.nvidia.com")})...)
@@ -187,7 +187,7 @@ func TestAClaimThatWaitsIsToldOnceAnHour(t *testing.T) {
 	}
 }
 
-func TestThousandsOfClaimsAreToldAFewAMinuteAndEachInItsTurn(t *testing.T) {
+func TestThousandsOfClaimsGetAFewEventsAMinuteEachInItsTurn(t *testing.T) {
 	objects := append(classes(), published(t, "n1", "whole")...)
 	for i := range 3*most - 1 {
 		objects = append(objects, claim(fmt.Sprintf("c%d", i), "mig.nvidia.com"))
@@ -223,7 +223,7 @@ func TestNothingButClaimsIsReadWhileNoneWaits(t *testing.T) {
 	}
 }
 
-func TestWhereTheChartsGPUsAreOffNobodyIsTold(t *testing.T) {
+func TestWithoutTheChartsGPUsNoClaimGetsAnEvent(t *testing.T) {
 	now := began.Add(patience)
 	funcs := interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, _ client.Object, _ ...client.GetOption) error {

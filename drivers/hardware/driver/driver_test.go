@@ -65,7 +65,7 @@ func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 	}
 }
 
-func TestTheDriverThatTheKernelHasLoadedIsTaken(t *testing.T) {
+func TestTheDriverThatTheKernelHasLoadedIsUsed(t *testing.T) {
 	host := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.550.1.2", "usr/lib64/libnvidia-ml.so.550.1.2": ""})
 	container := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05",
 		"usr/lib64/libnvidia-ml.so.580.95.05": "", "dev/nvidiactl": ""})
@@ -112,7 +112,7 @@ func TestAPlaceIsReadAndTurnedIntoTheHostsPath(t *testing.T) {
 	}
 }
 
-func TestNodesThatCameLateAreMadeInTheOwnDev(t *testing.T) {
+func TestDeviceNodesThatAppearLaterAreMadeInTheContainersDev(t *testing.T) {
 	host, own := t.TempDir(), t.TempDir()
 	if err := unix.Mknod(filepath.Join(host, "nvidiactl"), unix.S_IFCHR|0o666, int(unix.Mkdev(195, 255))); err != nil {
 		t.Skipf("device nodes cannot be made here (%v); run as root outside a user namespace", err)

@@ -76,7 +76,7 @@ func startScript(t *testing.T) (Daemon, *output, string) {
 	return daemon, out, dir
 }
 
-// answered is what the control command answers, asked again where a busy machine had no two seconds for it.
+// answered is the control command's answer. It retries, since on a busy machine two seconds may not be enough.
 func answered(t *testing.T, daemon Daemon) (State, error) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); ; {
@@ -123,7 +123,7 @@ func TestADaemonThatEndsByItselfSaysHow(t *testing.T) {
 	if err := daemon.Err(); err == nil || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("error %v", err)
 	}
-	daemon.Stop(time.Second) // once more is nothing
+	daemon.Stop(time.Second) // a second Stop does nothing
 }
 
 func TestStopEndsADaemonInOrder(t *testing.T) {

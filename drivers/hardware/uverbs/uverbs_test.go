@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel takes commands as the kernel's uverbs device does. It checks them as strictly, and writes its answer to the address in
-// them.
+// kernel handles commands as the kernel's uverbs device does. It checks them as strictly, and writes its answer to the address
+// in the command.
 type kernel struct {
 	t      *testing.T
 	driver string
@@ -95,7 +95,7 @@ func TestEventsOfPortsAreHeard(t *testing.T) {
 					t.Errorf("got %+v, %v; want %+v", got, err, want)
 				}
 			}
-			_ = k.events.Close() // The device went.
+			_ = k.events.Close() // The device was removed.
 			if _, err := d.Next(); !errors.Is(err, io.EOF) {
 				t.Errorf("got %v after the device went", err)
 			}

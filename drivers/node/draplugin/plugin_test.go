@@ -218,7 +218,7 @@ func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 }
 
 // A wait that outlasts one of the kubelet's calls writes nothing to the claim, unless it goes on.
-func TestAWaitGetsAnEventAndStandsOnTheClaimOnlyWhenItLasts(t *testing.T) {
+func TestAWaitGetsAnEventAndAConditionOnlyWhenItLasts(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls      int // of 45 s, with 75 s between them, as the kubelet does
 		conditions int

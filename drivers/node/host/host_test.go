@@ -24,7 +24,7 @@ users: [{name: u, user: {token: t}}]
 current-context: c
 `
 
-func TestTheWayToTheAPIServerIsSaidInWords(t *testing.T) {
+func TestTheConnectionToTheAPIServerIsDescribedInWords(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	good, bad := filepath.Join(t.TempDir(), "good"), filepath.Join(t.TempDir(), "bad")
 	for path, text := range map[string]string{good: kubeconfig, bad: "{"} {

@@ -147,7 +147,7 @@ func TestReleasedMemoryIsRemembered(t *testing.T) {
 	}
 }
 
-func TestTheCollectorIsBriskWhileTheHeapIsSmall(t *testing.T) {
+func TestTheCollectorRunsOftenWhileTheHeapIsSmall(t *testing.T) {
 	before := debug.SetGCPercent(100)
 	t.Cleanup(func() { debug.SetGCPercent(before) })
 	pace := []metrics.Sample{{Name: "/gc/gogc:percent"}}

@@ -110,7 +110,7 @@ func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 }
 
 //shows:rdma-exclusive
-func TestAnEndedNamespaceIsAwaitedWithoutHoldingUpOthers(t *testing.T) {
+func TestAnEndedNamespaceIsAwaitedWithoutDelayingOthers(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2", "mlx5_2", "ens3")
 	m := newMover(t, t.TempDir(), kernel)
 	give := func(sandbox, namespace string, devices ...Device) {

@@ -67,7 +67,7 @@ func gpus(slices []*resourceapi.ResourceSlice) string {
 	return strings.Join(out, " ")
 }
 
-func TestGPUsStandInThePolicysOrder(t *testing.T) {
+func TestGPUsAreInThePolicysOrder(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		policy cards.Policy
@@ -112,7 +112,7 @@ func TestGPUsStandInThePolicysOrder(t *testing.T) {
 	}
 }
 
-func TestANodesScoreIsWhatItsGPUsHaveGivenAway(t *testing.T) {
+func TestANodesScoreIsWhatIsAllocatedOfItsGPUs(t *testing.T) {
 	all := append(published("n", "a", "b"), published("m", "c")...)
 	all[1].Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	state := allocated("n-gpu", map[string]int64{"gpu-0-shared": 10, "gpu-1-shared": 20})

@@ -116,7 +116,7 @@ func TestAPodThatCannotBeBoundGivesItsSharesBack(t *testing.T) {
 	}
 }
 
-func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
+func TestTheLedgerPrefersAnnotationsToItsOwnMemory(t *testing.T) {
 	l := newLedger(resources, always)
 	l.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 1}}})
 	written := func(node, devices string) map[string]string {

@@ -142,8 +142,8 @@ func TestACertificateIsKnownForAWhileBeforeItIsServed(t *testing.T) {
 	}
 }
 
-// TestNothingIsServedThatWasNotTold makes writes of the configuration fail while a certificate is being replaced.
-func TestNothingIsServedThatWasNotTold(t *testing.T) {
+// TestNothingIsServedBeforeTheAPIServerTrustsIt makes writes of the configuration fail while a certificate is being replaced.
+func TestNothingIsServedBeforeTheAPIServerTrustsIt(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	first := c.secret().Data[keyServed]
@@ -218,7 +218,7 @@ func TestACertificateForAnotherHostIsReplaced(t *testing.T) {
 	}
 }
 
-func TestACaBundleThatSomebodyTookAwayComesBack(t *testing.T) {
+func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	configurations := c.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()

@@ -161,7 +161,7 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container's processes have PIDs of their own, and nobody in the container remains to check when it is killed.
+// A container's processes have their own PIDs, and when the container is killed nobody in it remains to clean up.
 func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
@@ -330,7 +330,7 @@ func TestAMIGDeviceHasItsOwnMemoryAndIsInUse(t *testing.T) {
 	}
 }
 
-func TestExclusiveProcessModeLetsOneIn(t *testing.T) {
+func TestExclusiveProcessModeAllowsOneProcess(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	d, _ := lib.DeviceGetHandleByIndex(0)
 	if r := d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS); r != nvml.SUCCESS {

@@ -45,7 +45,7 @@ func (c *client) join(cgroup string) {
 }
 
 //shows:vgpu-driver-limits
-func TestACgroupIsHeldToItsMemoryByTheDriver(t *testing.T) {
+func TestTheDriverLimitsACgroupToItsMemory(t *testing.T) {
 	_, parent := cgrouptest.Make(t)
 	leaf := filepath.Join(parent, "container")
 	if err := os.Mkdir(leaf, 0o755); err != nil {

@@ -27,7 +27,7 @@ func Dir(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = lock.Close() }() // closing gives the lock up
+	defer func() { _ = lock.Close() }() // closing releases the lock
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}

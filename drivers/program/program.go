@@ -74,7 +74,7 @@ func name(called string) string {
 // command.
 func flagsOnly(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("takes flags alone, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args,
+		return fmt.Errorf("takes only flags, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args,
 			cmd.CommandPath())
 	}
 	return nil

@@ -20,7 +20,7 @@ type PCIAddress struct {
 // ParsePCI reads an address like 0008:01:00.0.
 func ParsePCI(s string) (PCIAddress, error) {
 	if !pciAddress.MatchString(s) {
-		return PCIAddress{}, fmt.Errorf("%q is no PCI address like 0000:01:00.0", s)
+		return PCIAddress{}, fmt.Errorf("%q is not a PCI address like 0000:01:00.0", s)
 	}
 	b, err := hex.DecodeString(s[0:4] + s[5:7] + s[8:10])
 	if err != nil {

@@ -43,7 +43,7 @@ func (c *checks) semantics(p *Profile) {
 		path := fmt.Sprintf("host.numa[%d]", i)
 		for k := range max(n.Count, 1) {
 			if numa[n.Node+k] {
-				c.At(path+".node", "node %d stands twice", n.Node+k)
+				c.At(path+".node", "node %d occurs twice", n.Node+k)
 			}
 			numa[n.Node+k] = true
 		}
@@ -79,7 +79,7 @@ func (c *checks) semantics(p *Profile) {
 		place(path, n.PCI, n.Bridges, n.NUMA)
 		for _, name := range []string{n.Device, n.Netdev} {
 			if devices[name] {
-				c.At(path, "%s stands twice", name)
+				c.At(path, "%s occurs twice", name)
 			}
 			devices[name] = true
 		}
@@ -94,7 +94,7 @@ func (c *checks) semantics(p *Profile) {
 		path := fmt.Sprintf("nics[%d].sriov.enabled", f.physical)
 		for _, name := range []string{f.Device, f.Netdev} {
 			if devices[name] {
-				c.At(path, "virtual function %d is %s, which stands twice", f.vf, name)
+				c.At(path, "virtual function %d is %s, which occurs twice", f.vf, name)
 			}
 			devices[name] = true
 		}
@@ -123,7 +123,7 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 			c.At(path+".memoryNodes", "%v", err)
 		}
 		if g.Module != 0 && modules[g.Module] {
-			c.At(path+".module", "%d stands twice", g.Module)
+			c.At(path+".module", "%d occurs twice", g.Module)
 		}
 		modules[g.Module] = true
 	}
@@ -169,7 +169,7 @@ func (c *checks) migSemantics(m *MIG, model GPUModel) {
 				q.Slices)
 		}
 		if ids[q.ID] {
-			c.At(path+".id", "%d stands twice", q.ID)
+			c.At(path+".id", "%d occurs twice", q.ID)
 		}
 		ids[q.ID] = true
 		if len(q.Starts) > 8 {

@@ -139,7 +139,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		"no trace":          {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
 		"an unknown flag":   {[]string{"render", "--colour"}, "see fakefabric render --help"},
 		"a profile as a word": {[]string{"render", "t4-edge", "--profile", "t4-edge", "--root", t.TempDir()},
-			`takes flags alone, not "t4-edge"`},
+			`takes only flags, not "t4-edge"`},
 		"no trace at all":      {[]string{"trace", "program_test.go"}, "program_test.go is no trace"},
 		"no sysfs":             {[]string{"record", "--nvidia-smi=", "--sysfs", t.TempDir()}, "is no sysfs"},
 		"too little to record": {[]string{"record", "--nvidia-smi=", "--sysfs", bare}, "host.numa: is missing"},

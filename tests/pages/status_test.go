@@ -54,7 +54,7 @@ func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
 			continue
 		}
 		if match[4] != match[5] || rows[match[4]] {
-			t.Errorf("docs/status.md:%d: the name %s stands twice, or leads to %s", l.number, match[4], match[5])
+			t.Errorf("docs/status.md:%d: the name %s occurs twice, or leads to %s", l.number, match[4], match[5])
 		}
 		rows[match[4]] = true
 		if match[2] != "works" && !limits[match[4]] {

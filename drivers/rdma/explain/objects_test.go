@@ -120,7 +120,7 @@ func TestRDMAPoolsOfAManifestAreExplained(t *testing.T) {
 			}
 		}
 		if table, _, _ := strings.Cut(out, "\n\n"); strings.Count(table, "rdma/roce") != 2 {
-			t.Errorf("a resource that two pools want stands twice for each device:\n%s", out)
+			t.Errorf("a resource that two pools want occurs twice for each device:\n%s", out)
 		}
 	})
 }

@@ -176,7 +176,7 @@ func (c *Checker) checkStruct(n *yaml.Node, t reflect.Type, path string) {
 			c.add(key.Line, sub, "unknown key; allowed here: %s", strings.Join(keys(t), ", "))
 			continue
 		case seen[key.Value]:
-			c.add(key.Line, sub, "stands twice")
+			c.add(key.Line, sub, "occurs twice")
 			continue
 		}
 		seen[key.Value] = true

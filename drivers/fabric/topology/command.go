@@ -3,8 +3,10 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -28,15 +30,15 @@ const (
 
 // options are the command's flags.
 type options struct {
-	kubeconfig, namespace, output string
-	nodes                         []string
+	kubeconfig, namespace, output, pod string
+	nodes                              []string
 }
 
 // format writes a picture in one form.
 type format func(w io.Writer, p *fabric.Picture, nodes []string, now time.Time) error
 
 func formats() map[string]format {
-	return map[string]format{"text": writeText, "json": writeJSON, "dot": writeDOT}
+	return map[string]format{"text": writeText, "json": writeJSON, "dot": writeDOT, "nccl": writeNCCL}
 }
 
 // Command is `gpufabric topology`.
@@ -52,15 +54,19 @@ func Command(h host.Host) *cobra.Command {
 	flags := command.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster; empty: KUBECONFIG, else the pod's service account")
 	flags.StringVarP(&o.namespace, "namespace", "n", "", "show claims, pods and domains of this namespace alone")
-	flags.StringVarP(&o.output, "output", "o", "text", "text, json, or dot (for Graphviz)")
+	flags.StringVarP(&o.output, "output", "o", "text", "text, json, dot (for Graphviz), or nccl (a node's GPUs and NICs, for NCCL_TOPO_FILE)")
 	flags.StringSliceVar(&o.nodes, "node", nil, "show this node in detail, by PCIe switch; may be given several times")
+	flags.StringVar(&o.pod, "pod", "", "with --output=nccl: only what the claims of this pod have; NAME, or NAMESPACE/NAME")
 	return command
 }
 
 func (o *options) run(ctx context.Context, h host.Host) error {
 	write := formats()[o.output]
 	if write == nil {
-		return fmt.Errorf("--output %q: allowed are text, json and dot", o.output)
+		return fmt.Errorf("--output %q: allowed are text, json, dot and nccl", o.output)
+	}
+	if err := o.scope(); err != nil {
+		return err
 	}
 	config, err := Reach(h, o.kubeconfig)
 	if err != nil {
@@ -80,7 +86,31 @@ func (o *options) run(ctx context.Context, h host.Host) error {
 	if err := known(picture, o.nodes); err != nil {
 		return err
 	}
+	if o.pod != "" {
+		own, node, err := ofPod(picture, o.pod)
+		if err != nil {
+			return err
+		}
+		picture, o.nodes = own, []string{node}
+	}
 	return write(host.Visible(h.Out()), picture, o.nodes, time.Now())
+}
+
+// scope checks that a file for NCCL is about one node, and completes a pod's name.
+func (o *options) scope() error {
+	if o.output != "nccl" {
+		if o.pod != "" {
+			return fmt.Errorf("--pod %q: only with --output=nccl", o.pod)
+		}
+		return nil
+	}
+	if (o.pod == "") == (len(o.nodes) == 0) || len(o.nodes) > 1 {
+		return errors.New("--output nccl: NCCL's file is about one machine; give one --node, or a --pod")
+	}
+	if o.pod != "" && !strings.Contains(o.pod, "/") {
+		o.pod = cmp.Or(o.namespace, "default") + "/" + o.pod
+	}
+	return nil
 }
 
 // Reach finds the API server, from the kubeconfig where one is given, else from the host.
@@ -102,21 +132,14 @@ func Reach(h host.Host, kubeconfig string) (*rest.Config, error) {
 // known refuses names of nodes that the picture lacks, and suggests similar ones.
 func known(p *fabric.Picture, names []string) error {
 	for _, name := range names {
-		var near []string
-		found := false
+		var all []string
 		for n := range nodesOf(p) {
-			found = found || n.Name == name
-			if strings.Contains(n.Name, name) || strings.Contains(name, n.Name) {
-				near = append(near, n.Name)
-			}
+			all = append(all, n.Name)
 		}
-		if found {
+		if slices.Contains(all, name) {
 			continue
 		}
-		if len(near) == 0 {
-			return fmt.Errorf("--node %q: the fabric has no such node; it has %d", name, p.Totals.Nodes)
-		}
-		return fmt.Errorf("--node %q: the fabric has no such node; near ones are %s", name, strings.Join(near[:min(len(near), 3)], ", "))
+		return fmt.Errorf("--node %q: the fabric has no such node%s", name, cmp.Or(similar(name, all), fmt.Sprintf("; it has %d", p.Totals.Nodes)))
 	}
 	return nil
 }

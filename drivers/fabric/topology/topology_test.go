@@ -2,6 +2,7 @@ package topology
 
 import (
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +17,10 @@ func picture() *fabric.Picture {
 		Totals: fabric.Totals{Racks: 1, Nodes: 2, GPUs: 2, Free: 1, Held: 1, Ports: 1, Down: 1, Domains: 1, Forming: 1, Waiting: 2},
 		Racks: []fabric.Rack{{ID: "aa", Kind: fabric.ByNVLink, Cliques: []string{"aa.1"}, Nodes: []fabric.NodeState{
 			{Name: "node-0", Clique: "aa.1", Ready: true, Domains: []string{"tenant/d"}, GPUs: []fabric.GPUState{
-				{Name: "gpu-0", Product: "NVIDIA H100", NUMA: 0, Root: "pci0000:00", Switch: "0000:01:00.0", Memory: 80 << 30, State: fabric.Held,
-					Offers: []string{"whole"}, Holds: []fabric.Hold{hold}},
-				{Name: "gpu-1", Product: "NVIDIA H100", NUMA: 1, Memory: 80 << 30, State: fabric.Free, Offers: []string{"whole"}}},
-				Ports: []fabric.PortState{{Name: "pci-0000-02-00-0-1", Device: "mlx5_0", Port: 1, Interface: "ib0", RateGbps: 400, NUMA: 0,
+				{Name: "gpu-0", Product: "NVIDIA H100", NUMA: 0, Root: "pci0000:00", Switch: "0000:01:00.0", PCI: "0000:03:00.0", Memory: 80 << 30,
+					State: fabric.Held, Offers: []string{"whole"}, Holds: []fabric.Hold{hold}},
+				{Name: "gpu-1", Product: "NVIDIA H100", NUMA: 1, PCI: "0000:83:00.0", Memory: 80 << 30, State: fabric.Free, Offers: []string{"whole"}}},
+				Ports: []fabric.PortState{{Name: "pci-0000-02-00-0-1", Device: "mlx5_0", Port: 1, Interface: "ib0", RateGbps: 400, NUMA: 0, PCI: "0000:02:00.0",
 					Root: "pci0000:00", Switch: "0000:01:00.0", State: fabric.Broken,
 					Taints: []fabric.Taint{{Key: "rdma.gpufabric.io/port-down", Value: "Down", Effect: "NoSchedule"}}}}},
 			{Name: "node-1", Clique: "aa.1", Notes: []string{"the node is not ready: gone"}},
@@ -99,6 +100,7 @@ func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
 	p.Domains[0].Why, p.Queue[0].Cause, p.Missing[0].Why = evil, evil, evil
 	p.Racks[0].Nodes[0].GPUs[0].Product, p.Racks[0].Nodes[0].Ports[0].Device = evil, evil
 	p.Racks[0].Nodes[0].Ports[0].Taints[0].Value = evil
+	p.Racks[0].Nodes[0].GPUs[1].PCI, p.Racks[0].Nodes[0].Ports[0].Switch = evil, evil
 	for form := range formats() {
 		for _, nodes := range [][]string{nil, {"node-0"}} {
 			got := written(t, form, p, nodes...)
@@ -122,11 +124,48 @@ func TestAMissingNodeIsRefusedWithSimilarNames(t *testing.T) {
 	}
 }
 
-func TestAMistakeIsNamedBeforeTheAPIServerIsAsked(t *testing.T) {
-	command := Command(host.Host{})
-	command.SetArgs([]string{"--output=yaml"})
-	command.SilenceUsage, command.SilenceErrors = true, true
-	if err := command.Execute(); err == nil || !strings.Contains(err.Error(), `--output "yaml": allowed are text, json and dot`) {
+func TestAPodsDevicesAreThoseOfItsClaims(t *testing.T) {
+	own, node, err := ofPod(picture(), "tenant/pod-a")
+	if err != nil || node != "node-0" {
+		t.Fatalf("node %q: %v", node, err)
+	}
+	const want = `<system version="1" name="node-0">
+  <cpu numaid="0">
+    <pci busid="0000:01:00.0" class="0x060400">
+      <pci busid="0000:03:00.0" class="0x03">
+        <gpu></gpu>
+      </pci>
+    </pci>
+  </cpu>
+</system>
+`
+	if got := written(t, "nccl", own, node); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	for pod, want := range map[string]string{"tenant/pod": "near ones are tenant/pod-a", "other/x": `"other/x": no claim of such a pod`} {
+		if _, _, err := ofPod(picture(), pod); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", pod, err, want)
+		}
+	}
+	bare := picture()
+	if err := WriteNCCL(io.Discard, &bare.Racks[0].Nodes[1]); err == nil || !strings.Contains(err.Error(), "node node-1: no driver publishes") {
 		t.Error(err)
+	}
+}
+
+func TestAMistakeIsNamedBeforeTheAPIServerIsAsked(t *testing.T) {
+	for arguments, want := range map[string]string{
+		"--output=yaml":                   `--output "yaml": allowed are text, json, dot and nccl`,
+		"--output=nccl":                   "give one --node, or a --pod",
+		"--output=nccl --node=a --node=b": "give one --node, or a --pod",
+		"--output=nccl --node=a --pod=b":  "give one --node, or a --pod",
+		"--pod=b":                         `--pod "b": only with --output=nccl`,
+	} {
+		command := Command(host.Host{})
+		command.SetArgs(strings.Fields(arguments))
+		command.SilenceUsage, command.SilenceErrors = true, true
+		if err := command.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", arguments, err, want)
+		}
 	}
 }

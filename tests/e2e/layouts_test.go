@@ -37,7 +37,9 @@ func (e *environment) testLayouts(t *testing.T) {
 	board := []part{
 		{"every role runs", testRolesRun},
 		{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
+		{"a form that no GPU is offered in is named", testFormOfNobody},
 	}
+	guarded := append(slices.Clone(board), part{"metrics are for those with the right", testGuardedMetrics})
 	// The vGPU role takes all GPUs of a node, so it has machines of its own.
 	cards := []part{
 		{"every role runs", testRolesRun},
@@ -55,6 +57,7 @@ func (e *environment) testLayouts(t *testing.T) {
 	}
 	rackValues := []string{"rdma.enabled=true", "rdma.namespace=kube-system", "gpus.enabled=true"}
 	boardValues := []string{"rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "gpus.enabled=true"}
+	guardedValues := append(slices.Clone(boardValues), "metrics.authentication=true")
 	cardsValues := []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}
 	const rackBefore = "rdma-devices-configmap.yaml"
 	for _, machine := range []struct {
@@ -71,7 +74,7 @@ func (e *environment) testLayouts(t *testing.T) {
 		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=clique"}, "", clique},
 		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=host"}, "", service},
 		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, boardValues, "", board},
-		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, boardValues, "", board},
+		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, guardedValues, "", guarded},
 		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, cardsValues, "", cards},
 		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, cardsValues, "", cards},
 	} {

@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// testFormOfNobody asks for a MIG device where GPUs are offered whole. The scheduler can only say that no node has such a device.
+//
+//shows:gpu-forms doctor
+func testFormOfNobody(t *testing.T, e *environment) {
+	const pod = "wants-mig"
+	e.apply(t, holder(pod, e.Workers()[0], migClaim))
+	e.eventually(t, "an Event that names the form", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+pod, "--output",
+			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
+		return has(out, "NoSuchForm: ", "mig.nvidia.com"), out, err
+	})
+	if code, said := e.doctor(t, "pod", pod); code != "NoSuchForm" {
+		t.Errorf("gpufabric doctor pod finds %q first, want NoSuchForm:\n%s", code, said)
+	}
+	e.kubectl(t, "delete", "pod/"+pod, "resourceclaimtemplate/"+pod, inTime)
+	e.eventually(t, "gpufabric doctor to find nothing", func(context.Context) (bool, string, error) {
+		code, said := e.doctor(t)
+		return code == "", said, nil
+	})
+}
+
+// doctor asks gpufabric doctor with the administrator's rights and returns the code of the first cause; empty: nothing was found.
+func (e *environment) doctor(t *testing.T, args ...string) (code, said string) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), filepath.Join(e.root, "bin/gpufabric"),
+		append([]string{"doctor", "--kubeconfig", e.Kubeconfig, "--output", "json"}, args...)...)
+	out, err := command.Output() // the exit status says which link of the chain is broken, as the report does
+	var report struct {
+		First *struct {
+			Code string `json:"code"`
+		} `json:"first"`
+	}
+	if unread := json.Unmarshal(out, &report); unread != nil {
+		t.Fatalf("%v: %v\n%s\n%s", command.Args, err, out, fmt.Sprint(unread))
+	}
+	if report.First == nil {
+		return "", string(out)
+	}
+	return report.First.Code, string(out)
+}

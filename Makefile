@@ -173,6 +173,7 @@ bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10;
 .PHONY: bench-scale
 bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
+	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --cliques --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --roles --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 
 #shows:gpu-scheduling

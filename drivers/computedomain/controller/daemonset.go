@@ -160,11 +160,12 @@ func daemonEnv() []corev1.EnvVar {
 }
 
 // readinessProbe asks every second. The daemon holds a probe's answer back for nearly that long while it is not ready, so the
-// kubelet learns of readiness at once.
+// kubelet learns of readiness at once. An answer that comes late says that the node has no processor to spare, and nothing of the daemon:
+// only a supervisor that hangs takes longer than the time-out.
 func readinessProbe() *corev1.Probe {
 	return &corev1.Probe{
 		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromString("health")}},
-		PeriodSeconds: 1, TimeoutSeconds: 2, FailureThreshold: 1, SuccessThreshold: 1,
+		PeriodSeconds: 1, TimeoutSeconds: 10, FailureThreshold: 1, SuccessThreshold: 1,
 	}
 }
 

@@ -26,6 +26,10 @@ const (
 	// the query that notices it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
 	unwellLimit = 8 * time.Second
 	unwellStep  = 250 * time.Millisecond
+	// silentLimit is how long a READY daemon may leave the queries unanswered until it counts as not ready: longer than one query takes to
+	// give up, shorter than two. A node without a processor to spare delays one now and then. Readiness that comes and goes costs writes of
+	// the pod's status, the domain's and, in clique mode, the node's ResourceSlice.
+	silentLimit = 3500 * time.Millisecond
 	// hungPatience is how long such a daemon gets to end cleanly; stopPatience is for a healthy one, which first releases its
 	// importers.
 	hungPatience = 2 * time.Second

@@ -312,13 +312,13 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 				first.become(imex.Ready)
 				pass(time.Minute)
 				spoil(first)
-				pass(5 * time.Second)
+				pass(6 * time.Second)
 				if status, _ := s.Status(); status.Ready || status.Reason == "" {
-					t.Errorf("after 5 s: %+v", status)
+					t.Errorf("after 6 s: %+v", status)
 				}
 				r.newest(t, 1)
 				// In addition, the end of a hung daemon may take hungPatience.
-				pass(10*time.Second - hungPatience)
+				pass(9*time.Second - hungPatience)
 				r.newest(t, 2).become(imex.Ready)
 				if first.patience != hungPatience {
 					t.Errorf("it got %s to end", first.patience)
@@ -329,6 +329,31 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 			})
 		})
 	}
+}
+
+// Readiness that comes and goes with the node's load costs writes, and 288 nodes on two cores wrote nothing else.
+//
+//shows:cd-replace
+func TestOneQueryWithoutAnAnswerLeavesADaemonReady(t *testing.T) {
+	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+		s.Join(two())
+		pass(100 * time.Millisecond)
+		daemon := r.newest(t, 1)
+		daemon.become(imex.Ready)
+		pass(time.Minute)
+		for range 10 {
+			daemon.hang()
+			pass(1100 * time.Millisecond) // one query has begun, and ends two seconds later without an answer
+			daemon.answer()
+			for range 40 {
+				if status, _ := s.Status(); !status.Ready {
+					t.Fatalf("beside one query without an answer: %+v", status)
+				}
+				pass(100 * time.Millisecond)
+			}
+		}
+		r.newest(t, 1)
+	})
 }
 
 func TestADaemonThatAnswersButIsNotReadyIsLeftAlone(t *testing.T) {

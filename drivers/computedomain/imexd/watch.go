@@ -94,7 +94,11 @@ func (w *watch) consider(a answer) error {
 	if well {
 		w.answered, w.unwellFor = true, 0
 	}
+	late := a.err != nil && w.answered && w.unwellFor < silentLimit
 	w.supervisor.set(func(status *Status) {
+		if late && status.Ready {
+			return
+		}
 		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, ""
 		switch {
 		case a.err != nil:
@@ -103,9 +107,12 @@ func (w *watch) consider(a answer) error {
 			status.Reason = "the IMEX daemon is " + string(a.state)
 		}
 	})
-	if a.state == imex.Ready {
+	switch {
+	case a.state == imex.Ready:
 		w.pause = steadyInterval
-	} else {
+	case late:
+		w.pause = firstPause
+	default:
 		w.pause = min(max(w.pause, firstPause)*3/2, steadyInterval)
 	}
 	if !well && w.unwellFor >= unwellLimit {

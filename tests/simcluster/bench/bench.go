@@ -21,6 +21,8 @@ type Options struct {
 	// Up brings a cluster up in Dir in processes that outlive this one, or leaves Dir as it was; Down ends it.
 	Up   func(ctx context.Context, nodes int) error
 	Down func() error
+	// Cliques has one IMEX daemon a node that stays (computeDomains.imex: clique) instead of one for each domain.
+	Cliques bool
 	// Brief leaves out, with all roles, what takes minutes: the roll of all plugins node by node. It measures them idle for
 	// seconds only, and one GPU fails at once.
 	Brief bool
@@ -35,7 +37,10 @@ type Result struct {
 	Rounds int
 	// Up is from nothing to all nodes Ready, Published from there to every node's ResourceSlice.
 	Up, Published float64
-	// Domains are from a domain's creation to its Ready, sorted; LastDaemon from the start of its last daemon's container to it.
+	// Cliques is from the installation until every clique's daemons were Ready, where daemons are the cliques'.
+	Cliques float64 `json:",omitempty"`
+	// Domains are from a domain's creation to its Ready, sorted; LastDaemon from the start of its last daemon's container to it, of domains
+	// that have daemons of their own.
 	Domains, LastDaemon []float64
 	// PodsPerSecond is how many pods with claims were scheduled in a second; Running is from the first creation until all ran. Both
 	// are sorted, one a round.

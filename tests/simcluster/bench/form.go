@@ -282,7 +282,9 @@ func (o *observer) report(r *Result) {
 	defer o.mu.Unlock()
 	for _, d := range o.domains {
 		r.Domains = append(r.Domains, d.ready.Sub(d.created).Seconds())
-		r.LastDaemon = append(r.LastDaemon, max(0, d.ready.Sub(d.lastDaemon).Seconds()))
+		if d.daemons > 0 {
+			r.LastDaemon = append(r.LastDaemon, max(0, d.ready.Sub(d.lastDaemon).Seconds()))
+		}
 	}
 	var first, last time.Time
 	for _, at := range o.scheduled {

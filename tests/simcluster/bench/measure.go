@@ -8,14 +8,18 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/audit"
 	"gpufabric.io/tests/simcluster/chart"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/leftover"
 	"gpufabric.io/tests/simcluster/manifests"
@@ -70,9 +74,13 @@ func (m *measurement) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	values := fabric.Values()
+	if m.options.Cliques {
+		values["computeDomains"] = map[string]any{"imex": "clique"}
+	}
 	begin := time.Now()
 	if err := chart.Install(ctx, m.config, chart.Options{
-		Chart: filepath.Join(root, "charts/gpufabric"), Name: "gpufabric", Namespace: system, Values: fabric.Values(),
+		Chart: filepath.Join(root, "charts/gpufabric"), Name: "gpufabric", Namespace: system, Values: values,
 	}); err != nil {
 		return err
 	}
@@ -80,6 +88,36 @@ func (m *measurement) install(ctx context.Context) error {
 		return err
 	}
 	m.result.Published = time.Since(begin).Seconds()
+	if !m.options.Cliques {
+		return nil
+	}
+	if err := m.awaitCliques(ctx); err != nil {
+		return err
+	}
+	m.result.Cliques = time.Since(begin).Seconds()
+	return nil
+}
+
+// awaitCliques waits until the ComputeDomain that stands for each rack has all its nodes Ready.
+func (m *measurement) awaitCliques(ctx context.Context) error {
+	whole := map[string]bool{}
+	_, err := watchtools.UntilWithSync(ctx, domain.In(m.manifests.Objects(), system), &unstructured.Unstructured{}, nil,
+		func(event watch.Event) (bool, error) {
+			if object, ok := event.Object.(*unstructured.Unstructured); ok {
+				d := domain.Read(object)
+				whole[d.Name] = d.Status == domain.Ready && d.Ready == RackSize
+			}
+			count := 0
+			for _, is := range whole {
+				if is {
+					count++
+				}
+			}
+			return count == m.result.Nodes/RackSize, nil
+		})
+	if err != nil {
+		return fmt.Errorf("wait for the IMEX daemons of %d cliques, of which are whole %v: %w", m.result.Nodes/RackSize, whole, context.Cause(ctx))
+	}
 	return nil
 }
 

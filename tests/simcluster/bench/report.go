@@ -10,11 +10,19 @@ import (
 	"strings"
 )
 
-// quantity is one line of the report.
+// quantity is one line of the report, which is left out where it is NaN at every size.
 type quantity struct {
 	name   string
 	format string
 	of     func(Result) float64
+}
+
+// known is NaN for what was not measured in this mode.
+func known(value float64) float64 {
+	if value == 0 {
+		return math.NaN()
+	}
+	return value
 }
 
 func quantities() []quantity {
@@ -22,12 +30,13 @@ func quantities() []quantity {
 	return []quantity{
 		{"nodes Ready (s)", "%.1f", func(r Result) float64 { return r.Up }},
 		{"drivers installed to every ResourceSlice published (s)", "%.1f", func(r Result) float64 { return r.Published }},
+		{"drivers installed to every clique's IMEX daemons Ready (s)", "%.1f", func(r Result) float64 { return known(r.Cliques) }},
 		{"domains formed, in all rounds", "%.0f", func(r Result) float64 { return float64(len(r.Domains)) }},
 		{"domain created to Ready, median (s)", "%.2f", func(r Result) float64 { return median(r.Domains) }},
 		{"domain created to Ready, p99 (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 0.99) }},
 		{"domain created to Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 1) }},
-		{"last daemon started to domain Ready, median (s)", "%.2f", func(r Result) float64 { return median(r.LastDaemon) }},
-		{"last daemon started to domain Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.LastDaemon, 1) }},
+		{"last daemon started to domain Ready, median (s)", "%.2f", func(r Result) float64 { return known(median(r.LastDaemon)) }},
+		{"last daemon started to domain Ready, max (s)", "%.2f", func(r Result) float64 { return known(quantile(r.LastDaemon, 1)) }},
 		{"first pod created to all running (s)", "%.1f", func(r Result) float64 { return median(r.Running) }},
 		{"pods with claims scheduled per second", "%.0f", func(r Result) float64 { return median(r.PodsPerSecond) }},
 		{"API writes of our accounts per node and domain, Events apart", "%.2f", func(r Result) float64 { return r.perNode(sum(r.Writes)) }},
@@ -58,6 +67,9 @@ func Report(w io.Writer, results []Result) error {
 	}
 	fmt.Fprintf(&b, "| |%s growth |\n|---|%s---|\n", head.String(), rule.String())
 	for _, q := range quantities() {
+		if !slices.ContainsFunc(results, func(r Result) bool { return !math.IsNaN(q.of(r)) }) {
+			continue
+		}
 		fmt.Fprintf(&b, "| %s |", q.name)
 		for _, r := range results {
 			fmt.Fprintf(&b, " "+q.format+" |", q.of(r))

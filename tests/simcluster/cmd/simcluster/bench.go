@@ -24,10 +24,10 @@ const system = "gpufabric-system"
 
 func benchCommand(dir *string) *cobra.Command {
 	var sizes, out string
-	var roles, brief bool
+	var roles, cliques, brief bool
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the drivers at several sizes and write OUT/scale.md, OUT/scale.json and OUT/scale.svg, or OUT/scale-roles.md",
+		Short: "Measure the drivers at several sizes and write OUT/scale.md, scale.json and scale.svg, scale-cliques.md or scale-roles.md",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var nodes []int
@@ -46,7 +46,7 @@ func benchCommand(dir *string) *cobra.Command {
 				return err
 			}
 			options := bench.Options{
-				Nodes: nodes, Dir: *dir, Brief: brief,
+				Nodes: nodes, Dir: *dir, Brief: brief, Cliques: cliques,
 				Up: func(ctx context.Context, n int) error {
 					flags := upFlags{nodes: n, profile: "gb200-nvl72", mode: string(fabric.Sampled), audit: []string{system}}
 					return up(ctx, *dir, flags, func(string, ...any) {})
@@ -63,7 +63,7 @@ func benchCommand(dir *string) *cobra.Command {
 			}
 			results, err := bench.Run(cmd.Context(), options)
 			// The results from before a failure are written too.
-			if writeErr := writeBench(cmd, out, machine, results, err); err == nil {
+			if writeErr := writeBench(cmd, out, machine, cliques, results, err); err == nil {
 				err = writeErr
 			}
 			return err
@@ -71,6 +71,9 @@ func benchCommand(dir *string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes, in whole racks of 18")
 	cmd.Flags().BoolVar(&roles, "roles", false, "measure all roles on every node instead of compute domains, and write OUT/scale-roles.md")
+	cmd.Flags().BoolVar(&cliques, "cliques", false,
+		"form the domains by channels of the cliques' IMEX daemons (computeDomains.imex: clique), and write OUT/scale-cliques.md")
+	cmd.MarkFlagsMutuallyExclusive("roles", "cliques")
 	cmd.Flags().BoolVar(&brief, "brief", false,
 		"with --roles: leave out the roll of all plugins node by node, and wait seconds where it else waits a minute")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
@@ -95,7 +98,7 @@ func machineNow() (string, error) {
 }
 
 // writeBench writes the report; failed is the error that ended the measurement, or nil.
-func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result, failed error) error {
+func writeBench(cmd *cobra.Command, out, machine string, cliques bool, results []bench.Result, failed error) error {
 	if len(results) == 0 {
 		return nil
 	}
@@ -107,6 +110,14 @@ func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result,
 		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
+	if cliques {
+		header := "# Scale, clique mode\n\nWritten by `make bench-scale`; do not edit. As [in the default mode](scale.md), but a node has one IMEX " +
+			"daemon\nthat stays (`computeDomains.imex: clique`), and a domain is a channel. No pod is started to form one.\n\n" + machine + "\n\n"
+		if err := os.WriteFile(filepath.Join(out, "scale-cliques.md"), []byte(header+table.String()), 0o644); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+		return nil
+	}
 	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one " +
 		"machine: a real\n" +
 		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes. All " +

@@ -69,7 +69,7 @@ func TestAClientThatNeverReadsDelaysNobody(t *testing.T) {
 func TestWhatAMonitorIsGivenIsBounded(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"no JSON":   {"hello", "invalid character"},
-		"no factor": {`{"gpus": []}`, "a unit of 0 MiB"},
+		"no factor": {`{"gpus": []}`, "the unit of memory is 0 MiB"},
 		"no end":    {`{"factor": 1, "gpus": [` + strings.Repeat(`{"uuid": "`+strings.Repeat("x", 1000)+`"},`, 2000), "unexpected EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -388,7 +388,7 @@ func TestTheControlSocketReplacesNothingElse(t *testing.T) {
 		if err := os.WriteFile(file, []byte("text"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := listen(file); err == nil || !strings.Contains(err.Error(), "no socket") {
+		if err := listen(file); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 			t.Error(err)
 		}
 		if _, err := os.ReadFile(file); err != nil {

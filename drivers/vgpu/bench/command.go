@@ -24,7 +24,7 @@ func Command(h host.Host) *cobra.Command {
 		Use:   "vgpu",
 		Short: "Measure what limits of shared GPUs cost on this node",
 		Args: func(_ *cobra.Command, args []string) error {
-			return fmt.Errorf("unknown subcommand %q: gpufabric vgpu has only bench", args)
+			return fmt.Errorf("%q is not a subcommand: gpufabric vgpu bench is the only one", args)
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses every call without a subcommand.
 	}

@@ -14,6 +14,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/build/repository"
 )
 
 // Product is an image that this repository ships.
@@ -35,6 +37,15 @@ func ShortNames(products []Product) []string {
 		names = append(names, p.ShortName())
 	}
 	return names
+}
+
+// Checkout returns the root of the checkout and its products.
+func Checkout() (root string, products []Product, err error) {
+	if root, err = repository.Root(); err != nil {
+		return "", nil, err
+	}
+	products, err = Products(root)
+	return root, products, err
 }
 
 // Products lists the project's images at the version that the chart asks for.

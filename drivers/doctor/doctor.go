@@ -174,11 +174,7 @@ func (o *options) take(ctx context.Context, h host.Host, subject *diagnosis.Subj
 	if subject.Kind == diagnosis.Pod {
 		scope.Pod = subject.Name
 	}
-	reader, err := snapshot.NewReader(config, scope)
-	if err != nil {
-		return nil, err
-	}
-	taken, err := reader.Read(ctx, scope)
+	taken, err := snapshot.Take(ctx, config, scope)
 	return taken, silent(err)
 }
 

@@ -72,11 +72,7 @@ func (o *options) preflight(ctx context.Context, h host.Host, f preflightFlags) 
 		return err
 	}
 	scope := snapshot.Scope{System: o.system, Timeout: o.timeout, Preflight: true}
-	reader, err := snapshot.NewReader(config, scope)
-	if err != nil {
-		return err
-	}
-	taken, err := reader.Read(ctx, scope)
+	taken, err := snapshot.Take(ctx, config, scope)
 	if err != nil {
 		return silent(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,15 +13,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/api/resource/cliques"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
 )
 
 // preparing bounds what is done before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was left.
 const preparing = 100 * time.Second
-
-// modeFlag is the controller's flag that says whose IMEX daemons serve domains.
-const modeFlag = "--imex="
 
 // Domains is what happens to ComputeDomains before an uninstall: afterwards no controller ends their IMEX daemons and removes their
 // finalizers.
@@ -112,7 +108,7 @@ func stillThere(err error, left []string) error {
 		"uninstall waits again: %w", len(left), preparing, listed(left), err)
 }
 
-// keepNoCliques has the controller keep no ComputeDomains for cliques any more: it would make again what is deleted.
+// keepNoCliques stops the controller from keeping ComputeDomains for cliques. It would make again what is deleted.
 func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) error {
 	deployments := client.AppsV1().Deployments(d.Namespace)
 	controller, err := deployments.Get(ctx, d.Controller, metav1.GetOptions{})
@@ -123,16 +119,7 @@ func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) 
 	if err != nil {
 		return fmt.Errorf("look up the controller %s/%s: %w", d.Namespace, d.Controller, err)
 	}
-	// The flag alone, and only as it was read: this program may be older than the API server, and know fewer fields.
-	var patch []map[string]any
-	for i, container := range controller.Spec.Template.Spec.Containers {
-		at := slices.IndexFunc(container.Args, func(argument string) bool { return strings.HasPrefix(argument, modeFlag) })
-		if want := modeFlag + string(v1beta1.IMEXDomain); at >= 0 && container.Args[at] != want {
-			path := fmt.Sprintf("/spec/template/spec/containers/%d/args/%d", i, at)
-			patch = append(patch, map[string]any{"op": "test", "path": path, "value": container.Args[at]},
-				map[string]any{"op": "replace", "path": path, "value": want})
-		}
-	}
+	patch := cliques.StopKeeping(controller.Spec.Template.Spec.Containers)
 	if patch == nil {
 		return nil
 	}

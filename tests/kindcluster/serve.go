@@ -12,7 +12,6 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"gpufabric.io/build/images"
-	"gpufabric.io/build/repository"
 	"gpufabric.io/build/steps"
 	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
@@ -22,11 +21,7 @@ import (
 // Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins
 // for the published images that manifests name. names are products' names without registry and tag; none means all.
 func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer, names ...string) error {
-	root, err := repository.Root()
-	if err != nil {
-		return err
-	}
-	products, err := images.Products(root)
+	root, products, err := images.Checkout()
 	if err != nil {
 		return err
 	}

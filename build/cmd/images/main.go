@@ -18,7 +18,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"gpufabric.io/build/images"
-	"gpufabric.io/build/repository"
 	"gpufabric.io/build/steps"
 )
 
@@ -36,11 +35,7 @@ func main() {
 
 // archive writes every product as an archive that `docker load` and `ctr images import` take: dist/NAME-VERSION-ARCHITECTURE.tar.
 func archive(ctx context.Context, printer *steps.Printer, architectures []string) error {
-	root, err := repository.Root()
-	if err != nil {
-		return err
-	}
-	products, err := images.Products(root)
+	root, products, err := images.Checkout()
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -443,59 +442,4 @@ func TestTheCliqueLabelFollowsTheFabric(t *testing.T) {
 	}
 	cancel()
 	<-done
-}
-
-func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
-	for _, name := range []string{"kept", "gone"} {
-		writeFile(t, filepath.Join(k.domainsDir(), name, "nodes.cfg"), "")
-	}
-	if err := k.Recover(t.Context(), []claimstate.Record{{Data: json.RawMessage(fmt.Sprintf(`{"daemon":%q}`, "kept"))}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	entries, err := os.ReadDir(k.domainsDir())
-	if err != nil || len(entries) != 1 || entries[0].Name() != "kept" {
-		t.Errorf("left %v, %v", entries, err)
-	}
-}
-
-func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
-	for name, record := range map[string]claimstate.Record{
-		"of a newer version": {DataVersion: 1, Data: json.RawMessage(`{"daemon":["d"]}`)},
-		"of another form":    {Data: json.RawMessage(`{"daemon":["d"]}`)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			k := &kind{stateDir: t.TempDir()}
-			writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
-			if err := k.Recover(t.Context(), []claimstate.Record{record}, nil); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
-				t.Errorf("a running daemon's files: %v", err)
-			}
-			if err := k.Unprepare(t.Context(), record); err == nil {
-				t.Error("what could not be read was unprepared")
-			}
-		})
-	}
-}
-
-func TestDirectoriesStayWhereARecordWasSetAside(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
-	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
-	if err := k.Recover(t.Context(), nil, []types.UID{"u1"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
-		t.Errorf("a running daemon's files: %v", err)
-	}
-}
-
-func TestDataOfANewerVersionIsNotGuessedAt(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
-	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
-	err := k.Unprepare(t.Context(), claimstate.Record{DataVersion: 1, Data: json.RawMessage(`{"daemon":"d"}`)})
-	if err == nil || !strings.Contains(err.Error(), "of version 1, known are 0 to 0") {
-		t.Errorf("got %v", err)
-	}
 }

@@ -145,11 +145,7 @@ func (g *ground) ask(subject diagnosis.Subject) *diagnosis.Report {
 	if subject.Kind == diagnosis.Pod {
 		scope.Pod = subject.Name
 	}
-	reader, err := snapshot.NewReader(g.config, scope)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	taken, err := reader.Read(g.t.Context(), scope)
+	taken, err := snapshot.Take(g.t.Context(), g.config, scope)
 	if err != nil {
 		g.t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -31,6 +32,15 @@ func (e *SilentError) Error() string {
 
 // Unwrap returns the cause.
 func (e *SilentError) Unwrap() error { return e.Cause }
+
+// Take reads a cluster with a reader of its own. See Read.
+func Take(ctx context.Context, config *rest.Config, scope Scope) (*Snapshot, error) {
+	reader, err := NewReader(config, scope)
+	if err != nil {
+		return nil, err
+	}
+	return reader.Read(ctx, scope)
+}
 
 // Read reads a cluster: each kind once, in pages. What cannot be read is in Unread; the error is a *SilentError where nothing can.
 func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {

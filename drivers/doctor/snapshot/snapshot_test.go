@@ -175,11 +175,7 @@ func tenantClaim() *resourceapi.ResourceClaim {
 func read(t *testing.T, config *rest.Config, scope snapshot.Scope) *snapshot.Snapshot {
 	t.Helper()
 	scope.Timeout = time.Minute
-	reader, err := snapshot.NewReader(config, scope)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := reader.Read(t.Context(), scope)
+	s, err := snapshot.Take(t.Context(), config, scope)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,11 +109,7 @@ func examine(ctx context.Context, config *rest.Config, subject diagnosis.Subject
 	if subject.Kind == diagnosis.Pod {
 		scope.Pod = subject.Name
 	}
-	reader, err := snapshot.NewReader(config, scope)
-	if err != nil {
-		return nil, err
-	}
-	taken, err := reader.Read(ctx, scope)
+	taken, err := snapshot.Take(ctx, config, scope)
 	if err != nil {
 		return nil, err
 	}

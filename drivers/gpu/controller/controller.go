@@ -8,8 +8,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -50,16 +48,10 @@ func Add(_ context.Context, m ctrl.Manager) error {
 
 // applyStatus writes the fields of an object's status that belong to owner.
 func applyStatus(ctx context.Context, c client.Client, kind, name, owner string, status any) error {
-	fields := map[string]any{}
-	if status != nil {
-		var err error
-		if fields, err = runtime.DefaultUnstructuredConverter.ToUnstructured(status); err != nil {
-			return err
-		}
+	object, err := v1alpha1.StatusOf(kind, name, status)
+	if err != nil {
+		return err
 	}
-	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	object.SetGroupVersionKind(v1alpha1.SchemeGroupVersion().WithKind(kind))
-	object.SetName(name)
 	return client.IgnoreNotFound(c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner),
 		client.ForceOwnership))
 }

@@ -10,8 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -126,16 +124,14 @@ func (r *reconciler) nodes(ctx context.Context) (map[string]map[string]string, e
 
 // apply writes the fields of the status that belong to owner.
 func (r *reconciler) apply(ctx context.Context, name, owner string, status *v1alpha1.RDMAPoolStatus) error {
-	fields := map[string]any{}
+	var fields any // a nil pointer in an interface is not nil
 	if status != nil {
-		var err error
-		if fields, err = runtime.DefaultUnstructuredConverter.ToUnstructured(status); err != nil {
-			return err
-		}
+		fields = status
 	}
-	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	object.SetGroupVersionKind(v1alpha1.SchemeGroupVersion().WithKind("RDMAPool"))
-	object.SetName(name)
+	object, err := v1alpha1.StatusOf("RDMAPool", name, fields)
+	if err != nil {
+		return err
+	}
 	return client.IgnoreNotFound(r.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner),
 		client.ForceOwnership))
 }

@@ -187,10 +187,7 @@ func (v *Inventory) addPhysicalNets(sysfs string, bus *pci.Bus, nets map[pci.Add
 		if h.Function == nil {
 			continue
 		}
-		address := h.PCI
-		if h.Function.Virtual() {
-			address = h.Function.PhysicalFunction
-		}
+		address := h.physical()
 		names, known := nets[address]
 		if physical := bus.Function(address); !known && physical != nil {
 			// The physical function has no RDMA device of its own, or one that was skipped.
@@ -226,12 +223,16 @@ func (v *Inventory) addRails(bus *pci.Bus) {
 		if h.Function == nil {
 			continue
 		}
-		address := h.PCI
-		if h.Function.Virtual() {
-			address = h.Function.PhysicalFunction // A virtual function uses the cable of its physical function.
-		}
-		h.Rail = slices.Index(rails, address)
+		h.Rail = slices.Index(rails, h.physical()) // a virtual function uses the cable of its physical function
 	}
+}
+
+// physical is the address of an HCA's physical function, which may be its own. Call it where h.Function is set.
+func (h *HCA) physical() pci.Address {
+	if h.Function.Virtual() {
+		return h.Function.PhysicalFunction
+	}
+	return h.PCI
 }
 
 // addPKeys reads the partition keys of the InfiniBand ports. It skips an HCA whose keys cannot be read.

@@ -15,20 +15,32 @@ import (
 // adviceTimeout bounds how long a plan waits for a cluster that does not answer.
 const adviceTimeout = 5 * time.Second
 
-// snapshot returns the present inventory, or nil: a plan must not fail because the cluster does not answer, or lacks these kinds.
-func snapshot(ctx context.Context, connection *cluster.Connection) *inventory.Snapshot {
+// ask reads something for advice during a plan, and reports whether it could. A plan must not fail because the cluster does not
+// answer, or lacks these kinds.
+func ask(ctx context.Context, connection *cluster.Connection, about string, read func(context.Context, *cluster.Client) error) bool {
 	if connection == nil || !connection.Known() {
-		return nil
+		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, adviceTimeout)
 	defer cancel()
 	client, err := connection.Client(ctx)
 	if err != nil {
-		return nil
+		return false
 	}
-	now, err := client.Inventory.Snapshot(ctx)
-	if err != nil {
-		tflog.Info(ctx, "planning without live capacity", map[string]any{"because": err.Error()})
+	if err := read(ctx, client); err != nil {
+		tflog.Info(ctx, "planning without "+about, map[string]any{"because": err.Error()})
+		return false
+	}
+	return true
+}
+
+// snapshot returns the present inventory, or nil.
+func snapshot(ctx context.Context, connection *cluster.Connection) *inventory.Snapshot {
+	var now *inventory.Snapshot
+	if !ask(ctx, connection, "live capacity", func(ctx context.Context, client *cluster.Client) (err error) {
+		now, err = client.Inventory.Snapshot(ctx)
+		return err
+	}) {
 		return nil
 	}
 	return now

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
-	"github.com/hashicorp/terraform-plugin-log/tflog"
 
 	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/inventory"
@@ -20,15 +19,11 @@ func adviseUpgrade(ctx context.Context, connection *cluster.Connection, spec rel
 	if now == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, adviceTimeout)
-	defer cancel()
-	client, err := connection.Client(ctx)
-	if err != nil {
-		return nil
-	}
-	impact, err := release.NewManager(client, spec.Namespace).Impact(ctx, spec)
-	if err != nil {
-		tflog.Info(ctx, "planning without knowing what the upgrade disturbs", map[string]any{"because": err.Error()})
+	var impact release.Impact
+	if !ask(ctx, connection, "knowing what the upgrade disturbs", func(ctx context.Context, client *cluster.Client) (err error) {
+		impact, err = release.NewManager(client, spec.Namespace).Impact(ctx, spec)
+		return err
+	}) {
 		return nil
 	}
 	return upgradeWarnings(impact, now.Inventory)

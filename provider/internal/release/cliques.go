@@ -8,24 +8,17 @@ import (
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
-	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apitypes "k8s.io/apimachinery/pkg/types"
 
+	"gpufabric.io/drivers/api/resource/cliques"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/provider/internal/domain"
 )
 
 // cliquePrefix is the prefix of the ComputeDomains that the controller keeps for cliques.
 const cliquePrefix = "clique-"
-
-// The controller's arguments that make it keep a ComputeDomain for each NVLink clique, and the one that makes it remove them.
-const (
-	argumentClique = "--imex=Clique"
-	argumentHost   = "--imex=Host"
-	argumentDomain = "--imex=Domain"
-)
 
 // standsForClique says whether a ComputeDomain is one that the controller keeps for an NVLink clique (computeDomains.imex: clique or
 // host). It goes with the drivers, and nobody else can remove it for good.
@@ -89,7 +82,7 @@ func (m *Manager) keepNoCliques(ctx context.Context) error {
 		return fmt.Errorf("look for the controller: %w", err)
 	}
 	for i := range found.Items {
-		patch := withoutCliques(&found.Items[i])
+		patch := cliques.StopKeeping(found.Items[i].Spec.Template.Spec.Containers)
 		if len(patch) == 0 {
 			continue
 		}
@@ -103,20 +96,4 @@ func (m *Manager) keepNoCliques(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// withoutCliques is the JSON patch for that.
-func withoutCliques(controller *appsv1.Deployment) []map[string]any {
-	var patch []map[string]any
-	for c, container := range controller.Spec.Template.Spec.Containers {
-		for a, argument := range container.Args {
-			if !strings.EqualFold(argument, argumentClique) && !strings.EqualFold(argument, argumentHost) {
-				continue
-			}
-			path := fmt.Sprintf("/spec/template/spec/containers/%d/args/%d", c, a)
-			patch = append(patch, map[string]any{"op": "test", "path": path, "value": argument},
-				map[string]any{"op": "replace", "path": path, "value": argumentDomain})
-		}
-	}
-	return patch
 }

@@ -3,9 +3,7 @@
 package causes
 
 import (
-	"context"
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -31,25 +29,7 @@ var page = flag.String("page", "", "file whose table of causes is to be written 
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	up, err := fixture.Up(context.Background(), fixture.Options{
-		Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: grace, Values: values(),
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
-		return 1
-	}
-	defer up.Down()
-	shared = up
-	code := m.Run()
-	if err := up.Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
-		code = 1
-	}
-	return code
+	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: grace, Values: values()}))
 }
 
 // values are the chart's values. They enable every part, have rules that contradict each other on nodes with a certain label,

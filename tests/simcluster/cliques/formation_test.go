@@ -12,21 +12,6 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-func ready(count int) func(domain.Domain) bool {
-	return func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == count }
-}
-
-// channelsOf are the IMEX channels that a pod's containers have.
-func channelsOf(n *fixture.Namespace, pod string) []string {
-	var channels []string
-	for _, container := range n.Received(pod) {
-		for _, device := range container.Devices {
-			channels = append(channels, device.Path)
-		}
-	}
-	return channels
-}
-
 // daemons are the pods of IMEX daemons that are not being deleted, by UID.
 func daemons(t *testing.T) []string {
 	t.Helper()
@@ -59,12 +44,12 @@ func TestFourDomainsOfFourPodsRunOnOneNodeEachByItsOwnChannel(t *testing.T) {
 	holder := map[string]string{}
 	for d := range count {
 		name := fmt.Sprintf("d%d", d)
-		n.AwaitDomain(name, ready(1))
+		n.AwaitDomain(name, domain.ReadyOn(1))
 		var first []string
 		for p := range count {
 			pod := fmt.Sprintf("%s-%d", name, p)
 			n.AwaitPod(pod, fixture.Running)
-			channels := channelsOf(n, pod)
+			channels := n.DevicePaths(pod)
 			if p == 0 {
 				first = channels
 			}
@@ -88,7 +73,7 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 		for i := range nodes {
 			n.Pod(fmt.Sprintf("%s-%d", name, i), name+"-channel", cluster.NodeName(i))
 		}
-		n.AwaitDomain(name, ready(nodes))
+		n.AwaitDomain(name, domain.ReadyOn(nodes))
 	}
 	form("first")
 	before := daemons(t)
@@ -96,7 +81,7 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 	var all []string
 	for i := range nodes {
 		n.AwaitPod(fmt.Sprintf("rank-%d", i), fixture.Running)
-		all = append(all, channelsOf(n, fmt.Sprintf("rank-%d", i))...)
+		all = append(all, n.DevicePaths(fmt.Sprintf("rank-%d", i))...)
 	}
 	if slices.Sort(all); len(all) != nodes || len(slices.Compact(all)) != 1 {
 		t.Errorf("the domain's nodes have the channels %v", all)

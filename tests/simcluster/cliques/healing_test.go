@@ -14,6 +14,7 @@ import (
 
 	"gpufabric.io/fakes/imex"
 	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/fixture"
 )
@@ -48,8 +49,8 @@ func twoDomains(t *testing.T, n *fixture.Namespace) []*imex.Import {
 	n.Pod("first-0", "first-channel", cluster.NodeName(0))
 	n.Pod("first-1", "first-channel", cluster.NodeName(1))
 	n.Pod("other-0", "other-channel", cluster.NodeName(0))
-	n.AwaitDomain("first", ready(2))
-	n.AwaitDomain("other", ready(1))
+	n.AwaitDomain("first", domain.ReadyOn(2))
+	n.AwaitDomain("other", domain.ReadyOn(1))
 	for _, pod := range []string{"first-0", "first-1", "other-0"} {
 		n.AwaitPod(pod, fixture.Running)
 	}
@@ -72,8 +73,8 @@ func reportedAndReady(t *testing.T, n *fixture.Namespace, imports []*imex.Import
 		n.AwaitEvent(pod, "IMEXSessionEnded", cluster.NodeName(0))
 		n.AwaitEvent(domain, "IMEXSessionEnded", cluster.NodeName(0), pod)
 	}
-	n.AwaitDomain("first", ready(2))
-	n.AwaitDomain("other", ready(1))
+	n.AwaitDomain("first", domain.ReadyOn(2))
+	n.AwaitDomain("other", domain.ReadyOn(1))
 	if imports[0].Alive() {
 		t.Error("the memory of the node whose session ended still works; the test is wrong")
 	}
@@ -170,7 +171,7 @@ func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
 	mend()
 	awaitTaint(t, node, "")
 	n.AwaitPod("late-0", fixture.Running)
-	n.AwaitDomain("late", ready(1))
+	n.AwaitDomain("late", domain.ReadyOn(1))
 }
 
 //shows:cd-deletion
@@ -182,7 +183,7 @@ func TestANamespaceThatIsDeletedUnderItsPodsReleasesItsChannels(t *testing.T) {
 		n.Domain(name, 1)
 		n.Pod(name+"-0", name+"-channel", cluster.NodeName(2))
 		n.AwaitPod(name+"-0", fixture.Running)
-		uids = append(uids, n.AwaitDomain(name, ready(1)).UID)
+		uids = append(uids, n.AwaitDomain(name, domain.ReadyOn(1)).UID)
 	}
 	before := daemons(t)
 	if err := n.Client.CoreV1().Namespaces().Delete(t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {

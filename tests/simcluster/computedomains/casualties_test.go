@@ -28,7 +28,7 @@ func TestTheEndOfASessionIsReportedToAffectedPodsOnly(t *testing.T) {
 	node := cluster.NodeName(first)
 	n.AwaitEvent("member-0", "IMEXSessionEnded", node)
 	n.AwaitEvent("d", "IMEXSessionEnded", node, "member-0")
-	n.AwaitDomain("d", func(d domain.Domain) bool { return ready(2)(d) && d.Conditions["Degraded"] != "" })
+	n.AwaitDomain("d", func(d domain.Domain) bool { return domain.ReadyOn(2)(d) && d.Conditions["Degraded"] != "" })
 	if imports[0].Alive() || !imports[1].Alive() {
 		t.Errorf("memory on the nodes works: %t and %t; the test is wrong", imports[0].Alive(), imports[1].Alive())
 	}

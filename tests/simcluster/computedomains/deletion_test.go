@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
@@ -15,7 +16,7 @@ func TestDeletingADomainLeavesNothing(t *testing.T) {
 	for i := range size {
 		n.Pod(fmt.Sprintf("member-%d", i), "d-channel", cluster.NodeName(i))
 	}
-	uid := n.AwaitDomain("d", ready(size)).UID
+	uid := n.AwaitDomain("d", domain.ReadyOn(size)).UID
 	if left, err := n.LeftOf(t.Context(), uid); err != nil || len(left) == 0 {
 		t.Fatalf("while the domain works nothing of it is found (%v): the search would not find what is left, either", err)
 	}
@@ -31,7 +32,7 @@ func TestADomainDeletedUnderItsPodsEndsWithThem(t *testing.T) {
 	n.Domain("d", 1)
 	n.Pod("member", "d-channel", "")
 	n.AwaitPod("member", fixture.Running)
-	uid := n.AwaitDomain("d", ready(1)).UID
+	uid := n.AwaitDomain("d", domain.ReadyOn(1)).UID
 	n.StartDeletingDomain("d")
 	n.DeletePod("member")
 	n.AwaitDomainGone("d")

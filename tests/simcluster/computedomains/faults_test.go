@@ -7,6 +7,7 @@ import (
 	"gpufabric.io/tests/simcluster/audit"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
@@ -27,7 +28,7 @@ func TestAPluginKilledBeforeItsFirstClaimServesIt(t *testing.T) {
 	n.KillPlugin("compute-domain-plugin", 6)
 	n.Pod("member", "d-channel", cluster.NodeName(6))
 	n.AwaitPod("member", fixture.Running)
-	n.AwaitDomain("d", ready(1))
+	n.AwaitDomain("d", domain.ReadyOn(1))
 }
 
 func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
@@ -39,7 +40,7 @@ func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
 		n.Pod(fmt.Sprintf("member-%d", i), "d-channel", cluster.NodeName(8+i))
 	}
 	n.KillController()
-	n.AwaitDomain("d", ready(size))
+	n.AwaitDomain("d", domain.ReadyOn(size))
 }
 
 //shows:chart-rights

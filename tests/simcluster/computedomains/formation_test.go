@@ -14,10 +14,6 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-func ready(count int) func(domain.Domain) bool {
-	return func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == count }
-}
-
 func TestADomainIsReadyWithEveryNodeItsAddressCliqueAndIndex(t *testing.T) {
 	n := shared.Namespace(t)
 	const size = 3
@@ -25,7 +21,7 @@ func TestADomainIsReadyWithEveryNodeItsAddressCliqueAndIndex(t *testing.T) {
 	for i := range size {
 		n.Pod(fmt.Sprintf("member-%d", i), "d-channel", cluster.NodeName(i))
 	}
-	d := n.AwaitDomain("d", ready(size))
+	d := n.AwaitDomain("d", domain.ReadyOn(size))
 	indices := map[int64]bool{}
 	for _, node := range d.Nodes {
 		if address, err := netip.ParseAddr(node.Address); err != nil || !address.IsLoopback() {
@@ -79,7 +75,7 @@ func TestTwoDomainsFormSideBySide(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, name := range []string{"d0", "d1"} {
-		for _, node := range n.AwaitDomain(name, ready(size)).Nodes {
+		for _, node := range n.AwaitDomain(name, domain.ReadyOn(size)).Nodes {
 			if other, taken := seen[node.Name]; taken {
 				t.Errorf("%s is in %s and in %s", node.Name, other, name)
 			}
@@ -95,7 +91,7 @@ func TestADomainOverTheWholeRackIsReady(t *testing.T) {
 	for i := range nodes {
 		n.Pod(fmt.Sprintf("rank-%d", i), "rack-channel", cluster.NodeName(i))
 	}
-	d := n.AwaitDomain("rack", ready(nodes))
+	d := n.AwaitDomain("rack", domain.ReadyOn(nodes))
 	var indices []int64
 	for _, node := range d.Nodes {
 		indices = append(indices, node.Index)

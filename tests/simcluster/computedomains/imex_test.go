@@ -25,7 +25,7 @@ func form(n *fixture.Namespace, t *testing.T, first, size int) []*imex.Import {
 	for i := range size {
 		n.Pod(fmt.Sprintf("member-%d", i), "d-channel", cluster.NodeName(first+i))
 	}
-	n.AwaitDomain("d", ready(size))
+	n.AwaitDomain("d", domain.ReadyOn(size))
 	var imports []*imex.Import
 	for i := range size {
 		memory, err := imex.ImportMemory(stateOf(first + i))
@@ -67,7 +67,7 @@ func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			n.AwaitDomain("d", ready(3))
+			n.AwaitDomain("d", domain.ReadyOn(3))
 			t.Logf("measured: ready %s later; a daemon is replaced within 15 s on a machine that is not busy", time.Since(began))
 			if imports[0].Alive() {
 				t.Error("the memory of the node whose daemon was replaced still works; the test is wrong")
@@ -104,12 +104,12 @@ func TestAPodThatComesOrGoesTakesNoMemoryFromTheOthers(t *testing.T) {
 	const first = 9
 	imports := form(n, t, first, 2)
 	n.Pod("late", "d-channel", cluster.NodeName(first+2))
-	n.AwaitDomain("d", ready(3))
+	n.AwaitDomain("d", domain.ReadyOn(3))
 	n.DeletePod("late")
-	n.AwaitDomain("d", ready(2))
+	n.AwaitDomain("d", domain.ReadyOn(2))
 	n.KillController()
 	n.KillPlugin("compute-domain-plugin", first)
-	n.AwaitDomain("d", ready(2))
+	n.AwaitDomain("d", domain.ReadyOn(2))
 	for i, memory := range imports {
 		if !memory.Alive() {
 			t.Errorf("the pod on node %d lost its memory", first+i)

@@ -3,8 +3,6 @@
 package computedomains
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"testing"
 
@@ -17,20 +15,6 @@ const nodes = 18
 // shared is the package's cluster; each test has a namespace of its own in it.
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	up, err := fixture.Up(context.Background(), fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS"))})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
-		return 1
-	}
-	defer up.Down()
-	shared = up
-	code := m.Run()
-	if err := up.Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
-		code = 1
-	}
-	return code
+func TestMain(m *testing.M) {
+	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS"))}))
 }

@@ -40,6 +40,11 @@ type Node struct {
 	Index                         int64
 }
 
+// ReadyOn is for Await: it says whether a domain is Ready with exactly that many ready nodes.
+func ReadyOn(count int) func(Domain) bool {
+	return func(d Domain) bool { return d.Status == Ready && d.Ready == count }
+}
+
 // Read takes a Domain from an object as the API returns it.
 func Read(object *unstructured.Unstructured) Domain {
 	d := Domain{Namespace: object.GetNamespace(), Name: object.GetName(), UID: string(object.GetUID()), Conditions: map[string]string{}}

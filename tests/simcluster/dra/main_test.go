@@ -3,12 +3,9 @@
 package dra
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"testing"
 
-	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/fixture"
 )
@@ -21,33 +18,12 @@ const (
 // shared is the package's cluster; each test has a namespace of its own in it.
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	ctx := context.Background()
-	up, err := fixture.Up(ctx, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
+func TestMain(m *testing.M) {
+	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
 		"computeDomains": map[string]any{"enabled": false},
 		"gpus":           map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
-		// The seed's ConfigMap stands in kube-system, and its pods ask for an extended resource.
+		// The seed's ConfigMap is in kube-system, and its pods request an extended resource.
 		"rdma": map[string]any{"enabled": true, "namespace": "kube-system", "devicePlugin": false,
 			"extendedResources": []any{"rdma/hca_shared_devices_a"}},
-	}})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
-		return 1
-	}
-	defer up.Down()
-	shared = up
-	for _, driver := range []string{"gpu.nvidia.com", "rdma.gpufabric.io"} {
-		if err := cluster.AwaitSlices(ctx, up.Client, driver, nodes); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
-	code := m.Run()
-	if err := up.Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
-		code = 1
-	}
-	return code
+	}}, fixture.Published("gpu.nvidia.com", nodes), fixture.Published("rdma.gpufabric.io", nodes)))
 }

@@ -184,16 +184,12 @@ func (g *ground) workloadOf(job string, words ...string) string {
 	return said
 }
 
-func ready(count int) func(domain.Domain) bool {
-	return func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == count }
-}
-
 //shows:cd-gangs
 func TestKueuePlacesAJobOfSixteenInOneCliqueOfTwo(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/job.yaml")
 	g.placed(batchv1.JobNameLabel+"=train", 16)
-	g.AwaitDomain("train", ready(16))
+	g.AwaitDomain("train", domain.ReadyOn(16))
 	g.end("train")
 }
 
@@ -230,12 +226,12 @@ func TestMixedGangsAreNeverSplit(t *testing.T) {
 		g.workloadOf(name, "QuotaReserved=False")
 	}
 	for _, name := range first {
-		g.AwaitDomain(name, ready(sizes[name]))
+		g.AwaitDomain(name, domain.ReadyOn(sizes[name]))
 		g.end(name)
 	}
 	for _, name := range []string{"e", "f"} {
 		g.placed(batchv1.JobNameLabel+"="+name, sizes[name])
-		g.AwaitDomain(name, ready(sizes[name]))
+		g.AwaitDomain(name, domain.ReadyOn(sizes[name]))
 		g.end(name)
 	}
 }
@@ -245,7 +241,7 @@ func TestKueuePlacesAJobSetInOneClique(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/jobset.yaml")
 	g.placed("jobset.sigs.k8s.io/jobset-name=pretrain", 8)
-	g.AwaitDomain("pretrain", ready(8))
+	g.AwaitDomain("pretrain", domain.ReadyOn(8))
 	g.remove(schema.GroupVersionResource{Group: "jobset.x-k8s.io", Version: "v1alpha2", Resource: "jobsets"}, "pretrain")
 }
 
@@ -254,7 +250,7 @@ func TestKueuePlacesALeaderWorkerSetInOneClique(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/leaderworkerset.yaml")
 	g.placed("leaderworkerset.sigs.k8s.io/name=serve", 8)
-	g.AwaitDomain("serve", ready(8))
+	g.AwaitDomain("serve", domain.ReadyOn(8))
 	g.remove(schema.GroupVersionResource{Group: "leaderworkerset.x-k8s.io", Version: "v1", Resource: "leaderworkersets"}, "serve")
 }
 

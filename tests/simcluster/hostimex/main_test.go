@@ -3,8 +3,6 @@
 package hostimex
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"testing"
 
@@ -16,22 +14,8 @@ const nodes = 2
 // shared is the package's cluster; each test has a namespace of its own in it.
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	up, err := fixture.Up(context.Background(), fixture.Options{
+func TestMain(m *testing.M) {
+	os.Exit(fixture.Main(m, &shared, fixture.Options{
 		Nodes: nodes, Values: map[string]any{"computeDomains": map[string]any{"imex": "host"}},
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
-		return 1
-	}
-	defer up.Down()
-	shared = up
-	code := m.Run()
-	if err := up.Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
-		code = 1
-	}
-	return code
+	}))
 }

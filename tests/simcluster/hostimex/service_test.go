@@ -99,21 +99,6 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func ready(count int) func(domain.Domain) bool {
-	return func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == count }
-}
-
-// channelsOf are the IMEX channels that a pod's containers have.
-func channelsOf(n *fixture.Namespace, pod string) []string {
-	var channels []string
-	for _, container := range n.Received(pod) {
-		for _, device := range container.Devices {
-			channels = append(channels, device.Path)
-		}
-	}
-	return channels
-}
-
 //shows:cd-host
 func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
 	n := shared.Namespace(t)
@@ -126,12 +111,12 @@ func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
 		for i := range nodes {
 			n.Pod(fmt.Sprintf("%s-%d", name, i), name+"-channel", cluster.NodeName(i))
 		}
-		n.AwaitDomain(name, ready(nodes))
+		n.AwaitDomain(name, domain.ReadyOn(nodes))
 		var all []string
 		for i := range nodes {
 			pod := fmt.Sprintf("%s-%d", name, i)
 			n.AwaitPod(pod, fixture.Running)
-			all = append(all, channelsOf(n, pod)...)
+			all = append(all, n.DevicePaths(pod)...)
 		}
 		if slices.Sort(all); len(all) != nodes || len(slices.Compact(all)) != 1 {
 			t.Fatalf("the domain's nodes have the channels %v", all)
@@ -161,5 +146,5 @@ func TestAPodWaitsUntilTheServiceOfItsNodeListsTheDomainsNodes(t *testing.T) {
 	stop()
 	start(t, 1, 0, 1)
 	n.AwaitPod("rank-1", fixture.Running)
-	n.AwaitDomain("d", ready(nodes))
+	n.AwaitDomain("d", domain.ReadyOn(nodes))
 }

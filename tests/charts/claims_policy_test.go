@@ -141,3 +141,63 @@ func domainsStay(t *testing.T, live *server) {
 		}
 	}
 }
+
+// timeSlicesStay has the scheduler allocate shares of GPUs whose claims choose the GPU's time slice. The class is of another name than the
+// chart's, so that nobody sees a share when the claim is written.
+func timeSlicesStay(t *testing.T, live *server) {
+	config := func(source, requests, driver, sharing string) string {
+		return `{"source": "` + source + `", "requests": [` + requests + `], "opaque": {"driver": "` + driver + `", "parameters": ` +
+			`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": ` + sharing + `}}}`
+	}
+	const (
+		long  = `{"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}`
+		gpus  = "gpu.nvidia.com"
+		share = `"device": "gpu-0", "shareID": "3f7c6a0e-0d3e-4a53-8a52-3c8a0f6d6f10"`
+		whole = `"device": "gpu-0"`
+		words = "would take a share of a GPU (gpu-0 of node-a-gpu) and choose its time slice"
+	)
+	allocate := func(name, request, driver, device, config string) error {
+		claims := live.client.Resource(claimResource).Namespace("default")
+		claim := object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "` + name + `"}, "spec": {"devices":
+			{"requests": [{"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "teams-own"}]}, {"name": "q", "exactly":
+			{"deviceClassName": "teams-own"}}]}}}`)
+		if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		_, err := claims.Patch(t.Context(), name, "application/merge-patch+json", []byte(`{"status": {"allocation": {"devices": {"results": [
+			{"request": "`+request+`", "driver": "`+driver+`", "pool": "node-a-gpu", `+device+`}], "config": [`+config+`]}}}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+		return err
+	}
+	tries := 0
+	live.awaitPolicies(t, "anybody", func(context.Context, dynamic.Interface) error {
+		tries++
+		return allocate(fmt.Sprintf("awaits-%d", tries), "q", gpus, share, config("FromClaim", "", gpus, long))
+	})
+	for i, test := range []struct {
+		name, request, driver, device, config string
+		refused                               bool
+	}{
+		{"for every request", "q", gpus, share, config("FromClaim", "", gpus, long), true},
+		{"for the request", "q", gpus, share, config("FromClaim", `"q"`, gpus, long), true},
+		{"for a request of which one alternative was had", "r/s", gpus, share, config("FromClaim", `"r"`, gpus, long), true},
+		{"for one alternative", "r/s", gpus, share, config("FromClaim", `"r/s"`, gpus, long), true},
+		{"behind a configuration without one", "q", gpus, share, config("FromClaim", "", gpus, `{"strategy": "TimeSlicing"}`) + ", " +
+			config("FromClaim", "", gpus, long), true},
+		{"by its class", "q", gpus, share, config("FromClass", "", gpus, long), false},
+		{"for another request", "q", gpus, share, config("FromClaim", `"r"`, gpus, long), false},
+		{"of a whole GPU", "q", gpus, whole, config("FromClaim", "", gpus, long), false},
+		{"of another driver", "q", "dra.net", share, config("FromClaim", "", "dra.net", long), false},
+		{"that is null", "q", gpus, share, config("FromClaim", "", gpus, `{"timeSlicingConfig": {"interval": null}}`), false},
+		{"in settings that are null", "q", gpus, share, config("FromClaim", "", gpus, `{"timeSlicingConfig": null}`), false},
+		{"in sharing that is null", "q", gpus, share, config("FromClaim", "", gpus, `null`), false},
+	} {
+		err := allocate(fmt.Sprintf("share-%d", i), test.request, test.driver, test.device, test.config)
+		if !test.refused && err != nil || test.refused && (err == nil || !strings.Contains(err.Error(), words)) {
+			t.Errorf("a time slice %s: got %v, refused should be %t", test.name, err, test.refused)
+		}
+		if test.refused {
+			t.Logf("attacker sees: %v", err)
+		}
+	}
+}

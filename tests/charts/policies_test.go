@@ -128,6 +128,7 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 //attack:daemon-class A tenant claims a node's one IMEX daemon, also as a second choice
 //attack:daemon-by-class A tenant takes an IMEX daemon by a class of another name, an extended resource or an administrator's access
 //attack:channel-by-class A tenant takes an IMEX channel of no domain by a class of another name
+//attack:interval-by-other-class A claim of a share by a class of another name chooses the GPU's time slice
 //attack:channel-of-no-domain A tenant claims an IMEX channel of no compute domain
 func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {
@@ -150,6 +151,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	t.Run("no tenant says which shares of GPUs a pod has", func(t *testing.T) { sharesStay(t, live) })
 	t.Run("no tenant keeps compute domains off a node", func(t *testing.T) { domainsStay(t, live) })
 	t.Run("no claim takes a domain's device by another class", func(t *testing.T) { allocationsStay(t, live) })
+	t.Run("no claim of a share chooses the GPU's time slice", func(t *testing.T) { timeSlicesStay(t, live) })
 	const domain = "compute-domain.nvidia.com"
 	for resource, objects := range map[schema.GroupVersionResource][]*unstructured.Unstructured{
 		nodeResource: {

@@ -31,8 +31,8 @@ func AsksForInterval(raw []byte) bool {
 }
 
 // sliceOfAShare says whether a claim's configuration sets the time slice for a request that can only get a share: a request with an
-// amount of memory or cores, or for the class of shares. The node plugin refuses what cannot be recognized here: a share of another
-// class, such as a VGPUProfile's.
+// amount of memory or cores, or for the class of shares. A share of another class, such as a VGPUProfile's, cannot be recognized
+// here: the chart's policy gpu-share-allocations refuses its allocation, and the node plugin its preparation.
 func sliceOfAShare(spec *resourceapi.ResourceClaimSpec, c resourceapi.DeviceClaimConfiguration) bool {
 	if c.Opaque == nil || c.Opaque.Driver != GPUDriver || !AsksForInterval(c.Opaque.Parameters.Raw) {
 		return false

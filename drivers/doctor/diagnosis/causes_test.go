@@ -42,6 +42,7 @@ func causes() []cause {
 // writes the table of docs/doctor.md.
 //
 //shows:doctor
+//attack:forged-event A tenant's Event has the doctor say that a node or another's domain is broken, in the tenant's words
 func TestTheFirstCauseIsFound(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()
@@ -89,6 +90,10 @@ func TestTheFirstCauseIsFound(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a tenant's Events blame nobody", func(t *testing.T) {
+		g.t = t
+		forgedEvents(t, g)
+	})
 	g.t = t
 	if r := g.ask(install()); r.First != nil {
 		t.Errorf("after the last cause was taken back, %s is found: %s", r.First.Code, r.First.Says)

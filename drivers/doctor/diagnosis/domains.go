@@ -34,8 +34,8 @@ func (e *examination) domain(d *v1beta1.ComputeDomain) {
 			waits = true
 		}
 	}
-	index(e.Events, func(v *corev1.Event) {
-		if v.InvolvedObject.Kind == "ComputeDomain" && v.InvolvedObject.UID == d.UID && d.UID != "" && v.Reason == "IMEXSessionEnded" {
+	e.eventsOf("ComputeDomain", &d.ObjectMeta, func(v *corev1.Event) {
+		if v.Reason == "IMEXSessionEnded" {
 			e.find(v.Reason, object, "Event "+v.Reason+" of the domain", "%s", v.Message)
 		}
 	})
@@ -89,8 +89,8 @@ func (e *examination) component(component string, n *corev1.Node) {
 func (e *examination) daemon(p *corev1.Pod, d *v1beta1.ComputeDomain) {
 	object := "pod " + p.Namespace + "/" + p.Name
 	before := len(e.found)
-	index(e.Events, func(v *corev1.Event) {
-		if v.InvolvedObject.UID == p.UID && p.UID != "" && (v.Reason == "IMEXDaemonFailed" || v.Reason == "IMEXPeersNotUpdated") {
+	e.eventsOf("Pod", &p.ObjectMeta, func(v *corev1.Event) {
+		if v.Reason == "IMEXDaemonFailed" || v.Reason == "IMEXPeersNotUpdated" {
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
 		}
 	})

@@ -28,8 +28,8 @@ type examination struct {
 	lease map[string]*coordinationv1.Lease
 	// These are computed at their first use.
 	stock     *stock
-	plugin    map[[2]string]*corev1.Pod     // by component and node
-	events    map[[2]string][]*corev1.Event // by kind and name of the object
+	plugin    map[[2]string]*corev1.Pod // by component and node
+	events    map[about][]*corev1.Event // by their object
 	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
 	tallies   map[string]tally
 	// looked: every node has been checked.

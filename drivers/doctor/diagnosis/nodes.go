@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/doctor/findings"
@@ -209,7 +210,7 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 // nodeEvents reads our roles' Events on the node as a whole. It skips Events that repeat a condition or a taint, since nobody
 // removes an Event when the problem is gone.
 func (e *examination) nodeEvents(n *corev1.Node) {
-	e.eventsOf("Node", n.Name, func(v *corev1.Event) {
+	e.eventsOf("Node", &n.ObjectMeta, func(v *corev1.Event) {
 		if v.Type != corev1.EventTypeWarning || e.age(v) > nodeWords {
 			return
 		}
@@ -222,19 +223,27 @@ func (e *examination) nodeEvents(n *corev1.Node) {
 	})
 }
 
-// eventsOf calls each with the Events on objects of a kind and name.
-func (e *examination) eventsOf(kind, name string, each func(*corev1.Event)) {
+// eventsOf calls each with the Events on an object. The namespace is compared too: a tenant may write an Event on any object's name and
+// UID in its own namespace, and Kubernetes only checks that the Event names that namespace as the object's. For an object without a
+// namespace the Event is in "default".
+func (e *examination) eventsOf(kind string, object *metav1.ObjectMeta, each func(*corev1.Event)) {
 	if e.events == nil {
-		e.events = map[[2]string][]*corev1.Event{}
+		e.events = map[about][]*corev1.Event{}
 		index(e.Events, func(v *corev1.Event) {
-			key := [2]string{v.InvolvedObject.Kind, v.InvolvedObject.Name}
+			key := about{v.InvolvedObject.Kind, v.InvolvedObject.Namespace, v.InvolvedObject.Name}
 			e.events[key] = append(e.events[key], v)
 		})
 	}
-	for _, v := range e.events[[2]string{kind, name}] {
-		each(v)
+	for _, v := range e.events[about{kind, object.Namespace, object.Name}] {
+		// The kubelet writes the node's name in the place of the node's UID.
+		if kind == "Node" || object.UID != "" && v.InvolvedObject.UID == object.UID {
+			each(v)
+		}
 	}
 }
+
+// about is the object of an Event.
+type about struct{ kind, namespace, name string }
 
 // age is how long ago an Event was last repeated.
 func (e *examination) age(v *corev1.Event) time.Duration {

@@ -66,10 +66,7 @@ func (e *examination) waiting(p *corev1.Pod) {
 	e.podClaims(p)
 	e.image(p)
 	e.runtime(p, object)
-	e.eventsOf("Pod", p.Name, func(v *corev1.Event) {
-		if v.InvolvedObject.UID != p.UID || p.UID == "" {
-			return
-		}
+	e.eventsOf("Pod", &p.ObjectMeta, func(v *corev1.Event) {
 		switch v.Reason {
 		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive", "SharesRefused":
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
@@ -109,7 +106,7 @@ func (e *examination) runtime(p *corev1.Pod, object string) {
 		}
 	}
 	if n := e.nodes[p.Spec.NodeName]; n != nil {
-		e.eventsOf("Node", n.Name, func(v *corev1.Event) {
+		e.eventsOf("Node", &n.ObjectMeta, func(v *corev1.Event) {
 			if v.Reason == "ContainerRuntimeReadsNoCDI" && e.age(v) < nodeWords {
 				e.find(v.Reason, "node "+n.Name, "Event "+v.Reason+" of the node", "%s", v.Message)
 			}
@@ -171,13 +168,13 @@ func (e *examination) unprepared(c *resourceapi.ResourceClaim) {
 // lastWords is the newest Event of our roles on a claim.
 func (e *examination) lastWords(c *resourceapi.ResourceClaim) *corev1.Event {
 	var last *corev1.Event
-	e.eventsOf("ResourceClaim", c.Name, func(v *corev1.Event) {
-		if f, ok := findings.Find(v.Reason); v.InvolvedObject.UID == c.UID && c.UID != "" && ok && f.Stage >= findings.Driver {
+	e.eventsOf("ResourceClaim", &c.ObjectMeta, func(v *corev1.Event) {
+		if f, ok := findings.Find(v.Reason); ok && f.Stage >= findings.Driver {
 			if last == nil || e.age(v) <= e.age(last) {
 				last = v
 			}
 		}
-		if v.InvolvedObject.UID == c.UID && v.Reason == "Prepared" {
+		if v.Reason == "Prepared" {
 			last = nil
 		}
 	})

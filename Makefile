@@ -151,6 +151,12 @@ test-gangs: prerequisites toolchain-sim ## Place gangs by the real Kueue, JobSet
 	@$(GO) run ./build/cmd/toolchain kueue jobset lws >/dev/null
 	cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) -tags gangs ./gangs/
 
+#shows:chart-webhook
+.PHONY: test-cert-manager
+test-cert-manager: prerequisites ## Have cert-manager make and renew the webhook's certificate under load (its first build takes minutes).
+	@$(GO) run ./build/cmd/toolchain cert-manager-controller cert-manager-cainjector >/dev/null
+	cd tests && $(GO) test $(TESTFLAGS) -tags certmanager -run TestCertManagerRenews ./charts/
+
 #shows:doctor
 .PHONY: test-causes
 test-causes: fakes build-gpufabric toolchain-sim ## Put causes of waiting into the simulated cluster and ask the doctor; writes the table of docs/doctor.md (half an hour).
@@ -191,7 +197,7 @@ bench-doctor: prerequisites ## Measure gpufabric doctor's seconds and requests b
 .PHONY: lint
 lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated.
 	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
-	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
+	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel,certmanager ./...); done; \
 	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs,causes ./...); done
 	provider/generate-docs --check
 

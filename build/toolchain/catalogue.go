@@ -27,6 +27,7 @@ const (
 	Kueue         = "v0.19.1"
 	JobSet        = "v0.11.0"
 	LWS           = "v0.8.0"
+	CertManager   = "v1.21.2"
 )
 
 // NodeImage is kind's own node image for that Kubernetes.
@@ -58,6 +59,7 @@ type Tool struct {
 
 	module   string // directory under modules/
 	main     string // the main package
+	project  string // a package of the project where the main package is one of ours
 	binary   string // base name of what is built
 	tags     string
 	settings []string // -X settings of the linker
@@ -196,6 +198,12 @@ func catalogue() map[string]Tool {
 	} {
 		t.named, t.onPath, t.static, t.module = true, never, true, t.Name
 		add(t)
+	}
+	// What `make test-cert-manager` runs: cert-manager's controllers behind commands of ours, since its own cannot be built from the proxy.
+	for _, name := range []string{"controller", "cainjector"} {
+		add(Tool{Name: "cert-manager-" + name, Version: CertManager, onPath: never, named: true, minutes: 3, module: "cert-manager",
+			main:    "gpufabric.io/build/toolchain/modules/cert-manager/" + name,
+			project: "github.com/cert-manager/cert-manager/pkg/controller"})
 	}
 	add(Tool{Name: "whereabouts", Version: Whereabouts, onPath: never, static: true,
 		module: "whereabouts", main: "github.com/k8snetworkplumbingwg/whereabouts/cmd"})

@@ -232,7 +232,7 @@ func ModuleDirectory(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Module.Dir}}", t.main)
+	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Module.Dir}}", t.source())
 	cmd.Dir = filepath.Join(c.Modules, t.module)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
 	var said bytes.Buffer
@@ -243,6 +243,14 @@ func ModuleDirectory(ctx context.Context, name string) (string, error) {
 			tail(said.String(), 20))
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// source is a package of the project that the tool is of.
+func (t Tool) source() string {
+	if t.project != "" {
+		return t.project
+	}
+	return t.main
 }
 
 // tail returns the last n lines of text.

@@ -192,15 +192,15 @@ func TestModulesPinTheVersionsOfTheCatalogue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !requires(string(content), tool.main, tool.Version) {
-			t.Errorf("modules/%s/go.mod does not require the module of %s at %s", tool.module, tool.main, tool.Version)
+		if !requires(string(content), tool.source(), tool.Version) {
+			t.Errorf("modules/%s/go.mod does not require the module of %s at %s", tool.module, tool.source(), tool.Version)
 		}
 		imports, err := os.ReadFile(filepath.Join("modules", tool.module, "tools.go"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(string(imports), `"`+tool.main+`"`) {
-			t.Errorf("modules/%s/tools.go does not import %s", tool.module, tool.main)
+		if !strings.Contains(string(imports), `"`+tool.source()+`"`) {
+			t.Errorf("modules/%s/tools.go does not import %s", tool.module, tool.source())
 		}
 	}
 }

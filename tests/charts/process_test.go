@@ -85,7 +85,7 @@ func start(t *testing.T, program, kubeconfig string, args ...string) func() *byt
 	}
 	t.Cleanup(func() {
 		if stop(); t.Failed() {
-			t.Logf("gpufabric %s said:\n%s", args[0], output)
+			t.Logf("%s %s said:\n%s", filepath.Base(program), args[0], output)
 		}
 	})
 	return stop
@@ -94,9 +94,15 @@ func start(t *testing.T, program, kubeconfig string, args ...string) func() *byt
 // kubeconfig writes one with the token that a pod of a service account has on node-a.
 func kubeconfig(t *testing.T, server *rest.Config, admin kubernetes.Interface, account string) string {
 	t.Helper()
+	return kubeconfigOf(t, server, boundToken(t, admin, account))
+}
+
+// kubeconfigOf writes one with a token.
+func kubeconfigOf(t *testing.T, server *rest.Config, token string) string {
+	t.Helper()
 	config := clientcmdapi.NewConfig()
 	config.Clusters["test"] = &clientcmdapi.Cluster{Server: server.Host, InsecureSkipTLSVerify: true}
-	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: boundToken(t, admin, account)}
+	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: token}
 	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
 	config.CurrentContext = "test"
 	path := filepath.Join(t.TempDir(), "kubeconfig")

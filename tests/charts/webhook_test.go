@@ -48,25 +48,29 @@ func TestCertManagerReplacesTheControllerOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		issuer  map[string]any
-		kinds   []string
-		issuers string
+		made    []string
+		issuers map[string]any
 	}{
-		{"an issuer of its own", nil, []string{"Certificate", "Issuer"}, "gpufabric-webhook"},
-		{"the cluster's issuer", map[string]any{"name": "corporate", "kind": "ClusterIssuer"}, []string{"Certificate"}, "corporate"},
+		{"an issuer of its own", nil, []string{"Certificate gpufabric-webhook", "Certificate gpufabric-webhook-authority",
+			"Issuer gpufabric-webhook", "Issuer gpufabric-webhook-authority"}, map[string]any{
+			"gpufabric-webhook":           map[string]any{"name": "gpufabric-webhook", "kind": "Issuer"},
+			"gpufabric-webhook-authority": map[string]any{"name": "gpufabric-webhook-authority", "kind": "Issuer"}}},
+		{"the cluster's issuer", map[string]any{"name": "corporate", "kind": "ClusterIssuer"}, []string{"Certificate gpufabric-webhook"},
+			map[string]any{"gpufabric-webhook": map[string]any{"name": "corporate", "kind": "ClusterIssuer"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			manager := map[string]any{"enabled": true}
 			if test.issuer != nil {
 				manager["issuer"] = test.issuer
 			}
-			var kinds []string
+			var made []string
 			for _, object := range renderValues(t, "gpufabric", map[string]any{"webhook": map[string]any{"certManager": manager}}) {
 				switch {
 				case object.GetAPIVersion() == "cert-manager.io/v1":
-					kinds = append(kinds, object.GetKind())
-					if name, _, _ := unstructured.NestedString(object.Object, "spec", "issuerRef", "name"); object.GetKind() == "Certificate" &&
-						name != test.issuers {
-						t.Errorf("the certificate is of issuer %q", name)
+					made = append(made, object.GetKind()+" "+object.GetName())
+					if issuer, _, _ := unstructured.NestedMap(object.Object, "spec", "issuerRef"); object.GetKind() == "Certificate" &&
+						!cmp.Equal(issuer, test.issuers[object.GetName()]) {
+						t.Errorf("the certificate %s is of issuer %v", object.GetName(), issuer)
 					}
 				case object.GetKind() == "Secret":
 					t.Errorf("the chart makes Secret %s, which is cert-manager's", object.GetName())
@@ -79,8 +83,8 @@ func TestCertManagerReplacesTheControllerOnRequest(t *testing.T) {
 					t.Errorf("%s: the controller keeps a certificate too", object.Template)
 				}
 			}
-			slices.Sort(kinds)
-			if diff := cmp.Diff(test.kinds, kinds); diff != "" {
+			slices.Sort(made)
+			if diff := cmp.Diff(test.made, made); diff != "" {
 				t.Error(diff)
 			}
 		})

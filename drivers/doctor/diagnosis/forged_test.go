@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A tenant writes Events in its own namespace with any kind, name and UID of their object: Kubernetes compares the object's namespace alone.
-// The same Event where Kubernetes has those on the object is found, so that each attempt would be.
+// A tenant writes Events in its own namespace with any kind, name and UID of their object: Kubernetes compares the object's namespace
+// alone. The same Event where Kubernetes has those on the object is found, so that each attempt would be.
 func forgedEvents(t *testing.T, g *ground) {
 	defer g.heal()
 	g.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "attacker"}})

@@ -159,9 +159,13 @@ const (
 	DriverDir = "/driver"
 )
 
+// ConnectionsPath is where a daemon pod says, on HealthPort, with which peers its IMEX daemon is connected (imexd.Connections). There is
+// no secret in it: node indices and states.
+const ConnectionsPath = "/connections"
+
 // Ports of a daemon pod.
 const (
-	// HealthPort serves /readyz and /metrics.
+	// HealthPort serves /readyz, /connections and /metrics.
 	HealthPort = 8095
 	// MetricsPort serves /metrics in the place of HealthPort where they are for those alone who may read them.
 	MetricsPort = 8096

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -16,9 +17,10 @@ import (
 
 // Reasons of the condition Degraded. A problem of the whole domain (a template name that is taken, a pass that failed) keeps its own.
 const (
-	reasonInterrupted = "NodesInterrupted"
-	reasonGone        = "NodesGone"
-	reasonSound       = "NothingDegraded"
+	reasonInterrupted  = "NodesInterrupted"
+	reasonDisconnected = "DaemonsDisconnected"
+	reasonGone         = "NodesGone"
+	reasonSound        = "NothingDegraded"
 )
 
 // health is what one pass found out about a domain's nodes.
@@ -30,7 +32,9 @@ type health struct {
 	gone []string
 	// problem keeps the domain from being Ready whatever its nodes report.
 	problem *metav1.Condition
-	now     time.Time
+	// cuts are the connections between IMEX daemons that are missing.
+	cuts cuts
+	now  time.Time
 }
 
 // setStates writes to each node's entry its state, since when and why. before are the entries of the previous status.
@@ -48,6 +52,7 @@ func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 	for i := range nodes {
 		node := &nodes[i]
 		was := earlier[node.Name]
+		node.Disconnected = h.disconnected(was, node)
 		if node.State, node.Why = stateOf(was, node.Status), why[node.Name]; node.State == v1beta1.NodeReady {
 			node.Why = ""
 		}
@@ -57,6 +62,46 @@ func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 		}
 		node.Since = &now
 	}
+}
+
+// disconnected are the nodes that a node's IMEX daemon is not connected with. Where that is not known, as after a start of the
+// controller, it is what the previous status says.
+func (h *health) disconnected(was, node *v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainPeer {
+	if node.Status != v1beta1.Ready || node.CliqueID == "" {
+		return nil // one that is not READY says that itself
+	}
+	ready := map[string]bool{}
+	for _, m := range h.members {
+		ready[m.name] = m.ready
+	}
+	var peers []v1beta1.ComputeDomainPeer
+	add := func(peer v1beta1.ComputeDomainPeer) {
+		if ready[peer.Name] && len(peers) < v1beta1.MaxDisconnected {
+			peers = append(peers, peer)
+		}
+	}
+	missing, known := h.cuts[node.CliqueID]
+	if !known && was != nil {
+		for _, peer := range was.Disconnected {
+			add(peer)
+		}
+		return peers
+	}
+	since := map[string]metav1.Time{}
+	if was != nil {
+		for _, peer := range was.Disconnected {
+			since[peer.Name] = peer.Since
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(missing[node.Name])) {
+		cut := missing[node.Name][name]
+		peer := v1beta1.ComputeDomainPeer{Name: name, State: string(cut.state), Since: metav1.NewTime(cut.since).Rfc3339Copy()}
+		if first, had := since[name]; had {
+			peer.Since = first
+		}
+		add(peer)
+	}
+	return peers
 }
 
 // stateOf is the state of a node, given its state in the previous status; nil: none. An entry of an earlier version has no state.
@@ -111,9 +156,14 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 	condition := metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue}
 	total := max(h.needs, len(h.members))
 	var hurt []string
+	var apart []*v1beta1.ComputeDomainNode
 	for i := range domain.Status.Nodes {
-		if node := &domain.Status.Nodes[i]; node.State == v1beta1.NodeInterrupted {
+		node := &domain.Status.Nodes[i]
+		if node.State == v1beta1.NodeInterrupted {
 			hurt = append(hurt, interrupted(node))
+		}
+		if len(node.Disconnected) > 0 {
+			apart = append(apart, node)
 		}
 	}
 	before := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionDegraded)
@@ -125,6 +175,8 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 		condition.Reason = reasonInterrupted
 		condition.Message = fmt.Sprintf("%d of %d nodes %s ready and %s not: %s", len(hurt), total, plural(len(hurt), "was", "were"),
 			plural(len(hurt), "is", "are"), listed(hurt))
+	case len(apart) > 0:
+		condition.Reason, condition.Message = reasonDisconnected, disconnectedWords(apart)
 	case short && len(h.gone) > 0:
 		condition.Reason = reasonGone
 		condition.Message = fmt.Sprintf("%s %s no Node object any more; %d of %d nodes are left: the domain is whole once pods that use it run "+

@@ -102,6 +102,18 @@ func (m *memory) once(uid types.UID, what string) bool {
 	return !done
 }
 
+// atMostEach says whether something may be done about a domain that was not done for a time, and remembers that it is done now.
+func (m *memory) atMostEach(uid types.UID, what string, pause time.Duration, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last, done := m.of(uid).created[what]
+	if done && now.Sub(last) < pause {
+		return false
+	}
+	m.of(uid).created[what] = now
+	return true
+}
+
 // forget drops a domain that is gone.
 func (m *memory) forget(uid types.UID) {
 	m.mu.Lock()

@@ -19,7 +19,7 @@ import (
 )
 
 // namedDomains is the maximum number of domains that the metrics name: the oldest. Tenants may create any number of domains, and
-// each has up to twelve series.
+// each has up to thirteen series.
 const namedDomains = 1000
 
 // The states of a domain in its metrics. A domain is in one at a time: the first that applies, in this order.
@@ -104,7 +104,7 @@ type collector struct {
 	// named is the maximum number of domains that the metrics name.
 	named int
 
-	size, nodes, ready, state, seconds, transition, unnamed *prometheus.Desc
+	size, nodes, disconnected, ready, state, seconds, transition, unnamed *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*collector)(nil)
@@ -118,6 +118,8 @@ func newCollector(reader client.Reader, clocks *clocks, now func() time.Time, na
 		size: describe("gpufabric_compute_domain_size", "Nodes of the compute domain: those that it asks for, or those that it has, if more."),
 		nodes: describe("gpufabric_compute_domain_nodes",
 			"Nodes that have joined, by state: starting, ready, or interrupted (it was ready, and is not).", "state"),
+		disconnected: describe("gpufabric_compute_domain_disconnected_nodes",
+			"Nodes whose IMEX daemon is READY and not connected with that of another node which is."),
 		ready: describe("gpufabric_compute_domain_ready", "1 while the compute domain is Ready."),
 		state: describe("gpufabric_compute_domain_state",
 			"1 for the state that the compute domain is in: progressing, ready, degraded or deleting.", "state"),
@@ -131,7 +133,7 @@ func newCollector(reader client.Reader, clocks *clocks, now func() time.Time, na
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, description := range []*prometheus.Desc{c.size, c.nodes, c.ready, c.state, c.seconds, c.transition, c.unnamed} {
+	for _, description := range []*prometheus.Desc{c.size, c.nodes, c.disconnected, c.ready, c.state, c.seconds, c.transition, c.unnamed} {
 		descriptions <- description
 	}
 }
@@ -165,6 +167,13 @@ func (c *collector) one(domain *v1beta1.ComputeDomain, collected chan<- promethe
 	gauge(c.nodes, float64(counts.starting), "starting")
 	gauge(c.nodes, float64(counts.ready), "ready")
 	gauge(c.nodes, float64(counts.interrupted), "interrupted")
+	apart := 0
+	for i := range domain.Status.Nodes {
+		if len(domain.Status.Nodes[i].Disconnected) > 0 {
+			apart++
+		}
+	}
+	gauge(c.disconnected, float64(apart))
 	ready := 0.0
 	if domain.Status.Status == v1beta1.Ready {
 		ready = 1

@@ -20,9 +20,18 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",
 	}}
 	tcp, server := corev1.ProtocolTCP, intstr.FromInt32(computedomain.ServerPort)
-	open := intstr.FromInt32(computedomain.HealthPort)
+	health, metrics := intstr.FromInt32(computedomain.HealthPort), intstr.FromInt32(computedomain.MetricsPort)
+	everybody := []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &health}}}}
 	if s.MetricsAuthentication {
-		open = intstr.FromInt32(computedomain.MetricsPort)
+		everybody[0].Ports[0].Port = &metrics
+		// The controller asks for the daemons' connections.
+		controller := metav1.LabelSelector{MatchLabels: map[string]string{
+			"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/component": "controller",
+		}}
+		everybody = append(everybody, networkingv1.NetworkPolicyIngressRule{
+			From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &controller}},
+			Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &health}},
+		})
 	}
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{
@@ -33,11 +42,10 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: members,
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-			Ingress: []networkingv1.NetworkPolicyIngressRule{
-				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &open}}},
-				{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &members}},
-					Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &server}}},
-			},
+			Ingress: append(everybody, networkingv1.NetworkPolicyIngressRule{
+				From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &members}},
+				Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &server}},
+			}),
 		},
 	}
 }

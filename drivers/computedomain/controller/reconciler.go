@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -23,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
@@ -50,10 +52,13 @@ type Reconciler struct {
 	now      func() time.Time
 	memory   memory
 	clocks   clocks
+	survey   survey
 }
 
 func newReconciler(cached client.Client, live client.Reader, recorder record.EventRecorder, s Settings) *Reconciler {
-	return &Reconciler{client: cached, live: live, recorder: recorder, settings: s, now: time.Now}
+	r := &Reconciler{client: cached, live: live, recorder: recorder, settings: s, now: time.Now}
+	r.survey = survey{reader: cached, namespace: s.Namespace, ask: newAsker().ask, now: func() time.Time { return r.now() }}
+	return r
 }
 
 // setup subscribes to everything that changes a domain.
@@ -90,6 +95,10 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 		Watches(&resourceapi.ResourceClaimTemplate{}, byLabel).
 		Watches(&corev1.Pod{}, byLabel).
 		WatchesMetadata(&corev1.Node{}, byNode).
+		WatchesRawSource(source.TypedFunc[types.UID](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[types.UID]) error {
+			go r.survey.run(ctx, queue.Add) // ends with the controller
+			return nil
+		})).
 		WithOptions(controller.TypedOptions[types.UID]{MaxConcurrentReconciles: concurrent, SkipNameValidation: &skipNameValidation}).
 		Complete(r)
 }
@@ -318,7 +327,11 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	if err != nil {
 		return 0, err
 	}
-	health := health{needs: needs, members: members, gone: gone, problem: p.problem, now: r.now()}
+	cuts, err := r.cutsOf(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	health := health{needs: needs, members: members, gone: gone, problem: p.problem, cuts: cuts, now: r.now()}
 	health.setStates(before.Nodes, p.domain.Status.Nodes)
 	health.setConditions(p.domain)
 	if err := r.setChannels(ctx, p); err != nil {
@@ -365,11 +378,18 @@ func (r *Reconciler) observe(ctx context.Context, uid types.UID) ([]metav1.Parti
 	return nodes.Items, pods.Items, nil
 }
 
-// announce makes an Event when a domain becomes Ready, when it no longer is, and when it loses nodes.
+// tellPause is the time between two Events that daemons are not connected: connections may come and go.
+const tellPause = time.Minute
+
+// announce makes an Event when a domain becomes Ready, when it no longer is, and when it loses nodes or connections between them.
 func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.ComputeDomainStatus) {
 	degraded := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionDegraded)
 	if hurt := slices.Contains([]string{reasonInterrupted, reasonGone}, degraded.Reason); hurt &&
 		!meta.IsStatusConditionTrue(before.Conditions, v1beta1.ConditionDegraded) {
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
+	}
+	if was := meta.FindStatusCondition(before.Conditions, v1beta1.ConditionDegraded); degraded.Reason == reasonDisconnected &&
+		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, "tell "+reasonDisconnected, tellPause, r.now()) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	condition := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionReady)

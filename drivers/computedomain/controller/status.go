@@ -138,7 +138,8 @@ const (
 	// atOnce: the domain became Ready, or is no longer Ready; or the last of the required nodes has an address, so that there is
 	// nothing more to collect before the daemons can start.
 	atOnce time.Duration = 0
-	// addressPause: nodes joined, left or changed their address or clique, or were lost; or the last of the known nodes is ready.
+	// addressPause: nodes joined, left or changed their address or clique, or were lost; daemons are not connected any more, or are again;
+	// or the last of the known nodes is ready.
 	addressPause = 200 * time.Millisecond
 	// progressPause: further nodes are ready.
 	progressPause = 20 * time.Second
@@ -173,6 +174,9 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	progress, pending := false, false
 	for i := range new.Nodes {
 		was, is := &old.Nodes[i], &new.Nodes[i]
+		if !equality.Semantic.DeepEqual(was.Disconnected, is.Disconnected) {
+			return addressPause, true
+		}
 		gained := was.Status == v1beta1.NotReady && is.Status == v1beta1.Ready
 		if !samePlace(was, is) || !gained && was.Status != is.Status {
 			return addressPause, true

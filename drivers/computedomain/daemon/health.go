@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
 )
 
@@ -41,7 +44,8 @@ func figures(supervisor *imexd.Supervisor) *prometheus.Registry {
 	return registry
 }
 
-// handler answers the kubelet's probes (/readyz, /livez), and scrapes (/metrics) of the public metrics; nil: none.
+// handler answers the kubelet's probes (/readyz, /livez), the controller's question for connections, and scrapes (/metrics) of the
+// public metrics; nil: none.
 func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	if shown != nil {
@@ -53,6 +57,17 @@ func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Hand
 			return
 		}
 		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET "+computedomain.ConnectionsPath, func(w http.ResponseWriter, r *http.Request) {
+		connections, err := supervisor.Connections(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(connections); err != nil {
+			klog.FromContext(r.Context()).V(2).Info("Whoever asked for the connections is gone", "err", err)
+		}
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), probeHold)

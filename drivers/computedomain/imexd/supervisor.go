@@ -74,6 +74,11 @@ type Supervisor struct {
 	status  Status
 	changed chan struct{} // closed and replaced when status changes
 
+	serving serving // what runs now
+
+	asking  sync.Mutex // one question for connections at a time
+	answers connectionsAnswer
+
 	groups  chan Group // holds at most the newest
 	failure error      // of Run's goroutine
 }
@@ -252,7 +257,9 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 		return group, errors.Join(err, session.Cancel(s.spec.Dir))
 	}
 	w := &watch{supervisor: s, daemon: daemon, group: group, patience: stopPatience, answers: make(chan answer, 1)}
+	s.serves(serving{daemon, group})
 	group, err = w.run(ctx)
+	s.serves(serving{})
 	daemon.Stop(w.patience)
 	if noted := session.Finish(s.spec.Dir, time.Now(), whyEnded(ctx, err)); noted != nil {
 		klog.FromContext(ctx).Error(noted, "Pods do not learn of the end of this IMEX session")

@@ -28,6 +28,8 @@ type fakeDaemon struct {
 	state    imex.State
 	silent   bool // it does not answer
 	asked    int
+	nodes    map[int]imex.Node // what it knows of connections
+	listed   int               // how often it was asked for them
 	patience time.Duration
 	reloads  []time.Time
 	stalled  time.Duration // how long the next signal takes
@@ -78,6 +80,15 @@ func (d *fakeDaemon) State(ctx context.Context) (imex.State, error) {
 		return imex.Unavailable, errors.New("nvidia-imex-ctl -q did not answer")
 	}
 	return state, nil
+}
+
+func (d *fakeDaemon) Nodes(context.Context) (map[int]imex.Node, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listed++; d.silent {
+		return nil, errors.New("nvidia-imex-ctl -N -j did not answer")
+	}
+	return d.nodes, nil
 }
 
 func (d *fakeDaemon) hang()                   { d.mu.Lock(); defer d.mu.Unlock(); d.silent = true }

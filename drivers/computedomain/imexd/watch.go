@@ -135,6 +135,7 @@ func (w *watch) beyondHelp(a answer) error {
 // regard makes the daemon look up its peers again, which it does not do by itself.
 func (w *watch) regard(ctx context.Context, group Group) {
 	w.group = group
+	w.supervisor.serves(serving{w.daemon, group})
 	w.supervisor.set(func(status *Status) { status.Peers = len(group.Peers) })
 	if err := writeHosts(w.supervisor.spec, group); err != nil {
 		w.notTold(ctx, err)

@@ -169,6 +169,10 @@ func domainCauses() []cause {
 			g.put(readyDomain(metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "NodesInterrupted",
 				Message: "1 of 2 nodes was ready and is not: n1", LastTransitionTime: metav1.Now()}))
 		}},
+		{part, "IMEX daemons that are READY are not connected", domain, "DaemonsDisconnected", nil, func(g *ground) {
+			g.put(readyDomain(metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DaemonsDisconnected",
+				Message: "IMEX daemons that are READY are not connected: n1 with n0 (RECOVERING)", LastTransitionTime: metav1.Now()}))
+		}},
 		{part, "an IMEX session ended under the domain's pods", domain, "IMEXSessionEnded", nil, func(g *ground) {
 			d := putDomain(g, readyDomain())
 			g.put(event("ComputeDomain", tenant, "d", d.UID, "compute-domain-plugin", "IMEXSessionEnded", "the IMEX session of node n1 ended"))

@@ -10,6 +10,7 @@ func fabric() []Finding {
 		{"WaitingForNodes", Peers, "Look at the pods of the domain that are not running; lower numNodes if there are not as many."},
 		{"WaitingForDaemons", Peers, "Look at the IMEX daemons' pods on the nodes that the message names."},
 		{"NodesInterrupted", Peers, "Look at the nodes that the message names, and at their IMEX daemons' pods."},
+		{"DaemonsDisconnected", Peers, "Let the pods of the nodes that the message names reach each other on TCP port 50000."},
 		{"NodesGone", Node, "Delete pods that are bound to the nodes that the message names, so that others take their place."},
 		{"DaemonNotRunning", Peers, "Look at the IMEX daemon's pod: its container does not run."},
 		{"DaemonNotReady", Peers, "Let the nodes reach each other on TCP port 50000: NetworkPolicies, the CNI and firewalls."},

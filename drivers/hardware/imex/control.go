@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 )
@@ -77,21 +79,23 @@ func (c Control) State(ctx context.Context) (State, error) {
 // Nodes asks the daemon for the nodes in its list, as `nvidia-imex-ctl -N -j` prints them. The question may hang where State does not
 // (#1417 of NVIDIA's DRA driver).
 func (c Control) Nodes(ctx context.Context) ([]Node, error) {
-	out, err := query(ctx, c.Run, c.Programs.command(c.Programs.Control, "-N", "-j", "--u="+c.Socket), "-N -j")
+	nodes, err := queryNodes(ctx, c.Run, c.Programs.command(c.Programs.Control, "-N", "-j", "--u="+c.Socket))
+	return slices.Collect(maps.Values(nodes)), err
+}
+
+// queryNodes runs a query whose answer is the list of nodes, by their place in it from 0.
+func queryNodes(ctx context.Context, run Execute, words []string) (map[int]Node, error) {
+	out, err := query(ctx, run, words, "-N -j")
 	if err != nil {
 		return nil, err
 	}
 	var answer struct {
-		Nodes map[string]Node `json:"nodes"`
+		Nodes map[int]Node `json:"nodes"`
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return nil, fmt.Errorf("nvidia-imex-ctl -N -j answered %.100q, which is not the list of nodes: %w", out, err)
 	}
-	nodes := make([]Node, 0, len(answer.Nodes))
-	for _, node := range answer.Nodes {
-		nodes = append(nodes, node)
-	}
-	return nodes, nil
+	return answer.Nodes, nil
 }
 
 // Version asks nvidia-imex for its version. The program that runs may be of another, if it was replaced since it started.
@@ -116,7 +120,7 @@ type Node struct {
 	HostName string `json:"hostName"`
 	Version  string `json:"version"`
 	// Connections are this node's, by the place of the other in the list.
-	Connections map[string]Connection `json:"connections"`
+	Connections map[int]Connection `json:"connections"`
 }
 
 // Connection is one node's connection to another.
@@ -128,8 +132,15 @@ type Connection struct {
 // ConnectionStatus is the state of a connection, in the words of `nvidia-imex-ctl -N -j`.
 type ConnectionStatus string
 
-// What keeps two daemons from ever being connected.
+// States of a connection. There are more, for one that was lost or never made.
 const (
+	// Connected: the connection works.
+	Connected ConnectionStatus = "CONNECTED"
+	// Unknown: the asked daemon could not ask the node whose connection it is.
+	Unknown ConnectionStatus = "INVALID"
+
+	// What keeps two daemons from ever being connected.
+
 	// OtherVersion: the two are of versions that do not work together.
 	OtherVersion ConnectionStatus = "VERSION_MISMATCH"
 	// OtherNodes: the two lists of nodes differ.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -50,7 +51,7 @@ func (p *Process) Start(_ context.Context, spec Spec) (Daemon, error) {
 	}
 	words := p.Programs.command(p.Programs.Daemon, "-c", spec.ConfigFile)
 	child := &child{
-		control: p.Programs.command(p.Programs.Control, "-c", spec.ConfigFile, "-q"),
+		control: p.Programs.command(p.Programs.Control, "-c", spec.ConfigFile),
 		command: exec.Command(words[0], words[1:]...), exited: make(chan struct{}),
 	}
 	child.command.Stdout, child.command.Stderr = p.Output, p.Output
@@ -103,7 +104,12 @@ func (c *child) Reload() error {
 
 // State implements Daemon.
 func (c *child) State(ctx context.Context) (State, error) {
-	return queryState(ctx, Run, c.control)
+	return queryState(ctx, Run, append(slices.Clone(c.control), "-q"))
+}
+
+// Nodes implements Daemon.
+func (c *child) Nodes(ctx context.Context) (map[int]Node, error) {
+	return queryNodes(ctx, Run, append(slices.Clone(c.control), "-N", "-j"))
 }
 
 // Exited implements Daemon.

@@ -65,6 +65,10 @@ type Daemon interface {
 	Reload() error
 	// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
 	State(ctx context.Context) (State, error)
+	// Nodes asks the daemon for the nodes in its list and for their connections, by their place in the list from 0. Of nodes other than
+	// its own it knows what they told it; whether the answer says so of each of them depends on nvidia-imex. The question may hang where
+	// State does not (#1417 of NVIDIA's DRA driver).
+	Nodes(ctx context.Context) (map[int]Node, error)
 	// Exited is closed when the daemon has ended. Err then says how; it is nil only after Stop.
 	Exited() <-chan struct{}
 	Err() error

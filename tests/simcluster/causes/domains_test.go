@@ -118,10 +118,9 @@ func domainCauses() []cause {
 			g.AwaitReady(nodeName(3), false)
 			g.members(2, 0, 3)
 		}},
-		// nvidia-imex is READY whether or not it reaches its peers, and nothing in Kubernetes shows that it does not.
-		{part, unseen, d, "DaemonNotReady", nil, func(g *ground) {
+		{part, "the network drops what IMEX daemons send each other", d, "DaemonsDisconnected", nil, func(g *ground) {
+			g.formed(0, 1)
 			g.disturb(1, imex.Faults{Partitioned: []string{"*"}})
-			g.members(2, 0, 1)
 		}},
 		{part, "a node's GPUs are in two cliques, and a pod is missing", d, "CliquesDisagree", []string{"WaitingForNodes"}, func(g *ground) {
 			g.clique(1, fault.Arguments{"gpu": "0", "clique": "7"})

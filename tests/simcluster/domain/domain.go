@@ -32,6 +32,8 @@ type Domain struct {
 	Nodes         []Node
 	// Conditions are its conditions' messages by type, those that are not True.
 	Conditions map[string]string
+	// Degraded is the reason and message of the condition Degraded while it is True.
+	Degraded string
 }
 
 // Node is one entry of a domain's status.nodes.
@@ -67,8 +69,16 @@ func Read(object *unstructured.Unstructured) Domain {
 	}
 	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
 	for _, entry := range conditions {
-		if fields, ok := entry.(map[string]any); ok && text(fields, "status") != "True" {
-			d.Conditions[text(fields, "type")] = text(fields, "reason") + ": " + text(fields, "message")
+		fields, ok := entry.(map[string]any)
+		if !ok {
+			continue
+		}
+		words := text(fields, "reason") + ": " + text(fields, "message")
+		switch yes := text(fields, "status") == "True"; {
+		case !yes:
+			d.Conditions[text(fields, "type")] = words
+		case text(fields, "type") == "Degraded":
+			d.Degraded = words
 		}
 	}
 	return d

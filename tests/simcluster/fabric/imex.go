@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -115,6 +116,27 @@ func (d *imexDaemon) State(ctx context.Context) (imex.State, error) {
 	defer cancel()
 	status, err := fakeimex.Query(ctx, d.config, fakeimex.OfDaemon)
 	return imex.State(status.Local), err
+}
+
+// Nodes asks as nvidia-imex-ctl -N -j does.
+func (d *imexDaemon) Nodes(ctx context.Context) (map[int]imex.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	status, err := fakeimex.Query(ctx, d.config, fakeimex.OfDomain)
+	if err != nil {
+		return nil, err
+	}
+	var text bytes.Buffer
+	if err := status.WriteJSON(&text); err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Nodes map[int]imex.Node `json:"nodes"`
+	}
+	if err := json.Unmarshal(text.Bytes(), &answer); err != nil {
+		return nil, err
+	}
+	return answer.Nodes, nil
 }
 
 func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }

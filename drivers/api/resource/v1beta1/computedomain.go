@@ -96,8 +96,8 @@ const (
 	ConditionReady = "Ready"
 	// ConditionProgressing says whether the domain is still coming into being, being repaired or being deleted, and what it waits for.
 	ConditionProgressing = "Progressing"
-	// ConditionDegraded says whether something that worked, or should, does not: a node that was ready and is not, a node that is gone, a
-	// name that is taken.
+	// ConditionDegraded says whether something that worked, or should, does not: a node that was ready and is not, a node that is gone,
+	// IMEX daemons that are not connected with each other, a name that is taken.
 	ConditionDegraded = "Degraded"
 	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
 	// before.
@@ -273,6 +273,29 @@ type ComputeDomainNode struct {
 	//
 	// +optional
 	Why string `json:"why,omitempty"`
+	// Disconnected are the nodes of its clique in this domain with which the node's IMEX daemon is not connected, though both are READY:
+	// their pods cannot use each other's memory. Of more than 32 the first by name are here. It is absent where all are connected, and
+	// where it is not known.
+	//
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Disconnected []ComputeDomainPeer `json:"disconnected,omitempty"`
+}
+
+// MaxDisconnected is how many nodes ComputeDomainNode.Disconnected has at most.
+const MaxDisconnected = 32
+
+// ComputeDomainPeer is a node that another is not connected with.
+type ComputeDomainPeer struct {
+	// Name of the Node object.
+	Name string `json:"name"`
+	// State is the connection's, in the word of nvidia-imex-ctl -N -j: NEVER_CONNECTED, RECOVERING (it was lost), DISCONNECTED (lost for
+	// long), VERSION_MISMATCH, NODE_MAP_MISMATCH (different lists of nodes) or another.
+	State string `json:"state"`
+	// Since is when the controller saw it first.
+	Since metav1.Time `json:"since"`
 }
 
 // NodeState is what has become of a node in a domain.

@@ -1,0 +1,45 @@
+package computedomains
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/fakes/imex"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/domain"
+)
+
+//shows:cd-connections
+func TestANodeWhosePeersCannotReachItIsNamedAndLosesNothing(t *testing.T) {
+	const first, size = 3, 3
+	n := shared.Namespace(t)
+	imports := form(n, t, first, size)
+	cut := cluster.NodeName(first)
+	path := filepath.Join(stateOf(first), imex.FaultsName)
+	mend := func() {
+		if err := imex.WriteFaults(path, imex.Faults{}); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(mend)
+	if err := imex.WriteFaults(path, imex.Faults{Partitioned: []string{"*"}}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	whole := fmt.Sprintf(": %s with ", cut) // named first, since it lacks most
+	n.AwaitDomain("d", func(d domain.Domain) bool {
+		return strings.HasPrefix(d.Degraded, "DaemonsDisconnected") && strings.Contains(d.Degraded, whole) && d.Status == domain.Ready
+	})
+	t.Logf("measured: named %s after the cut; daemons are asked once they have been READY for 10 s", time.Since(began))
+	n.AwaitEvent("d", "DaemonsDisconnected", cut)
+	mend()
+	n.AwaitDomain("d", func(d domain.Domain) bool { return d.Degraded == "" && d.Status == domain.Ready })
+	for i, memory := range imports {
+		if !memory.Alive() {
+			t.Errorf("the pod on node %d lost its memory", first+i)
+		}
+	}
+}

@@ -143,6 +143,18 @@ static uint64_t used(const struct ff_gpu *g, const struct device *d)
 	return total;
 }
 
+/* When the device has done what it was given by all processes. */
+static unsigned long long idle_at(const struct ff_gpu *g, const struct device *d)
+{
+	unsigned long long at = now();
+	for (int i = 0; i < FF_MAX_PROCESSES; i++) {
+		const struct ff_process *p = &g->processes[i];
+		if (p->pid && p->gpu_instance == d->gi && p->compute_instance == d->ci && p->busy_until > at)
+			at = p->busy_until;
+	}
+	return at;
+}
+
 static struct ff_process *entry(struct ff_gpu *g, const struct device *d, CUresult *why)
 {
 	struct ff_process *empty = NULL;
@@ -189,8 +201,7 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int gpu_c
 		return false;
 	p->memory = (uint64_t)((long long)p->memory + u->delta);
 	if (u->run) {
-		unsigned long long start = now();
-		p->busy_until = (p->busy_until > start ? p->busy_until : start) + u->run;
+		p->busy_until = idle_at(g, u->device) + u->run;
 	}
 	u->end = p->busy_until;
 	u->result = CUDA_SUCCESS;

@@ -1,5 +1,4 @@
-/* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time. How long is
- * in its name (anything_250ms), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. */
+/* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time (launch.c). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -10,23 +9,7 @@
 #include <sys/time.h>
 #include <time.h>
 
-#include "device.h"
-
-/* A context stays when it is destroyed: it may be another thread's current one, or further down in a stack. */
-struct context {
-	const struct device *device;
-	unsigned long long busy_until;
-	atomic_bool destroyed;
-};
-
-struct module {
-	int unused;
-};
-
-struct kernel {
-	unsigned long long microseconds;
-	struct kernel *next;
-};
+#include "context.h"
 
 /* One allocation; its address is made up, in a range that no host pointer is in. */
 struct allocation {
@@ -39,7 +22,6 @@ struct allocation {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialised, used;
 static struct allocation *allocations;
-static struct kernel *kernels;
 static CUdeviceptr next_address = 0x7f0000000000ull;
 static struct context primary[FF_MAX_GPUS * FF_MAX_GPU_INSTANCES];
 
@@ -48,19 +30,15 @@ static __thread struct context *stack[64];
 static __thread size_t depth;
 #define TOP (depth ? stack[depth - 1] : NULL)
 
-#define NEED(condition, error) \
-	if (!(condition))      \
-		return error
-#define NEED_INIT() NEED(initialised, CUDA_ERROR_NOT_INITIALIZED)
-#define NEED_CONTEXT()                              \
-	NEED_INIT();                                \
-	struct context *current = TOP;              \
-	NEED(current, CUDA_ERROR_INVALID_CONTEXT);  \
-	NEED(!current->destroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED)
-#define NEED_DEVICE(number)                             \
-	NEED_INIT();                                    \
-	const struct device *device = device_at(number); \
-	NEED(device, CUDA_ERROR_INVALID_DEVICE)
+struct context *context_current(void)
+{
+	return TOP;
+}
+
+bool context_any(void)
+{
+	return initialised;
+}
 
 EXPORT CUresult cuInit(unsigned int flags)
 {
@@ -377,94 +355,6 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 	return r;
 }
 
-EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image)
-{
-	static struct module only;
-	NEED_CONTEXT();
-	NEED(out && image, CUDA_ERROR_INVALID_VALUE);
-	*out = &only;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuModuleUnload(CUmodule m)
-{
-	NEED_INIT();
-	NEED(m, CUDA_ERROR_INVALID_VALUE);
-	return CUDA_SUCCESS;
-}
-
-/* The milliseconds at the end of a kernel's name, or the environment's, or 1. */
-static unsigned long long duration(const char *name)
-{
-	const char *ms = getenv("FAKEFABRIC_KERNEL_MS"), *tail = strrchr(name, '_');
-	char unit[3];
-	unsigned long v;
-	if (tail && sscanf(tail, "_%lu%2s", &v, unit) == 2 && strcmp(unit, "ms") == 0)
-		return v * 1000ull;
-	return ms && sscanf(ms, "%lu", &v) == 1 ? v * 1000ull : 1000;
-}
-
-EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
-{
-	NEED_INIT();
-	NEED(out && m && name, CUDA_ERROR_INVALID_VALUE);
-	struct kernel *k = calloc(1, sizeof *k);
-	NEED(k, CUDA_ERROR_OUT_OF_MEMORY);
-	k->microseconds = duration(name);
-	pthread_mutex_lock(&lock);
-	k->next = kernels;
-	kernels = k;
-	pthread_mutex_unlock(&lock);
-	*out = k;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-			       unsigned int shared, CUstream stream, void **parameters, void **extra)
-{
-	(void)shared, (void)stream, (void)parameters, (void)extra;
-	NEED_CONTEXT();
-	NEED(k && gx && gy && gz && bx && by && bz, CUDA_ERROR_INVALID_VALUE);
-	return device_run(current->device, k->microseconds, &current->busy_until);
-}
-
-EXPORT CUresult cuCtxSynchronize(void)
-{
-	struct timeval t;
-	NEED_CONTEXT();
-	gettimeofday(&t, NULL);
-	unsigned long long now = (unsigned long long)t.tv_sec * 1000000 + (unsigned long long)t.tv_usec;
-	if (current->busy_until > now) {
-		unsigned long long left = current->busy_until - now;
-		struct timespec d = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
-		while (nanosleep(&d, &d) != 0 && errno == EINTR) {
-			/* a signal does not end a kernel */
-		}
-	}
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags)
-{
-	(void)flags;
-	NEED_CONTEXT();
-	NEED(out, CUDA_ERROR_INVALID_VALUE);
-	*out = (CUstream)current; /* all streams of a context are one */
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamDestroy_v2(CUstream s)
-{
-	(void)s;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamSynchronize(CUstream s)
-{
-	(void)s;
-	return cuCtxSynchronize();
-}
-
 /* Looks a function up by its base name: the newest version is the one meant. */
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status)
 {
@@ -480,6 +370,9 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version,
 		SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), NAME(cuCtxGetDevice), SECOND(cuMemGetInfo), SECOND(cuMemAlloc), SECOND(cuMemFree),
 		NAME(cuModuleLoadData), NAME(cuModuleUnload), NAME(cuModuleGetFunction), NAME(cuLaunchKernel), NAME(cuCtxSynchronize),
 		NAME(cuStreamCreate), SECOND(cuStreamDestroy), NAME(cuStreamSynchronize), NAME(cuGetErrorName), NAME(cuGetErrorString),
+		NAME(cuLaunchCooperativeKernel), NAME(cuEventCreate), NAME(cuEventRecord), NAME(cuEventQuery), NAME(cuEventSynchronize),
+		NAME(cuEventElapsedTime), SECOND(cuEventDestroy), SECOND(cuStreamBeginCapture), NAME(cuStreamIsCapturing), NAME(cuStreamEndCapture),
+		NAME(cuGraphInstantiateWithFlags), NAME(cuGraphLaunch), NAME(cuGraphExecDestroy), NAME(cuGraphDestroy),
 	};
 	(void)version, (void)flags;
 	NEED(symbol && out, CUDA_ERROR_INVALID_VALUE);

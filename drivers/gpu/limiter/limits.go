@@ -13,8 +13,17 @@ const (
 	Directory = "/usr/local/vgpu/limits.d"
 )
 
+// Turns is the directory with the socket by which the library asks the node's arbiter (gpufabric.io/drivers/vgpu/cores) for turns.
+const Turns = "/usr/local/vgpu/turns"
+
 // Accounts is the directory in which the library counts what the container has.
 const Accounts = "/tmp/vgpu"
+
+// The first line of a file of limits, and the line that says what Text's closed does.
+const (
+	heading    = "gpufabric-limits 1"
+	closedLine = "closed"
+)
 
 // The limits of what the library can read (limits.h, limits.c).
 const (
@@ -27,7 +36,7 @@ type Limit struct {
 	UUID string
 	// Bytes of memory; 0: no limit.
 	Bytes int64
-	// Cores is in percent of the GPU's SMs; 0: no limit. It is shown to monitors, and not enforced.
+	// Cores is in percent of the GPU's SMs; 0: no limit.
 	Cores int
 }
 
@@ -41,9 +50,9 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 		return nil, fmt.Errorf("%d GPUs, where 1 to %d are allowed: %w", len(limits), mostGPUs, ErrLimit)
 	}
 	var text strings.Builder
-	text.WriteString("gpufabric-limits 1\n")
+	text.WriteString(heading + "\n")
 	if closed {
-		text.WriteString("closed\n")
+		text.WriteString(closedLine + "\n")
 	}
 	named := map[string]bool{}
 	for _, l := range limits {
@@ -61,4 +70,24 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 		fmt.Fprintf(&text, "%s %d %d\n", l.UUID, l.Bytes, l.Cores)
 	}
 	return []byte(text.String()), nil
+}
+
+// Parse reads what Text wrote.
+func Parse(text []byte) ([]Limit, error) {
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	if lines[0] != heading {
+		return nil, fmt.Errorf("%.80q is no file of limits: %w", lines[0], ErrLimit)
+	}
+	var out []Limit
+	for _, line := range lines[1:] {
+		if line == closedLine {
+			continue
+		}
+		var l Limit
+		if n, err := fmt.Sscanf(line, "%s %d %d", &l.UUID, &l.Bytes, &l.Cores); err != nil || n != 3 {
+			return nil, fmt.Errorf("%.80q is no line of a file of limits: %w", line, ErrLimit)
+		}
+		out = append(out, l)
+	}
+	return out, nil
 }

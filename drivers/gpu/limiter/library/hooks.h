@@ -30,7 +30,27 @@
 	X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (CUdevice))                                                     \
 	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                 \
 	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                                                 \
-	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice))
+	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice))                                                         \
+	X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                                     \
+	X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                                      \
+	T(cuStreamBeginCapture, cuStreamBeginCapture_v2_ptsz, (CUstream, int))                                                 \
+	X(cuLaunch, cuLaunch, (CUfunction))                                                                                    \
+	X(cuLaunchGrid, cuLaunchGrid, (CUfunction, int, int))                                                                  \
+	X(cuLaunchGridAsync, cuLaunchGridAsync, (CUfunction, int, int, CUstream))                                              \
+	X(cuLaunchKernel, cuLaunchKernel, LAUNCH_ARGUMENTS(void **))                                                           \
+	T(cuLaunchKernel, cuLaunchKernel_ptsz, LAUNCH_ARGUMENTS(void **))                                                      \
+	X(cuLaunchKernelEx, cuLaunchKernelEx, (const CUlaunch_config *, CUfunction, void **, void **))                         \
+	T(cuLaunchKernelEx, cuLaunchKernelEx_ptsz, (const CUlaunch_config *, CUfunction, void **, void **))                    \
+	X(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, COOPERATIVE_ARGUMENTS)                                         \
+	T(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz, COOPERATIVE_ARGUMENTS)                                    \
+	X(cuGraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                                               \
+	T(cuGraphLaunch, cuGraphLaunch_ptsz, (CUgraphExec, CUstream))
+
+/* A kernel, its grid, its blocks, its shared memory, its stream and its parameters. */
+#define COOPERATIVE_ARGUMENTS                                                                                              \
+	(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **)
+#define LAUNCH_ARGUMENTS(extra)                                                                                            \
+	(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **, extra)
 
 /* The functions by which programs look up others. */
 #define PROC_HOOKS(X)                                                                                 \
@@ -50,6 +70,9 @@ NVML_HOOKS(DECLARE)
 /* The driver's own function of an exported name, NULL where the driver has none. */
 void *real_cuda(const char *exported);
 void *real_nvml(const char *exported);
+
+/* The C library's pthread_create, NULL where the program has none. */
+void *real_thread(void);
 
 /* This library's replacement of a function that was looked up by its exported name; NULL: there is none. */
 void *hook_of(const char *exported);

@@ -3,63 +3,22 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "account.h"
+#include "cores.h"
+#include "devices.h"
 #include "holdings.h"
 #include "hooks.h"
 
 /* The driver allocates in steps of so many bytes (CUDA's programming guide promises at least 256; allocations have been seen 512 apart). */
 #define STEP 512
-#define MOST_ORDINALS 64
-#define UNKNOWN (-2)
-
-/* The number of the limit of each device of the process, -1 for none. */
-static atomic_int ordinals[MOST_ORDINALS] = {[0 ... MOST_ORDINALS - 1] = UNKNOWN};
-
-static int limit_of(CUdevice device)
-{
-	if (!limits_get() || device < 0 || device >= MOST_ORDINALS)
-		return -1;
-	int known = atomic_load_explicit(&ordinals[device], memory_order_relaxed);
-	if (known != UNKNOWN)
-		return known;
-	CUresult (*uuid)(CUuuid *, CUdevice) = REAL(cuda, cuDeviceGetUuid_v2);
-	if (!uuid)
-		uuid = REAL(cuda, cuDeviceGetUuid);
-	CUuuid u;
-	if (!uuid || uuid(&u, device) != CUDA_SUCCESS)
-		return -1; /* not initialised: the driver says so itself */
-	char text[UUID_BYTES] = "GPU-", *at = text + 4;
-	for (int i = 0; i < 16; i++) {
-		if (i == 4 || i == 6 || i == 8 || i == 10)
-			*at++ = '-';
-		at += sprintf(at, "%02x", u.bytes[i]);
-	}
-	known = limits_find(text);
-	atomic_store_explicit(&ordinals[device], known, memory_order_relaxed);
-	return known;
-}
 
 /* A device without a limit of its own is not limited. Where the limits could not be read, no device allocates anything. */
 static bool refused(void)
 {
 	const struct limits *l = limits_get();
 	return l && l->count == 0;
-}
-
-static int limit_of_current(CUcontext *context)
-{
-	CUdevice device;
-	CUresult (*get_device)(CUdevice *) = REAL(cuda, cuCtxGetDevice);
-	CUresult (*get_context)(CUcontext *) = REAL(cuda, cuCtxGetCurrent);
-	*context = NULL;
-	if (!limits_get() || !get_device || get_device(&device) != CUDA_SUCCESS)
-		return -1;
-	if (get_context)
-		get_context(context);
-	return limit_of(device);
 }
 
 /* Rounds up to a step. An amount above 2^47 is cut to that: it fits no GPU either. */
@@ -362,6 +321,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
 	CUresult (*real)(CUcontext) = REAL(cuda, cuCtxDestroy_v2);
 	NEED(real);
+	cores_forget_context(context);
 	CUresult r = real(context);
 	if (r == CUDA_SUCCESS)
 		context_gone(context);
@@ -389,6 +349,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 	CUresult (*real)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxReset_v2);
 	NEED(real);
 	CUcontext context = primary(device);
+	cores_forget_context(context);
 	CUresult r = real(device);
 	if (r == CUDA_SUCCESS)
 		context_gone(context);
@@ -403,6 +364,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	int active = 1;
 	NEED(real);
 	CUcontext context = primary(device);
+	cores_forget_context(context);
 	CUresult r = real(device);
 	if (r == CUDA_SUCCESS && state && state(device, &flags, &active) == CUDA_SUCCESS && !active)
 		context_gone(context);
@@ -439,8 +401,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 static void forked(void)
 {
 	holdings_forget();
-	for (int i = 0; i < MOST_ORDINALS; i++)
-		atomic_store(&ordinals[i], UNKNOWN);
+	devices_forget();
 }
 
 __attribute__((constructor)) static void begin(void)

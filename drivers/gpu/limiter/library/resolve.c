@@ -37,6 +37,14 @@ void *real_nvml(const char *exported)
 	return symbol_of("libnvidia-ml.so.1", exported);
 }
 
+/* Before glibc 2.34 it stands in libpthread, which CUDA's driver loads. */
+void *real_thread(void)
+{
+	dlsym_function look = real_dlsym();
+	void *found = look ? look(RTLD_DEFAULT, "pthread_create") : NULL;
+	return found ? found : symbol_of("libpthread.so.0", "pthread_create");
+}
+
 struct entry {
 	const char *base, *exported;
 	void *hook;

@@ -7,6 +7,7 @@
 
 #include "driver.h"
 #include "hooks.h"
+#include "launches.h"
 
 _Atomic uint64_t driver_allocated[2];
 _Atomic int driver_fails;
@@ -46,6 +47,11 @@ static CUresult use(uint64_t id, int by)
 void driver_use(int device)
 {
 	current = device;
+}
+
+int driver_current(void)
+{
+	return current;
 }
 
 static CUresult uuid(CUuuid *out, CUdevice d)
@@ -190,7 +196,7 @@ void *real_cuda(const char *exported)
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
 		if (strcmp(table[i].name, exported) == 0)
 			return table[i].function;
-	return NULL;
+	return launches_function(exported);
 }
 
 void *real_nvml(const char *exported)

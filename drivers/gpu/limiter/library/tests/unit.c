@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "cores_test.h"
 #include "driver.h"
 #include "hooks.h"
 
@@ -148,6 +149,10 @@ static double nanoseconds(int threads)
 
 int main(int argc, char **argv)
 {
+	if (argc > 1 && strcmp(argv[1], "bench") == 0)
+		bench_cores();
+	else
+		test_cores();
 	container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");
 	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
 		CUdeviceptr p, q;

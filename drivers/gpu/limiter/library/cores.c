@@ -1,0 +1,531 @@
+#define _GNU_SOURCE
+#include "cores.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "devices.h"
+#include "hooks.h"
+#include "turns.h"
+#include "words.h"
+
+/* A GPU that did nothing for so long in a turn is given back, in nanoseconds. */
+#define IDLE 500000
+
+/* How far ahead of the GPU a process launches, and how far apart its events should be, in nanoseconds. */
+#define AHEAD 8000000
+#define APART 1000000
+
+#define MOST_MARKS 64
+#define MOST_BATCH 128
+#define MOST_TAILS 64
+#define PROBES 8
+
+/* An event behind launches. */
+struct mark {
+	CUevent event;
+	CUcontext context;
+};
+
+/* The launches into a stream since its last event. */
+struct tail {
+	_Atomic uintptr_t context, stream; /* stream 0: nobody's */
+	atomic_uint unmarked;
+};
+
+struct lane {
+	pthread_mutex_t lock;
+	atomic_uint news;    /* a futex: it changes when somebody who waits should look again */
+	atomic_bool open;    /* launches may pass */
+	atomic_int inside;   /* launches that passed and have not ended */
+	atomic_int waiting;  /* threads before the gate */
+	atomic_uint batch;   /* launches to an event */
+	atomic_int marked;   /* events that are outstanding */
+	atomic_int most;     /* events that may be */
+	struct mark marks[MOST_MARKS], spare[MOST_MARKS];
+	unsigned int first; /* the oldest of the outstanding ones */
+	int spares;
+	struct tail tails[MOST_TAILS];
+	CUcontext watched; /* the thread waits for an event of this context */
+	int64_t seen;	   /* when the last event was over; 0: none was in this turn */
+	int64_t apart;	   /* the measured time between two events */
+	bool running;	   /* the thread was started */
+	atomic_bool unlimited; /* it could not be */
+	struct turns turns;
+};
+
+static struct lane lanes[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .batch = 1, .most = 2, .turns = {.file = -1}}};
+static atomic_int wanted = -1; /* whether any GPU has a limit of cores; -1: not known yet */
+static atomic_bool ending;
+
+static bool any(void)
+{
+	int known = atomic_load_explicit(&wanted, memory_order_relaxed);
+	if (known < 0) {
+		const struct limits *l = limits_get();
+		known = 0;
+		for (int i = 0; l && i < l->count; i++)
+			known = known || l->devices[i].cores;
+		atomic_store(&wanted, known);
+	}
+	return known;
+}
+
+static const struct limit *limit_in(const struct lane *l)
+{
+	return &limits_get()->devices[l - lanes];
+}
+
+/* Waits for news after those that were seen, for so long at most; below 0: for ever. */
+static void sleep_until_news(struct lane *l, unsigned int seen, int64_t nanoseconds)
+{
+	struct timespec t = {.tv_sec = nanoseconds / 1000000000, .tv_nsec = nanoseconds % 1000000000};
+	syscall(SYS_futex, &l->news, FUTEX_WAIT_PRIVATE, seen, nanoseconds < 0 ? NULL : &t, NULL, 0);
+}
+
+static void tell(struct lane *l)
+{
+	atomic_fetch_add(&l->news, 1);
+	syscall(SYS_futex, &l->news, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+}
+
+/* Whether a stream only records what it is given. Unknown counts as such: an event there could end somebody's capture. */
+static bool capturing(CUstream s)
+{
+	CUresult (*ask)(CUstream, int *) = REAL(cuda, cuStreamIsCapturing);
+	int status = 0;
+	return ask && (ask(s, &status) != CUDA_SUCCESS || status != 0);
+}
+
+static CUevent event_for(struct lane *l, CUcontext context)
+{
+	CUresult (*create)(CUevent *, unsigned int) = REAL(cuda, cuEventCreate);
+	CUevent e = NULL;
+	for (int i = l->spares - 1; i >= 0; i--)
+		if (l->spare[i].context == context) {
+			e = l->spare[i].event;
+			l->spare[i] = l->spare[--l->spares];
+			return e;
+		}
+	return create && create(&e, EVENT_BLOCKING_WITHOUT_TIME) == CUDA_SUCCESS ? e : NULL;
+}
+
+static void destroy(CUevent e)
+{
+	CUresult (*real)(CUevent) = REAL(cuda, cuEventDestroy_v2);
+	if (real)
+		real(e);
+}
+
+static void keep(struct lane *l, struct mark m)
+{
+	if (l->spares < MOST_MARKS)
+		l->spare[l->spares++] = m;
+	else
+		destroy(m.event);
+}
+
+/* Records an event in a stream of the calling thread's context. The caller has the lock. False: none was recorded. */
+static bool mark(struct lane *l, CUcontext context, CUstream stream, struct tail *t)
+{
+	CUresult (*record)(CUevent, CUstream) = REAL(cuda, cuEventRecord);
+	int marked = atomic_load(&l->marked);
+	if (marked == MOST_MARKS)
+		return false; /* it is counted on */
+	if (t)
+		atomic_store(&t->unmarked, 0);
+	if (!record || capturing(stream))
+		return false;
+	struct mark m = {event_for(l, context), context};
+	if (!m.event)
+		return false;
+	if (record(m.event, stream) != CUDA_SUCCESS) {
+		keep(l, m);
+		return false;
+	}
+	l->marks[(l->first + (unsigned int)marked) % MOST_MARKS] = m;
+	atomic_store(&l->marked, marked + 1);
+	return true;
+}
+
+static unsigned int place(CUcontext context, CUstream stream)
+{
+	return (unsigned int)((((uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 7) * 0x9e3779b97f4a7c15u) >> 56);
+}
+
+/* The tail of a stream, NULL where it has none. */
+static struct tail *tail_of(struct lane *l, CUcontext context, CUstream stream)
+{
+	for (unsigned int i = place(context, stream), end = i + PROBES; i < end; i++) {
+		struct tail *t = &l->tails[i % MOST_TAILS];
+		if (atomic_load_explicit(&t->context, memory_order_acquire) == (uintptr_t)context &&
+		    atomic_load_explicit(&t->stream, memory_order_acquire) == (uintptr_t)stream)
+			return t;
+	}
+	return NULL;
+}
+
+/* Gives a stream a tail. NULL: there is no room, and each launch gets an event. The caller has the lock. */
+static struct tail *new_tail(struct lane *l, CUcontext context, CUstream stream)
+{
+	struct tail *t = tail_of(l, context, stream);
+	for (unsigned int i = place(context, stream), end = i + PROBES; !t && i < end; i++)
+		if (!atomic_load(&l->tails[i % MOST_TAILS].stream)) {
+			t = &l->tails[i % MOST_TAILS];
+			atomic_store(&t->unmarked, 0);
+			atomic_store(&t->context, (uintptr_t)context);
+			atomic_store(&t->stream, (uintptr_t)stream);
+		}
+	return t;
+}
+
+/* Another thread's own stream cannot be named: each launch into one gets its event at once. */
+static bool nameless(CUstream s)
+{
+	return s == (CUstream)STREAM_PER_THREAD;
+}
+
+static void count(struct lane *l, CUcontext context, CUstream stream)
+{
+	struct tail *t = nameless(stream) ? NULL : tail_of(l, context, stream);
+	if (t && atomic_fetch_add(&t->unmarked, 1) + 1 < atomic_load_explicit(&l->batch, memory_order_relaxed))
+		return;
+	pthread_mutex_lock(&l->lock);
+	bool first = atomic_load(&l->marked) == 0;
+	if (!t && !nameless(stream) && (t = new_tail(l, context, stream)))
+		atomic_fetch_add(&t->unmarked, 1);
+	bool done = mark(l, context, stream, t);
+	pthread_mutex_unlock(&l->lock);
+	if (done && first)
+		tell(l);
+}
+
+/* Waits for the oldest event. False: there is none. */
+static bool reap(struct lane *l)
+{
+	CUresult (*current)(CUcontext) = REAL(cuda, cuCtxSetCurrent);
+	CUresult (*synchronize)(CUevent) = REAL(cuda, cuEventSynchronize);
+	pthread_mutex_lock(&l->lock);
+	bool some = atomic_load(&l->marked) > 0;
+	struct mark m = l->marks[l->first];
+	l->watched = some ? m.context : NULL;
+	pthread_mutex_unlock(&l->lock);
+	if (!some)
+		return false;
+	if (current && synchronize && current(m.context) == CUDA_SUCCESS)
+		synchronize(m.event); /* a context with an error answers at once, and has nothing to wait for */
+	int64_t now = turns_now();
+	pthread_mutex_lock(&l->lock);
+	l->watched = NULL;
+	l->first = (l->first + 1) % MOST_MARKS;
+	atomic_fetch_sub(&l->marked, 1);
+	keep(l, m);
+	pthread_mutex_unlock(&l->lock);
+	if (l->seen) {
+		l->apart = l->apart ? (l->apart * 3 + now - l->seen) / 4 : now - l->seen;
+		unsigned int batch = atomic_load(&l->batch);
+		if (l->apart < APART / 2 && batch < MOST_BATCH) {
+			atomic_store(&l->batch, batch * 2);
+			l->apart *= 2;
+		} else if (l->apart > 2 * APART && batch > 1) {
+			atomic_store(&l->batch, batch / 2);
+			l->apart /= 2;
+		}
+		int64_t most = AHEAD / (l->apart ? l->apart : 1);
+		atomic_store(&l->most, (int)(most < 2 ? 2 : most > MOST_MARKS / 2 ? MOST_MARKS / 2 : most));
+	}
+	l->seen = now;
+	tell(l);
+	return true;
+}
+
+/* Records events behind all launches that have none. False: there were no such launches. */
+static bool mark_tails(struct lane *l)
+{
+	CUresult (*current)(CUcontext) = REAL(cuda, cuCtxSetCurrent);
+	bool some = false;
+	pthread_mutex_lock(&l->lock);
+	for (int i = 0; i < MOST_TAILS; i++) {
+		struct tail *t = &l->tails[i];
+		if (!atomic_load(&t->unmarked))
+			continue;
+		if (current && current((CUcontext)atomic_load(&t->context)) == CUDA_SUCCESS)
+			some = mark(l, (CUcontext)atomic_load(&t->context), (CUstream)atomic_load(&t->stream), t) || some;
+		else
+			atomic_store(&t->unmarked, 0);
+	}
+	pthread_mutex_unlock(&l->lock);
+	return some;
+}
+
+/* Lets launches pass for a turn, and returns when the turn is over and the GPU has done them. */
+static void hold(struct lane *l, int64_t length)
+{
+	int64_t now = turns_now(), until = now + length, quiet = now;
+	l->seen = 0;
+	atomic_store(&l->open, true);
+	tell(l);
+	while (!atomic_load(&ending)) {
+		unsigned int seen = atomic_load(&l->news);
+		now = turns_now();
+		if (now >= until) {
+			length = turns_more(&l->turns, limit_in(l));
+			if (length <= 0)
+				break;
+			until = now + length;
+		}
+		if (reap(l)) {
+			quiet = turns_now();
+			continue;
+		}
+		if (mark_tails(l))
+			continue;
+		l->seen = 0; /* what comes next is no time between two events */
+		if (atomic_load(&l->inside))
+			quiet = now;
+		if (now - quiet >= IDLE)
+			break;
+		sleep_until_news(l, seen, (until < quiet + IDLE ? until : quiet + IDLE) - now);
+	}
+	atomic_store(&l->open, false);
+	for (;;) {
+		unsigned int seen = atomic_load(&l->news);
+		if (!atomic_load(&l->inside))
+			break;
+		sleep_until_news(l, seen, -1);
+	}
+	while (!atomic_load(&ending) && (reap(l) || mark_tails(l)))
+		;
+}
+
+static void *take_turns(void *argument)
+{
+	CUresult (*exchange)(int *) = REAL(cuda, cuThreadExchangeStreamCaptureMode);
+	struct lane *l = argument;
+	int mode = CAPTURE_RELAXED;
+	if (exchange)
+		exchange(&mode); /* so that this thread's calls end nobody's capture */
+	while (!atomic_load(&ending)) {
+		unsigned int seen = atomic_load(&l->news);
+		if (!atomic_load(&l->waiting)) {
+			sleep_until_news(l, seen, -1);
+			continue;
+		}
+		hold(l, turns_take(&l->turns, limit_in(l)));
+		turns_give(&l->turns, limit_in(l));
+	}
+	return NULL;
+}
+
+/* The library must not need pthread_create to be loaded: before glibc 2.34 only programs with threads have it. */
+static int create(pthread_t *t, const pthread_attr_t *a, void *(*run)(void *), void *argument)
+{
+#ifdef UNIT
+	return pthread_create(t, a, run, argument);
+#else
+	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = real_thread();
+	return real ? real(t, a, run, argument) : ENOSYS;
+#endif
+}
+
+/* The driver's own end must not meet calls of ours. */
+static void end(void)
+{
+	atomic_store(&ending, true);
+	for (int i = 0; i < MOST_DEVICES; i++)
+		tell(&lanes[i]);
+}
+
+static void start(struct lane *l)
+{
+	static atomic_flag once = ATOMIC_FLAG_INIT;
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all, had;
+	pthread_mutex_lock(&l->lock);
+	if (!l->running && !atomic_load(&l->unlimited)) {
+		if (!atomic_flag_test_and_set(&once))
+			atexit(end); /* after the driver was loaded, so before its own */
+		sigfillset(&all);
+		sigprocmask(SIG_SETMASK, &all, &had); /* the program's signals are for its own threads */
+		pthread_attr_init(&attributes);
+		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+		l->running = create(&thread, &attributes, take_turns, l) == 0;
+		sigprocmask(SIG_SETMASK, &had, NULL);
+		if (!l->running) {
+			words_once("no thread could be started: this process is not held to its percentage of the cores");
+			atomic_store(&l->unlimited, true);
+		}
+	}
+	pthread_mutex_unlock(&l->lock);
+}
+
+static bool passes(struct lane *l)
+{
+	return atomic_load(&l->open) && atomic_load_explicit(&l->marked, memory_order_relaxed) <= atomic_load_explicit(&l->most, memory_order_relaxed);
+}
+
+static void step_out(struct lane *l)
+{
+	if (atomic_fetch_sub(&l->inside, 1) == 1 && !atomic_load(&l->open))
+		tell(l);
+}
+
+/* Waits before the gate. False: nothing limits the process. */
+static bool queue(struct lane *l)
+{
+	atomic_fetch_add(&l->waiting, 1);
+	start(l);
+	tell(l);
+	while (!atomic_load(&ending) && !atomic_load(&l->unlimited)) {
+		unsigned int seen = atomic_load(&l->news);
+		if (passes(l))
+			break;
+		sleep_until_news(l, seen, -1);
+	}
+	atomic_fetch_sub(&l->waiting, 1);
+	return !atomic_load(&ending) && !atomic_load(&l->unlimited);
+}
+
+void cores_begin(struct launch *l)
+{
+	l->lane = NULL;
+	if (!any())
+		return;
+	int limit = limit_of_current(&l->context);
+	if (limit < 0 || !limits_get()->devices[limit].cores)
+		return;
+	struct lane *lane = &lanes[limit];
+	for (;;) {
+		atomic_fetch_add(&lane->inside, 1);
+		if (passes(lane)) {
+			l->lane = lane;
+			return;
+		}
+		step_out(lane);
+		if (!queue(lane))
+			return;
+	}
+}
+
+CUresult cores_end(const struct launch *l, CUstream stream, bool per_thread, CUresult r)
+{
+	if (!l->lane)
+		return r;
+	if (!stream)
+		stream = (CUstream)(uintptr_t)(per_thread ? STREAM_PER_THREAD : STREAM_LEGACY);
+	if (r == CUDA_SUCCESS)
+		count(l->lane, l->context, stream);
+	step_out(l->lane);
+	return r;
+}
+
+/* Records an event behind a stream's launches, where the tail is the stream's. The caller has the lock. */
+static void mark_tail(struct lane *l, struct tail *t, CUstream stream)
+{
+	if (atomic_load(&t->stream) == (uintptr_t)stream && atomic_load(&t->unmarked))
+		mark(l, (CUcontext)atomic_load(&t->context), stream, t);
+}
+
+CUresult cores_capture(CUresult (*begin)(CUstream, int), CUstream stream, int mode)
+{
+	if (!any())
+		return begin(stream, mode);
+	for (int i = 0; i < MOST_DEVICES; i++)
+		pthread_mutex_lock(&lanes[i].lock);
+	/* What was launched before the capture is still to be waited for. */
+	for (int i = 0; i < MOST_DEVICES; i++)
+		for (int j = 0; j < MOST_TAILS; j++)
+			mark_tail(&lanes[i], &lanes[i].tails[j], stream);
+	CUresult r = begin(stream, mode);
+	for (int i = MOST_DEVICES - 1; i >= 0; i--)
+		pthread_mutex_unlock(&lanes[i].lock);
+	return r;
+}
+
+static void clear(struct tail *t)
+{
+	atomic_store(&t->stream, 0);
+	atomic_store(&t->context, 0);
+	atomic_store(&t->unmarked, 0);
+}
+
+void cores_forget_stream(CUstream stream)
+{
+	if (!any())
+		return;
+	for (int i = 0; i < MOST_DEVICES; i++) {
+		struct lane *l = &lanes[i];
+		pthread_mutex_lock(&l->lock);
+		for (int j = 0; j < MOST_TAILS; j++)
+			if (atomic_load(&l->tails[j].stream) == (uintptr_t)stream) {
+				mark_tail(l, &l->tails[j], stream);
+				clear(&l->tails[j]);
+			}
+		pthread_mutex_unlock(&l->lock);
+	}
+}
+
+/* Removes the events of a context from a ring or a heap of so many; returns how many stay. */
+static int without(struct mark *marks, unsigned int first, int count, CUcontext context)
+{
+	int stay = 0;
+	for (int i = 0; i < count; i++) {
+		struct mark m = marks[(first + (unsigned int)i) % MOST_MARKS];
+		if (m.context == context)
+			destroy(m.event);
+		else
+			marks[(first + (unsigned int)stay++) % MOST_MARKS] = m;
+	}
+	return stay;
+}
+
+void cores_forget_context(CUcontext context)
+{
+	if (!context || !any())
+		return;
+	for (int i = 0; i < MOST_DEVICES; i++) {
+		struct lane *l = &lanes[i];
+		pthread_mutex_lock(&l->lock);
+		while (l->watched == context) {
+			unsigned int seen = atomic_load(&l->news);
+			pthread_mutex_unlock(&l->lock);
+			sleep_until_news(l, seen, 1000000);
+			pthread_mutex_lock(&l->lock);
+		}
+		for (int j = 0; j < MOST_TAILS; j++)
+			if (atomic_load(&l->tails[j].context) == (uintptr_t)context)
+				clear(&l->tails[j]);
+		atomic_store(&l->marked, without(l->marks, l->first, atomic_load(&l->marked), context));
+		l->spares = without(l->spare, 0, l->spares, context);
+		pthread_mutex_unlock(&l->lock);
+	}
+}
+
+/* The child has no turn, and none of the parent's threads. */
+static void forked(void)
+{
+	for (int i = 0; i < MOST_DEVICES; i++) {
+		struct turns had = lanes[i].turns;
+		turns_forget(&had);
+		memset((void *)&lanes[i], 0, sizeof lanes[i]);
+		pthread_mutex_init(&lanes[i].lock, NULL);
+		lanes[i].turns = had;
+		atomic_store(&lanes[i].batch, 1);
+		atomic_store(&lanes[i].most, 2);
+	}
+}
+
+__attribute__((constructor)) static void prepare(void)
+{
+	pthread_atfork(NULL, NULL, forked);
+}

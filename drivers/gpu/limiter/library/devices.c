@@ -1,0 +1,56 @@
+#define _GNU_SOURCE
+#include "devices.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "hooks.h"
+
+#define MOST_ORDINALS 64
+#define UNKNOWN (-2)
+
+/* The number of the limit of each device of the process, -1 for none. */
+static atomic_int ordinals[MOST_ORDINALS] = {[0 ... MOST_ORDINALS - 1] = UNKNOWN};
+
+int limit_of(CUdevice device)
+{
+	if (!limits_get() || device < 0 || device >= MOST_ORDINALS)
+		return -1;
+	int known = atomic_load_explicit(&ordinals[device], memory_order_relaxed);
+	if (known != UNKNOWN)
+		return known;
+	CUresult (*uuid)(CUuuid *, CUdevice) = REAL(cuda, cuDeviceGetUuid_v2);
+	if (!uuid)
+		uuid = REAL(cuda, cuDeviceGetUuid);
+	CUuuid u;
+	if (!uuid || uuid(&u, device) != CUDA_SUCCESS)
+		return -1; /* not initialised: the driver says so itself */
+	char text[UUID_BYTES] = "GPU-", *at = text + 4;
+	for (int i = 0; i < 16; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			*at++ = '-';
+		at += sprintf(at, "%02x", u.bytes[i]);
+	}
+	known = limits_find(text);
+	atomic_store_explicit(&ordinals[device], known, memory_order_relaxed);
+	return known;
+}
+
+int limit_of_current(CUcontext *context)
+{
+	CUdevice device;
+	CUresult (*get_device)(CUdevice *) = REAL(cuda, cuCtxGetDevice);
+	CUresult (*get_context)(CUcontext *) = REAL(cuda, cuCtxGetCurrent);
+	*context = NULL;
+	if (!limits_get() || !get_device || get_device(&device) != CUDA_SUCCESS)
+		return -1;
+	if (get_context)
+		get_context(context);
+	return limit_of(device);
+}
+
+void devices_forget(void)
+{
+	for (int i = 0; i < MOST_ORDINALS; i++)
+		atomic_store(&ordinals[i], UNKNOWN);
+}

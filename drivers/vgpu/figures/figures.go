@@ -54,6 +54,27 @@ type Figures struct {
 	GPUs   []GPU `json:"gpus"`
 	// Used has only the containers that the driver limits.
 	Used []Use `json:"used,omitempty"`
+	// Cores has only the containers that get turns on a GPU.
+	Cores []CoreUse `json:"cores,omitempty"`
+}
+
+// CoreUse is how much of a GPU's time a container has, where the node gives it its turns.
+type CoreUse struct {
+	PodUID    string `json:"podUID"`
+	Container string `json:"container"`
+	// UUID is the GPU's. Percent is of the time since the figures were last read.
+	UUID    string  `json:"uuid"`
+	Percent float64 `json:"percent"`
+}
+
+// CoresOf is how much of a GPU's time a container has, in percent; false where nobody on the node counts that.
+func (f Figures) CoresOf(podUID, container, uuid string) (percent float64, counted bool) {
+	for _, use := range f.Cores {
+		if use.PodUID == podUID && use.Container == container && use.UUID == uuid {
+			return use.Percent, true
+		}
+	}
+	return 0, false
 }
 
 // UsedBy is what a container uses of a GPU as the driver counts it, in bytes; false where the driver does not limit it.

@@ -10,7 +10,7 @@ type Backend string
 const (
 	// Native is NVIDIA's own driver, from r615 on: memory, by the container's cgroup.
 	Native Backend = "native"
-	// Library is libvgpu.so of this project: memory.
+	// Library is libvgpu.so of this project: memory and cores.
 	Library Backend = "library"
 	// HAMiCore is HAMi-core, which the administrator put on the node: memory and cores.
 	HAMiCore Backend = "hami-core"
@@ -68,7 +68,7 @@ func Choose(wish, directory string, native error, library bool) (Backend, error)
 func (l Limiter) Of(limits []Limit) Backend {
 	limited := false
 	for _, limit := range limits {
-		limited = limited || limit.MemoryMiB > 0 || limit.Cores > 0 && l.Backend == HAMiCore
+		limited = limited || limit.MemoryMiB > 0 || limit.Cores > 0 && (l.Backend == HAMiCore || l.Backend == Library)
 	}
 	if !limited {
 		return Whole

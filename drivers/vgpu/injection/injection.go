@@ -19,6 +19,7 @@ import (
 	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
@@ -72,6 +73,8 @@ type Limiter struct {
 	Locks string
 	// Bytes is how much a container may put into either of its directories; 0: no limit.
 	Bytes int64
+	// Turns gives the containers with limits of cores their turns on a GPU; nil: each process of theirs holds itself to its limit.
+	Turns *cores.Arbiter
 	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's memory for the rest.
 	Oversubscribed bool
 }
@@ -158,7 +161,11 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 		// multiprocess_memory_limit.h). An empty file leaves the limits unchanged.
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override, Options: file})
 	case Library:
-		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(filepath.Base(directory)), ContainerPath: limiter.File, Options: file})
+		name := filepath.Base(directory)
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(name), ContainerPath: limiter.File, Options: file})
+		if l.Turns != nil && coreLimit(limits) > 0 {
+			e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.Turns.Path(name), ContainerPath: limiter.Turns, Options: file})
+		}
 	default:
 		return e, nil
 	}

@@ -1,6 +1,7 @@
 package injection
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -60,11 +61,33 @@ func (l Limiter) write(name string, limits []Limit) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("make the directory of containers' limits: %w", err)
 	}
-	return atomicfile.Writer{}.Write(path, text, 0o444)
+	if err := (atomicfile.Writer{}).Write(path, text, 0o444); err != nil {
+		return err
+	}
+	if l.Turns != nil && coreLimit(limits) > 0 {
+		return l.Turns.Open(name, said)
+	}
+	return nil
+}
+
+// Resume gives the containers that run already their turns again, after a restart of this program.
+func (l Limiter) Resume(ctx context.Context) {
+	l.Turns.Resume(ctx, func(name string) ([]limiter.Limit, error) {
+		text, err := os.ReadFile(l.limits(name))
+		if err != nil {
+			return nil, err
+		}
+		return limiter.Parse(text)
+	})
 }
 
 // forget removes a container's limits.
 func (l Limiter) forget(name string) error {
+	if l.Turns != nil {
+		if err := l.Turns.Close(name); err != nil {
+			return err
+		}
+	}
 	if err := os.Remove(l.limits(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -131,16 +131,21 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 				gauge(c.limit, float64(limit), labels...) // what it uses is not known
 				continue
 			}
-			c.share(gauge, labels, share.UUID, limit, read, used)
+			cores, told := known.CoresOf(container.PodUID, container.Name, share.UUID)
+			if told && now {
+				gauge(c.utilization, cores, labels...)
+			}
+			c.share(gauge, labels, share.UUID, limit, read, used, told)
 		}
 	}
 	gauge(c.unreadable, float64(unreadable))
 }
 
 // share exports one share. read is nil before the container's limiter has started, and where it has none. The limiter lists GPUs in
-// CUDA's order for the container, not the scheduler's, so GPUs are matched by UUID. used is the driver's figure.
+// CUDA's order for the container, not the scheduler's, so GPUs are matched by UUID. used is the driver's figure. told says that the
+// node itself counts the GPU's time.
 func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, uuid string, limit uint64,
-	read *region.Region, used uint64) {
+	read *region.Region, used uint64, told bool) {
 	gauge(c.limit, float64(limit), labels...)
 	i := -1
 	if read != nil {
@@ -148,7 +153,9 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 	}
 	if i < 0 {
 		gauge(c.used, float64(used), labels...)
-		gauge(c.utilization, 0, labels...)
+		if !told {
+			gauge(c.utilization, 0, labels...)
+		}
 		return
 	}
 	gauge(c.used, float64(read.Used(i)), labels...)
@@ -163,7 +170,9 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 			utilization += min(process.Utilization[i], 100)
 		}
 	}
-	gauge(c.utilization, float64(min(utilization, 100)), labels...)
+	if !told {
+		gauge(c.utilization, float64(min(utilization, 100)), labels...)
+	}
 	if read.LastKernel > 0 {
 		gauge(c.lastKernel, max(0, c.options.Now().Sub(time.Unix(read.LastKernel, 0)).Seconds()), labels...)
 	}

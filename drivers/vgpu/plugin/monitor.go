@@ -19,6 +19,7 @@ import (
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/monitor"
 	"gpufabric.io/drivers/vgpu/podwatch"
@@ -151,8 +152,11 @@ func (t *table) read() figures.Figures {
 	return out
 }
 
-// withUses adds the driver's figures of the containers that it limits.
-func withUses(of figures.Figures, memory *memorylimits.Keeper) figures.Figures {
+// withUses adds the driver's figures of the containers that it limits, and the arbiter's of those to which it gives turns.
+func withUses(of figures.Figures, memory *memorylimits.Keeper, turns *cores.Arbiter) figures.Figures {
+	for _, use := range turns.Used() {
+		of.Cores = append(of.Cores, figures.CoreUse(use))
+	}
 	for _, use := range memory.Used() {
 		of.Used = append(of.Used, figures.Use(use))
 	}

@@ -44,6 +44,7 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/runtimehook"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/holdings"
@@ -196,18 +197,21 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	defer stop()
 	told := newOutcome(client, resources, o.NodeName, &failing{client: client, node: o.NodeName, patience: o.RefusalPatience, now: time.Now,
 		events: recorder, since: map[types.UID]map[string]time.Time{}})
+	turns := &cores.Arbiter{Directory: o.stateFile("turns"), Lend: o.LendCores}
+	defer turns.Stop()
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter: injection.Limiter{
 			Backend: backend, Directory: limiters, Closed: o.LimiterClosed,
 			Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
-			Oversubscribed: config.MemoryScaling > 1,
+			Oversubscribed: config.MemoryScaling > 1, Turns: turns,
 		},
 		Deck:      t.Deck,
 		Memory:    memory,
 		Device:    func(uuid string) string { return files.directory.ID(spec, uuid) },
 		Instances: made, Capabilities: files.capabilities,
 	}
+	h.Limiter.Resume(ctx)
 	nri := o.RuntimeSocket != ""
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) { podGone(ctx, h, told, pod, nri) })
 	if err != nil {
@@ -249,7 +253,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 			return shares.follow(ctx)
 		},
 		func(ctx context.Context) error {
-			return figures.Serve(ctx, o.stateFile(figures.Socket), func() figures.Figures { return withUses(t.read(), memory) })
+			return figures.Serve(ctx, o.stateFile(figures.Socket), func() figures.Figures { return withUses(t.read(), memory, turns) })
 		},
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",

@@ -1,0 +1,316 @@
+// Package cores is the node's arbiter of GPU time: it gives the containers that share a GPU their turns on it, in proportion to their
+// percentages of its cores.
+//
+// The library in a container (gpufabric.io/drivers/gpu/limiter) launches on a GPU only in a turn, and gives the turn back when the GPU has
+// done what it launched. It asks over a socket that is mounted read-only into that container alone, so that the socket says which container
+// asks. All that a container says and that counts is when its turn is over. It is charged from the grant until then, by this program's
+// clock. A container that keeps its turns and does nothing is charged for them. One that says it is done, and is not, goes around the
+// library, as it could without it.
+//
+// A process that dies loses its connection, and so its turn. While this program is away, or does not answer, each process holds itself to
+// its container's percentage.
+package cores
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/limiter"
+)
+
+// The kinds of packets (turns.h). A process sends the first four.
+const (
+	hello  uint32 = 1 + iota // which GPU
+	want                     // a turn; again while it waits: is anybody there?
+	more                     // its turn ends, and it has more to do
+	done                     // its turn is over, and the GPU has nothing of it
+	grant                    // a turn of so many nanoseconds
+	wait                     // others have theirs
+	closed                   // finish what is launched, and say done
+)
+
+// packet is the size of each packet in bytes: a kind, 4 unused bytes, nanoseconds, a UUID that ends at a NUL.
+const packet = 64
+
+// mostClients is how many connections a container may have: one for each of its processes and GPUs.
+const mostClients = 1024
+
+// socket is its name in the directory of a container, which is at limiter.Turns there.
+const socket = "socket"
+
+// Arbiter gives turns. The zero value, with its fields set, has no containers. It keeps nothing: the processes of containers connect again.
+type Arbiter struct {
+	// Directory has a directory for each container, with its socket.
+	Directory string
+	// Lend lets a container have what others leave of a GPU. Without it, none ever has more than its percentage.
+	Lend bool
+
+	mu         sync.Mutex
+	gpus       map[string]*gpu
+	containers map[string]*container
+}
+
+// container is one that has a socket.
+type container struct {
+	listener *net.UnixListener
+	stands   map[string]stand // by the GPU's UUID
+
+	mu      sync.Mutex
+	clients map[*net.UnixConn]bool // nil: it is closed
+	waits   sync.WaitGroup
+}
+
+// stand is where a container stands on a GPU.
+type stand struct {
+	gpu    *gpu
+	member *member
+}
+
+// Path is the directory of a container's socket, to be mounted at limiter.Turns.
+func (a *Arbiter) Path(name string) string { return filepath.Join(a.Directory, name) }
+
+// Open makes a container's socket, and serves its processes until Close. Limits without cores are left out. A container that is opened
+// again loses its connections, and what it used is forgotten.
+func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
+	a.drop(name)
+	directory := a.Path(name)
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return fmt.Errorf("make the directory by which a container asks for its turns on GPUs: %w", err)
+	}
+	listener, err := listen(directory)
+	if err != nil {
+		return fmt.Errorf("make the socket by which a container asks for its turns on GPUs: %w", err)
+	}
+	c := &container{listener: listener, stands: map[string]stand{}, clients: map[*net.UnixConn]bool{}}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.gpus == nil {
+		a.gpus, a.containers = map[string]*gpu{}, map[string]*container{}
+	}
+	for _, l := range limits {
+		if l.Cores <= 0 {
+			continue
+		}
+		if a.gpus[l.UUID] == nil {
+			a.gpus[l.UUID] = &gpu{lend: a.Lend}
+		}
+		c.stands[l.UUID] = stand{a.gpus[l.UUID], &member{cores: min(l.Cores, 100)}}
+	}
+	a.containers[name] = c
+	c.waits.Go(c.serve)
+	return nil
+}
+
+// listen makes the socket in a directory, whose path may be longer than a socket's may be.
+func listen(directory string) (*net.UnixListener, error) {
+	path := filepath.Join(directory, socket)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	opened, err := os.Open(directory)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = opened.Close() }() // only its name was needed
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket",
+		Name: fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), socket)})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)              // the short name means something else by then
+	if err := os.Chmod(path, 0o666); err != nil { //nolint:gosec // the container's processes may have any user
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// Close ends a container's turns and removes its socket. One that is not there is no error.
+func (a *Arbiter) Close(name string) error {
+	a.drop(name)
+	return os.RemoveAll(a.Path(name))
+}
+
+// drop ends a container's connections. Its directory stays, since it is mounted in the container.
+func (a *Arbiter) drop(name string) {
+	a.mu.Lock()
+	c := a.containers[name]
+	delete(a.containers, name)
+	a.mu.Unlock()
+	if c != nil {
+		c.end()
+	}
+}
+
+// Stop ends all connections. The sockets stay in their directories, for Resume.
+func (a *Arbiter) Stop() {
+	a.mu.Lock()
+	all := a.containers
+	a.containers = nil
+	a.mu.Unlock()
+	for _, c := range all {
+		c.end()
+	}
+}
+
+// Resume opens the containers that have a directory, as after a restart of this program. limits returns a container's.
+func (a *Arbiter) Resume(ctx context.Context, limits func(name string) ([]limiter.Limit, error)) {
+	entries, err := os.ReadDir(a.Directory)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Containers with limits of cores hold themselves to these: their directories cannot be listed")
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		had, err := limits(name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = a.Close(name) // its pod is gone
+		case err == nil:
+			err = a.Open(name, had)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A container holds itself to its limit of cores: nobody gives it turns", "container", name)
+		}
+	}
+}
+
+// Use is what a container had of a GPU's time.
+type Use struct {
+	PodUID    string
+	Container string
+	UUID      string
+	// Percent is of the time since the last call of Used, or of a second at least.
+	Percent float64
+}
+
+// Used returns what the containers with limits of cores use.
+func (a *Arbiter) Used() []Use {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []Use
+	for name, c := range a.containers {
+		uid, container, _ := strings.Cut(name, "_")
+		for uuid, s := range c.stands {
+			out = append(out, Use{uid, container, uuid, s.gpu.share(s.member)})
+		}
+	}
+	return out
+}
+
+// serve accepts processes until the listener is closed.
+func (c *container) serve() {
+	for {
+		connection, err := c.listener.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(time.Second) // no file descriptors are left; its processes hold themselves to their limits meanwhile
+			continue
+		}
+		c.mu.Lock()
+		welcome := c.clients != nil && len(c.clients) < mostClients
+		if welcome {
+			c.clients[connection] = true
+			c.waits.Go(func() { c.talk(connection) })
+		}
+		c.mu.Unlock()
+		if !welcome {
+			_ = connection.Close() // the process sees it
+		}
+	}
+}
+
+// end closes everything, and waits until nobody uses it.
+func (c *container) end() {
+	_ = c.listener.Close()
+	c.mu.Lock()
+	for connection := range c.clients {
+		_ = connection.Close()
+	}
+	c.clients = nil
+	c.mu.Unlock()
+	c.waits.Wait()
+	for _, s := range c.stands {
+		s.gpu.remove(s.member)
+	}
+}
+
+// talk serves a process until its connection ends. A packet that makes no sense ends it too.
+func (c *container) talk(connection *net.UnixConn) {
+	answers := make(chan []byte, 8)
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for answer := range answers {
+			_, _ = connection.Write(answer) // the reader sees that a connection is gone
+		}
+	})
+	defer func() {
+		c.mu.Lock()
+		delete(c.clients, connection)
+		c.mu.Unlock()
+		_ = connection.Close()
+		close(answers)
+		writer.Wait()
+	}()
+	buffer := make([]byte, packet+1)
+	kind, err := receive(connection, buffer)
+	if err != nil || kind != hello {
+		return
+	}
+	uuid, _, _ := strings.Cut(string(buffer[16:packet]), "\x00")
+	s, known := c.stands[uuid]
+	if !known {
+		return
+	}
+	process := &client{send: func(kind uint32, length time.Duration) {
+		answer := make([]byte, packet)
+		binary.NativeEndian.PutUint32(answer, kind)
+		binary.NativeEndian.PutUint64(answer[8:], uint64(length)) //nolint:gosec // a turn
+		select {
+		case answers <- answer:
+		default:
+			_ = connection.Close() // it asks, and does not listen
+		}
+	}}
+	s.gpu.join(s.member, process)
+	defer s.gpu.leave(process)
+	for {
+		switch kind, err := receive(connection, buffer); {
+		case err != nil:
+			return
+		case kind == want:
+			s.gpu.want(process)
+		case kind == more:
+			s.gpu.more(process)
+		case kind == done:
+			s.gpu.done(process)
+		default:
+			return
+		}
+	}
+}
+
+// errPacket marks a packet of another size.
+var errPacket = errors.New("no packet of a process that asks for its turns")
+
+func receive(connection *net.UnixConn, buffer []byte) (kind uint32, err error) {
+	n, err := connection.Read(buffer)
+	if err == nil && n != packet {
+		err = errPacket
+	}
+	if err != nil {
+		return 0, err
+	}
+	return binary.NativeEndian.Uint32(buffer), nil
+}

@@ -1,0 +1,152 @@
+//shows:vgpu-limits
+package cores
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
+
+	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+// seconds is how long each container works: with -seconds=30 the test says what a quiet machine keeps.
+var seconds = flag.Float64("seconds", 1, "how long each container launches kernels")
+
+// machine renders a node with the CUDA stand-in, and returns its libcuda.so.1 and the first GPU.
+func machine(t *testing.T) (cuda, gpu string) {
+	t.Helper()
+	const fakes = "../../../fakes"
+	p, err := profile.Load("l40s-8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(fakes, "build"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(fakes, "build/.lock"), os.O_CREATE|os.O_RDWR, 0o600) // other packages' tests build too
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }() // closing gives the lock up
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	command(t, "make", "-C", fakes, "build/lib/libcuda.so.1", "build/lib/libnvidia-ml.so.1")
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true,
+		LibraryDir: filepath.Join(fakes, "build/lib")}); err != nil {
+		t.Fatal(err)
+	}
+	lib := nvmlstate.New(root)
+	if r := lib.Init(); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	d, r := lib.DeviceGetHandleByIndex(0)
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	if gpu, r = d.GetUUID(); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	return filepath.Join(root, "driver/usr/lib64/libcuda.so.1"), gpu
+}
+
+func command(t *testing.T, program string, arguments ...string) {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("skipped: the libraries cannot be built without gcc")
+	}
+	if out, err := exec.CommandContext(t.Context(), program, arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", program, arguments, err, out)
+	}
+}
+
+// place is a container's files, and the library that looks for them there.
+func place(t *testing.T, a *Arbiter, name, gpu string, cores int) (preload string) {
+	t.Helper()
+	files, out := t.TempDir(), t.TempDir()
+	given := []limiter.Limit{{UUID: gpu, Cores: cores}}
+	text, err := limiter.Text(given, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(files, "limits"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Open(name, given); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(a.Path(name), filepath.Join(files, "turns")); err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(out, "testing/libvgpu.so")
+	command(t, "make", "-C", "../../gpu/limiter/library", "OUT="+out, "TESTS="+files, library)
+	return "LD_PRELOAD=" + library
+}
+
+// What a container ran is bounded whatever the machine does: it ran in its turns, and those are counted. Nobody waits for ever.
+func TestTheLibraryAsksTheArbiterAndKeepsToItsTurns(t *testing.T) {
+	cuda, gpu := machine(t)
+	spin := filepath.Join(t.TempDir(), "spin")
+	command(t, "gcc", "-o", spin, "testdata/spin.c", "-ldl")
+	for _, test := range []struct {
+		lend  bool
+		cores []int
+	}{
+		{false, []int{25}}, {true, []int{50, 50}}, {false, []int{10, 75}},
+	} {
+		a := &Arbiter{Directory: t.TempDir(), Lend: test.lend}
+		count, passed := make([]float64, len(test.cores)), make([]float64, len(test.cores))
+		var preload []string
+		for i, cores := range test.cores {
+			preload = append(preload, place(t, a, fmt.Sprintf("uid-%d_main", i), gpu, cores))
+		}
+		var all sync.WaitGroup
+		for i := range test.cores {
+			process := exec.CommandContext(t.Context(), spin, cuda, fmt.Sprint(*seconds))
+			process.Env = append(os.Environ(), preload[i])
+			process.Stderr = os.Stderr
+			all.Go(func() {
+				out, err := process.Output()
+				if err != nil {
+					t.Error(err)
+				}
+				if n, err := fmt.Sscan(string(out), &count[i], &passed[i]); n != 2 {
+					t.Errorf("%q: %v", out, err)
+				}
+			})
+		}
+		all.Wait()
+		charged := map[string]float64{}
+		for name, c := range a.containers {
+			s := c.stands[gpu]
+			s.gpu.share(s.member) // until now
+			s.gpu.mu.Lock()
+			charged[name] = float64(s.member.used.Milliseconds())
+			s.gpu.mu.Unlock()
+		}
+		for i, cores := range test.cores {
+			had := charged[fmt.Sprintf("uid-%d_main", i)]
+			t.Logf("lent %t, %d %%: %.1f %% in %.0f ms; charged %.0f ms", test.lend, cores, 100*count[i]/passed[i], passed[i], had)
+			// A kernel of the stand-in lasts a millisecond; its clock has microseconds.
+			if count[i] == 0 || count[i] > had+2 {
+				t.Errorf("lent %t, %d %%: %.0f ms of kernels ran, and %.0f ms are charged", test.lend, cores, count[i], had)
+			}
+			most := passed[i]*float64(cores)/100 + float64((reserve + turn).Milliseconds()) + 50
+			if !test.lend && count[i] > most {
+				t.Errorf("%d %%: %.0f ms of kernels in %.0f ms, at most %.0f", cores, count[i], passed[i], most)
+			}
+		}
+		a.Stop()
+	}
+}

@@ -67,7 +67,7 @@ func controllerAttacks() map[string][]attack {
 			{"an Event in the kubelet's name", tryCreate(eventResource, event("kubelet", "", "ComputeDomain", "made")),
 				"writes Events of component controller only, not of kubelet"},
 			{"an Event about a pod", tryCreate(eventResource, event("controller", "", "Pod", "there")),
-				"about ComputeDomains only, not about Pod there"},
+				"about pods and claims, only, not about Pod there"},
 		},
 		everywhere + "miglayouts/status.gpufabric.io": {
 			{"what a node says of a layout", patch(layoutResource, "", "layout", `{"status": {"nodes": [{"name": "node-b", "observedGeneration": 1,

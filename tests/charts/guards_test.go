@@ -278,6 +278,15 @@ func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 					t.Logf("attacker sees: %v", err)
 				}
 			}
+			// A policy that refuses what the role writes keeps quiet what somebody waits to be told.
+			for _, own := range []string{
+				event("controller", "", "ComputeDomain", "made"),
+				strings.Replace(event("controller", "", "Pod", "there"), `"reason": "R"`, `"reason": "NoSuchForm"`, 1),
+			} {
+				if err := tryCreate(eventResource, own)(t.Context(), clients["gpufabric-controller"]); err != nil {
+					t.Errorf("the controller's own Event is refused: %v", err)
+				}
+			}
 		})
 	}
 }

@@ -96,6 +96,9 @@ func MemberOf(labels map[string]string) []types.UID {
 	return domains
 }
 
+// CertificateName is the name in the certificate of a domain's IMEX daemons.
+func CertificateName(domain types.UID) string { return string(domain) + ".imex.gpufabric.io" }
+
 // CliqueName is the name of the ComputeDomain that stands for a whole clique, in the controller's namespace: the domain of the IMEX daemons
 // that serve all others there, with the table of their channels.
 func CliqueName(clique string) string {
@@ -155,6 +158,8 @@ const (
 	// PersistDir is where nvidia-imex keeps persist.dat: what it must know after an end that was not in order. It lies in the
 	// domain's directory on the node, since it must outlive the container.
 	PersistDir = "/var/run/nvidia-imex"
+	// CertificatesDir is where the certificate of a domain's daemons is mounted, where they have one.
+	CertificatesDir = "/etc/imex-certificates"
 	// DriverDir holds what the container has of the node's driver: bin and lib.
 	DriverDir = "/driver"
 )

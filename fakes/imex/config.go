@@ -48,7 +48,8 @@ type Config struct {
 	CommandAddress netip.Addr
 	CommandPort    uint16
 	// Grace is how long a lost connection counts as recovering before it counts as disconnected.
-	Grace time.Duration
+	Grace    time.Duration
+	Security Security
 	// LogFile is empty for standard error.
 	LogFile string
 	// Ignored are keys that the real daemon knows and this one does not use.
@@ -57,8 +58,7 @@ type Config struct {
 
 // ignored are keys that are accepted without effect.
 var ignored = []string{"LOG_LEVEL", "LOG_APPEND_TO_LOG", "LOG_FILE_MAX_SIZE", "LOG_USE_SYSLOG", "LOG_MAX_ROTATE_COUNT", "DAEMONIZE",
-	"NETWORK_INTERFACE",
-	"IMEX_ENABLE_AUTH_ENCRYPTION", "IMEX_AUTH_ENCRYPTION_MODE"}
+	"NETWORK_INTERFACE"}
 
 // ReadConfig reads the file at path. Every mistake is reported, with its line.
 func ReadConfig(path string) (Config, error) {
@@ -94,7 +94,7 @@ func ParseConfig(data []byte) (Config, error) {
 			errs = append(errs, fmt.Errorf("line %d: %w", n, err))
 		}
 	}
-	return c, errors.Join(append(errs, lines.Err())...)
+	return c, errors.Join(append(errs, lines.Err(), c.Security.check())...)
 }
 
 func (c *Config) set(key, value string) (err error) {
@@ -105,6 +105,9 @@ func (c *Config) set(key, value string) (err error) {
 	}()
 	if value == "" {
 		return nil // the key's default
+	}
+	if known, err := c.Security.set(key, value); known {
+		return err
 	}
 	switch key {
 	case "BIND_INTERFACE_IP":

@@ -3,6 +3,7 @@ package imex
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -74,6 +75,8 @@ type Daemon struct {
 	kills   int
 	// failures are Faults.Failures when the daemon started.
 	failures int
+	// server and client are how it knows those that connect to it, and those that it connects to; nil: it does not.
+	server, client *tls.Config
 	// session is the node's session, once the daemon has it.
 	session *Session
 	// remembered is what the recovery mark holds now, lost what an earlier daemon's held; only loop uses them.
@@ -113,6 +116,9 @@ func New(c Config, o Options) (*Daemon, error) {
 	sum := sha256.Sum256([]byte(strings.Join(nodes, "\n")))
 	d := &Daemon{config: c, options: o, nodes: nodes, hash: hex.EncodeToString(sum[:8]), state: StateInitializing, self: -1,
 		started: make(chan struct{}), reload: make(chan struct{}, 1), kills: o.Faults().Kills, failures: o.Faults().Failures}
+	if d.server, d.client, err = c.Security.load(); err != nil {
+		return nil, fmt.Errorf("IMEX authentication: %w", err)
+	}
 	for i, host := range nodes {
 		d.peers = append(d.peers, &peer{daemon: d, index: i, host: host, status: NeverConnected})
 	}

@@ -34,6 +34,7 @@ type peer struct {
 	lostAt  time.Time
 	changed bool
 	told    message // what it told last
+	refused string  // why it is not the peer that it should be
 	stop    context.CancelFunc
 }
 
@@ -124,13 +125,17 @@ func (p *peer) talk(ctx context.Context, addr netip.Addr) {
 	if d.config.BindAddress.IsValid() {
 		dialer.LocalAddr = &net.TCPAddr{IP: d.config.BindAddress.AsSlice()}
 	}
-	conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, d.config.ServerPort).String())
+	plain, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, d.config.ServerPort).String())
 	if err != nil {
 		return
 	}
-	defer func() { _ = conn.Close() }() // nothing is buffered
-	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() { _ = plain.Close() }() // nothing is buffered
+	release := context.AfterFunc(ctx, func() { _ = plain.Close() })
 	defer release()
+	conn, err := d.toPeer(plain, p.host)
+	if p.refuse(err) {
+		return
+	}
 
 	replies := bufio.NewReader(conn)
 	for !p.cut(addr) {
@@ -143,6 +148,22 @@ func (p *peer) talk(ctx context.Context, addr netip.Addr) {
 		case <-time.After(d.options.Heartbeat):
 		}
 	}
+}
+
+// refuse notes why a peer was not accepted; nil: it was.
+func (p *peer) refuse(err error) bool {
+	words := ""
+	if err != nil {
+		words = err.Error()
+	}
+	p.daemon.mu.Lock()
+	news := words != p.refused
+	p.refused = words
+	p.daemon.mu.Unlock()
+	if news && err != nil {
+		p.daemon.options.Log.Warn("a peer is not accepted", "peer", p.host, "error", err)
+	}
+	return err != nil
 }
 
 // exchange sends one message and reads the answer; false when the connection can no longer be used.
@@ -201,12 +222,17 @@ func (d *Daemon) accept(ctx context.Context, l net.Listener, wg *sync.WaitGroup)
 	}
 }
 
-func (d *Daemon) answer(ctx context.Context, conn net.Conn) {
-	defer func() { _ = conn.Close() }() // nothing is buffered
-	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+func (d *Daemon) answer(ctx context.Context, plain net.Conn) {
+	defer func() { _ = plain.Close() }() // nothing is buffered
+	release := context.AfterFunc(ctx, func() { _ = plain.Close() })
 	defer release()
-	remote, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	remote, err := netip.ParseAddrPort(plain.RemoteAddr().String())
 	if err != nil {
+		return
+	}
+	conn, err := d.fromPeer(plain)
+	if err != nil {
+		d.options.Log.Warn("a peer that connected is not accepted", "address", remote, "error", err)
 		return
 	}
 	requests := bufio.NewReader(conn)

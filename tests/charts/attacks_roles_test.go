@@ -44,6 +44,11 @@ func controllerAttacks() map[string][]attack {
 		return tryCreate(daemonSetResource, text(one))
 	}
 	const daemon = "an IMEX daemon has no privilege, no capability, no directory of its node"
+	const certificates = "may write the certificates of IMEX daemons (imex-daemon-UID, of type kubernetes.io/tls) and Secrets of its own only"
+	secret := func(metadata, kind string) attempt {
+		return tryCreate(secretResource, `{"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "`+namespace+`", `+metadata+`}, "type":
+			"`+kind+`", "stringData": {"tls.crt": "x", "tls.key": "y"}}`)
+	}
 	const shares = "share neither the PIDs nor the IPC of their node, and see no Secret, ConfigMap or token"
 	return map[string][]attack{
 		everywhere + "computedomains.resource.nvidia.com": {
@@ -115,6 +120,8 @@ func controllerAttacks() map[string][]attack {
 			{"daemons among the node's processes", set(`"hostPID": true`, ""), shares},
 			{"daemons with the release's Secrets", set(`"volumes": [{"name": "s", "secret": {"secretName": "sh.helm.release.v1.gpufabric.v1"}}]`,
 				""), shares},
+			{"daemons with another domain's certificate", set(`"volumes": [{"name": "s", "secret": {"secretName": "imex-daemon-other"}}]`, ""),
+				shares},
 			{"daemons with a Secret in the environment", set("", `"env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key":
 				"k"}}}]`), shares},
 			{"a NIC's driver that no list allows", driver(), "run only where rdma.nicClusterPolicy.images lists the images that may"},
@@ -128,8 +135,17 @@ func controllerAttacks() map[string][]attack {
 				["v1"], "operations": ["*"], "resources": ["secrets"]}]}]}`), "and nothing else of its configuration"},
 		},
 		here + "secrets named gpufabric-webhook-certificate": {
-			{"another Secret", replace(secretResource, namespace, "sh.helm.release.v1.gpufabric.v1", `{"apiVersion": "v1", "kind": "Secret",
-				"metadata": {}}`), "cannot update resource \"secrets\""},
+			{"deleting it", remove(secretResource, namespace, "gpufabric-webhook-certificate"), "cannot delete resource \"secrets\""},
+		},
+		here + "secrets named gpufabric-imex-authority": {
+			{"reading another Secret", readSecret("gpufabric-vgpu-secret"), "cannot get resource \"secrets\""},
+		},
+		here + "secrets": {
+			{"a token of the GPU plugin", secret(`"name": "imex-daemon-u", "labels": {"resource.nvidia.com/computeDomain": "u"}, "annotations":
+				{"kubernetes.io/service-account.name": "gpufabric-gpu-plugin"}`, "kubernetes.io/service-account-token"), certificates},
+			{"a Secret of any name", secret(`"name": "sh.helm.release.v1.gpufabric.v2"`, "helm.sh/release.v1"), certificates},
+			{"another domain's certificate", secret(`"name": "imex-daemon-u", "labels": {"resource.nvidia.com/computeDomain": "v"}`,
+				"kubernetes.io/tls"), certificates},
 		},
 		here + "computedomains.resource.nvidia.com": {
 			{"a ComputeDomain that stands for no clique", tryCreate(domainResource, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind":
@@ -148,6 +164,14 @@ func controllerAttacks() map[string][]attack {
 		here + "leases.coordination.k8s.io named gpufabric-controller": {
 			{"kube-scheduler's lease", patch(leaseResource, "kube-system", "kube-scheduler", `{"spec": {"holderIdentity": "x"}}`), "cannot patch"},
 		},
+	}
+}
+
+// readSecret reads a Secret.
+func readSecret(name string) attempt {
+	return func(ctx context.Context, client dynamic.Interface) error {
+		_, err := client.Resource(secretResource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
 	}
 }
 

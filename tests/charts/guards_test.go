@@ -45,6 +45,8 @@ func guards() map[string]guard {
 		"gpufabric-controller everywhere: validatingwebhookconfigurations.admissionregistration.k8s.io named gpufabric-webhook": {
 			policy: "controller-webhook"},
 		"gpufabric-controller in gpufabric-system: secrets named gpufabric-webhook-certificate": {named: true},
+		"gpufabric-controller in gpufabric-system: secrets named gpufabric-imex-authority":      {named: true},
+		"gpufabric-controller in gpufabric-system: secrets":                                     {policy: "controller-secrets"},
 		"gpufabric-controller everywhere: vgpuprofiles/status.gpufabric.io":                     {reason: summed},
 		"gpufabric-controller in gpufabric-system: daemonsets.apps":                             {policy: "controller-daemonsets"},
 		"gpufabric-controller in gpufabric-system: computedomains.resource.nvidia.com":          {policy: "controller-cliques"},

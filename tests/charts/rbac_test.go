@@ -17,7 +17,8 @@ var update = flag.Bool("update", false, "write testdata/rbac.txt again; read the
 
 // everything are values with every driver enabled.
 func everything() map[string]any {
-	return map[string]any{"gpus": on(), "rdma": on(), "vgpu": on(), "networkPolicy": on(), "computeDomains": map[string]any{"imex": "clique"}}
+	return map[string]any{"gpus": on(), "rdma": on(), "vgpu": on(), "networkPolicy": on(),
+		"computeDomains": map[string]any{"imex": "clique", "certificates": "own"}}
 }
 
 // TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right is a changed line in

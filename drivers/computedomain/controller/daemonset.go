@@ -50,6 +50,10 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 	volumes, mounts := hostPaths(s.HostMounts)
 	scratchVolumes, scratchMounts := scratch()
 	volumes, mounts = append(volumes, scratchVolumes...), append(mounts, scratchMounts...)
+	if s.Certificates {
+		volume, mount := certificateVolume(domain)
+		volumes, mounts = append(volumes, volume), append(mounts, mount)
+	}
 	claim := daemonName(domain.UID)
 	// nvidia-imex releases what others have mapped before it ends; there is no reason to hurry when a node leaves a domain.
 	grace := int64(30)
@@ -125,6 +129,9 @@ func daemonArgs(s Settings) []string {
 	args := []string{"imex-daemon", "-v=" + strconv.Itoa(s.DaemonVerbosity)}
 	if s.MetricsAuthentication {
 		args = append(args, "--metrics-authentication")
+	}
+	if s.Certificates {
+		args = append(args, "--certificates="+computedomain.CertificatesDir)
 	}
 	return args
 }

@@ -119,6 +119,8 @@ type pass struct {
 	clique string
 	// template is the content label of the domain's current daemon pods; empty where it does not matter.
 	template string
+	// certificates says that the domain's daemons have them.
+	certificates bool
 	// again, where not zero, is when to look once more though nothing may have changed.
 	again time.Duration
 }
@@ -159,7 +161,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 	steps := []func(context.Context, *pass) error{r.ensureFinalizer}
 	if p.ownDaemons() {
-		steps = append(steps, r.ensureDaemonTemplate, r.ensureDaemonSet, r.ensureNetworkPolicy)
+		steps = append(steps, r.ensureDaemonTemplate, r.decideCertificates, r.ensureDaemonSet, r.ensureNetworkPolicy,
+			r.keepCertificates)
 	}
 	if p.clique == "" {
 		steps = append(steps, r.ensureWorkloadTemplate, r.ensureOwner)
@@ -213,9 +216,14 @@ func (r *Reconciler) ensureDaemonTemplate(ctx context.Context, p *pass) error {
 // ensureDaemonSet makes the daemons' DaemonSet, and brings one that was made otherwise up to date: by another version of this program, or
 // with other settings. Its running pods stay as they are.
 func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
-	want, err := daemonSet(p.domain, r.settings)
+	settings := r.settings
+	settings.Certificates = p.certificates
+	want, err := daemonSet(p.domain, settings)
 	if err != nil {
 		return err
+	}
+	if p.certificates {
+		want.Annotations[annotationRenewal] = r.now().UTC().Format(time.RFC3339) // until keepCertificates has seen it
 	}
 	p.template = want.Spec.Template.Labels[labelTemplate]
 	found := &appsv1.DaemonSet{}

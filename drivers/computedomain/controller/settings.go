@@ -50,6 +50,8 @@ type Settings struct {
 	MetricsAuthentication bool
 	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
 	NetworkPolicies bool
+	// Certificates has the IMEX daemons of domains that are made from now on know each other by certificates.
+	Certificates bool
 	// Owners are the kinds of workloads that a domain may go with, of OwnerKinds.
 	Owners []string
 }
@@ -69,6 +71,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringArrayVar(&s.HostMounts, "host-mount", nil, "directory of nodes that IMEX daemons see at the same path (repeatable)")
 	flags.BoolVar(&s.NetworkPolicies, "network-policies", false,
 		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
+	flags.BoolVar(&s.Certificates, "imex-certificates", false,
+		"have the IMEX daemons of domains that are made from now on know each other by certificates, of an authority for each domain")
 	flags.BoolVar(&s.MetricsAuthentication, "metrics-authentication", false,
 		"serve /metrics by TLS, and only to those whose token may get that path; the IMEX daemons do the same")
 	flags.StringSliceVar(&s.Owners, "owners", nil, "kinds of workloads that a compute domain may be deleted with (annotation "+

@@ -30,7 +30,7 @@ const role = "imex-daemon"
 // settings are a daemon's flags and what its container was given.
 type settings struct {
 	programs                            imex.Programs
-	dir, hostsFile                      string
+	dir, hostsFile, certificates        string
 	node, podIP                         string
 	domainUID, domainName, domainSpace  string
 	podName, podNamespace, podUID       string
@@ -73,6 +73,8 @@ COMPUTE_DOMAIN_NAME and COMPUTE_DOMAIN_NAMESPACE with the device that the pod cl
 		"the node's own loader, which starts both with the libraries beside it; empty: they need none ("+brings+computedomain.EnvLoader+")")
 	text(&s.dir, "dir", "IMEXD_DIR", computedomain.DaemonDir, "the domain's directory on this node (environment: IMEXD_DIR)")
 	text(&s.hostsFile, "hosts-file", "HOSTS_FILE", "/etc/hosts", "file that gives peers' names their addresses (environment: HOSTS_FILE)")
+	command.Flags().StringVar(&s.certificates, "certificates", "",
+		"directory with ca.crt, tls.crt and tls.key, by which nvidia-imex and its peers know each other; empty: they do not")
 	text(&s.node, "node-name", "NODE_NAME", "", "name of this node's Node object")
 	command.Flags().IntVar(&s.healthPort, "health-port", computedomain.HealthPort, "port of /readyz and /metrics on the pod's address")
 	command.Flags().BoolVar(&s.metricsAuthentication, "metrics-authentication", false,
@@ -105,6 +107,9 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	spec, err := imex.NewSpec(s.dir, s.hostsFile, s.podIP, s.serverPort, s.commandPort)
 	if err != nil {
 		return err
+	}
+	if s.certificates != "" {
+		spec.Certificates = &imex.Certificates{Dir: s.certificates, Name: computedomain.CertificateName(types.UID(s.domainUID))}
 	}
 	// Listen before anything that takes time: a refused probe is repeated only a second later, but an accepted one waits until it can
 	// be answered.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -99,7 +100,7 @@ func nobody(index int, likeThis netip.Addr) netip.Addr {
 // configFile is nvidia-imex's configuration for a spec.
 func configFile(spec imex.Spec) []byte {
 	var text bytes.Buffer
-	for _, line := range [][2]string{
+	for _, line := range slices.Concat([][2]string{
 		{"LOG_FILE_NAME", ""}, // the container's log
 		{"LOG_USE_SYSLOG", "0"},
 		{"DAEMONIZE", "0"},
@@ -112,10 +113,25 @@ func configFile(spec imex.Spec) []byte {
 		{"IMEX_CMD_ENABLED", "1"},
 		{"IMEX_CMD_BIND_INTERFACE_IP", spec.CommandAddress},
 		{"IMEX_CMD_PORT", fmt.Sprint(spec.CommandPort)},
-	} {
+	}, security(spec.Certificates)) {
 		fmt.Fprintf(&text, "%s=%s\n", line[0], line[1])
 	}
 	return text.Bytes()
+}
+
+// security are the lines by which daemons know each other. Each is server and client, with one certificate for both.
+func security(certificates *imex.Certificates) [][2]string {
+	if certificates == nil {
+		return nil
+	}
+	key, cert, authority := certificates.Key(), certificates.Cert(), certificates.Authority()
+	return [][2]string{
+		{"IMEX_ENABLE_AUTH_ENCRYPTION", "1"}, {"IMEX_AUTH_ENCRYPTION_MODE", "SSL_TLS"}, {"IMEX_AUTH_SOURCE", "FILE"},
+		{"IMEX_SERVER_KEY", key}, {"IMEX_SERVER_CERT", cert}, {"IMEX_SERVER_CERT_AUTH", authority},
+		{"IMEX_CLIENT_KEY", key}, {"IMEX_CLIENT_CERT", cert}, {"IMEX_CLIENT_CERT_AUTH", authority},
+		// The name in every daemon's certificate, whatever the list of nodes calls it.
+		{"IMEX_SECURITY_TARGET_OVERRIDE", certificates.Name},
+	}
 }
 
 const (

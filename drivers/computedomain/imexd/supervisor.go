@@ -242,6 +242,11 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	s.set(func(status *Status) {
 		status.Ready, status.State, status.Peers, status.Reason = false, imex.Initializing, len(group.Peers), "the IMEX daemon is starting"
 	})
+	if certificates := s.spec.Certificates; certificates != nil {
+		if err := certificates.Check(time.Now()); err != nil {
+			return group, err
+		}
+	}
 	if err := writeConfig(s.spec, group); err != nil {
 		return group, err
 	}

@@ -39,6 +39,8 @@ type Spec struct {
 	// The daemon's peers reach it at BindAddress and ServerPort; nvidia-imex-ctl uses CommandAddress and CommandPort.
 	BindAddress, CommandAddress string
 	ServerPort, CommandPort     int
+	// Certificates are how it and its peers know each other; nil: they do not.
+	Certificates *Certificates
 }
 
 // NewSpec returns the Spec of a daemon whose files are in dir. hostsFile is usually /etc/hosts.

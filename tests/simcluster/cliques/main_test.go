@@ -18,6 +18,6 @@ var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other w
 func TestMain(m *testing.M) {
 	os.Exit(fixture.Main(m, &shared, fixture.Options{
 		Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")),
-		Values: map[string]any{"computeDomains": map[string]any{"imex": "clique"}},
+		Values: map[string]any{"computeDomains": map[string]any{"imex": "clique", "certificates": "own"}},
 	}))
 }

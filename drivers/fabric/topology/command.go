@@ -139,7 +139,8 @@ func known(p *fabric.Picture, names []string) error {
 		if slices.Contains(all, name) {
 			continue
 		}
-		return fmt.Errorf("--node %q: the fabric has no such node%s", name, cmp.Or(similar(name, all), fmt.Sprintf("; it has %d", p.Totals.Nodes)))
+		return fmt.Errorf("--node %q: the fabric has no such node%s", name,
+			cmp.Or(similar(name, all), fmt.Sprintf("; it has %d", p.Totals.Nodes)))
 	}
 	return nil
 }

@@ -148,7 +148,8 @@ func TestAPodsDevicesAreThoseOfItsClaims(t *testing.T) {
 		}
 	}
 	bare := picture()
-	if err := WriteNCCL(io.Discard, &bare.Racks[0].Nodes[1]); err == nil || !strings.Contains(err.Error(), "node node-1: no driver publishes") {
+	err = WriteNCCL(io.Discard, &bare.Racks[0].Nodes[1])
+	if err == nil || !strings.Contains(err.Error(), "node node-1: no driver publishes") {
 		t.Error(err)
 	}
 }

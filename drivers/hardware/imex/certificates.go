@@ -19,13 +19,13 @@ type Certificates struct {
 	Name string
 }
 
-// Authority, Cert and Key are the paths of the files: of the authority's certificate, of the daemons', and of its key.
+// Authority is the path of the authority's certificate.
 func (c Certificates) Authority() string { return filepath.Join(c.Dir, "ca.crt") }
 
 // Cert is the path of the daemons' certificate.
 func (c Certificates) Cert() string { return filepath.Join(c.Dir, "tls.crt") }
 
-// Key is the path of its key.
+// Key is the path of the daemons' key.
 func (c Certificates) Key() string { return filepath.Join(c.Dir, "tls.key") }
 
 // Check says why peers would not accept the certificate. nvidia-imex itself would start, and stay alone.

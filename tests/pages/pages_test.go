@@ -230,7 +230,8 @@ func TestEveryTestAndPathNamedExists(t *testing.T) {
 					}
 				}
 				match := path.FindStringSubmatch(word[1])
-				if match == nil || strings.HasPrefix(match[1], "fakes/build/") { // built, and missing in a fresh clone
+				// What is built is missing in a fresh clone.
+				if match == nil || strings.HasPrefix(match[1], "fakes/build/") || strings.HasPrefix(match[1], "drivers/gpu/limiter/build/") {
 					continue
 				}
 				checked++

@@ -18,7 +18,7 @@ func testFormOfNobody(t *testing.T, e *environment) {
 	e.eventually(t, "an Event that names the form", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+pod, "--output",
 			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
-		return has(out, "NoSuchForm: ", "mig.nvidia.com"), out, err
+		return has(out, "NoSuchForm: ", "asks for a MIG instance of 1g.10gb"), out, err
 	})
 	if code, said := e.doctor(t, "pod", pod); code != "NoSuchForm" {
 		t.Errorf("gpufabric doctor pod finds %q first, want NoSuchForm:\n%s", code, said)

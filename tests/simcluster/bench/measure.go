@@ -116,7 +116,8 @@ func (m *measurement) awaitCliques(ctx context.Context) error {
 			return count == m.result.Nodes/RackSize, nil
 		})
 	if err != nil {
-		return fmt.Errorf("wait for the IMEX daemons of %d cliques, of which are whole %v: %w", m.result.Nodes/RackSize, whole, context.Cause(ctx))
+		return fmt.Errorf("wait for the IMEX daemons of %d cliques, of which are whole %v: %w", m.result.Nodes/RackSize, whole,
+			context.Cause(ctx))
 	}
 	return nil
 }

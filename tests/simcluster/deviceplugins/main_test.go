@@ -16,7 +16,8 @@ const nodes = 2
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
 func TestMain(m *testing.M) {
-	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
+	mode := fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS"))
+	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: mode, Values: map[string]any{
 		"computeDomains": map[string]any{"enabled": false},
 		"rdma":           map[string]any{"enabled": true, "namespace": "kube-system"},
 		// A simulated node has no container runtime, so no NRI either.

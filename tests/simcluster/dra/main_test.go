@@ -19,7 +19,8 @@ const (
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
 func TestMain(m *testing.M) {
-	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
+	mode := fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS"))
+	os.Exit(fixture.Main(m, &shared, fixture.Options{Nodes: nodes, Mode: mode, Values: map[string]any{
 		"computeDomains": map[string]any{"enabled": false},
 		"gpus":           map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
 		// The seed's ConfigMap is in kube-system, and its pods request an extended resource.

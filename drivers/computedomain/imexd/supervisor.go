@@ -26,6 +26,15 @@ const (
 	// the query that notices it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
 	unwellLimit = 8 * time.Second
 	unwellStep  = 250 * time.Millisecond
+	// starvedLimit is the same limit where the time counts too in which the node gave the daemon no processor or no disk (package threads).
+	// That is no fault of the daemon, its end would take the memory of the node's jobs, and another would get no more. It is the time after
+	// which Linux itself reports a process that cannot be interrupted (kernel.hung_task_timeout_secs).
+	starvedLimit = 2 * time.Minute
+	// overdue is how long a daemon has not answered when the supervisor begins to look at its threads: longer than the pause between two
+	// queries.
+	overdue = steadyInterval + 2*unwellStep
+	// starvedPause is the time between two reports that a daemon is starved.
+	starvedPause = time.Minute
 	// silentLimit is how long a READY daemon may leave the queries unanswered until it counts as not ready: longer than one query takes to
 	// give up, shorter than two. A node without a processor to spare delays one now and then. Readiness that comes and goes costs writes of
 	// the pod's status, the domain's and, in clique mode, the node's ResourceSlice.

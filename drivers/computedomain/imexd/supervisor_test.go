@@ -3,6 +3,7 @@ package imexd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/threads"
 )
 
 // fakeRunner makes daemons that behave as the test says.
@@ -21,12 +23,21 @@ type fakeRunner struct {
 	mu      sync.Mutex
 	started []*fakeDaemon
 	err     error
+	reports []string // reason and message
+}
+
+func (r *fakeRunner) report(reason, message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reports = append(r.reports, reason+": "+message)
 }
 
 type fakeDaemon struct {
 	mu       sync.Mutex
 	state    imex.State
 	silent   bool // it does not answer
+	starving bool // it waits for a processor
+	unasked  bool // so does whoever asks it
 	asked    int
 	nodes    map[int]imex.Node // what it knows of connections
 	listed   int               // how often it was asked for them
@@ -71,12 +82,15 @@ func (d *fakeDaemon) Reload() error {
 func (d *fakeDaemon) State(ctx context.Context) (imex.State, error) {
 	d.mu.Lock()
 	d.asked++
-	silent, state := d.silent, d.state
+	silent, unasked, state := d.silent, d.unasked, d.state
 	d.mu.Unlock()
 	if silent {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		<-ctx.Done()
+		if unasked {
+			return imex.Unavailable, fmt.Errorf("nvidia-imex-ctl -q did not answer: %w", imex.ErrStarved)
+		}
 		return imex.Unavailable, errors.New("nvidia-imex-ctl -q did not answer")
 	}
 	return state, nil
@@ -89,6 +103,17 @@ func (d *fakeDaemon) Nodes(context.Context) (map[int]imex.Node, error) {
 		return nil, errors.New("nvidia-imex-ctl -N -j did not answer")
 	}
 	return d.nodes, nil
+}
+
+// Threads has one that has slept all the time, or waited for a processor.
+func (d *fakeDaemon) Threads() (threads.Sample, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	one := threads.Thread{State: "S"}
+	if d.starving {
+		one.State = "R"
+	}
+	return threads.Sample{At: time.Now(), Threads: map[int]threads.Thread{1: one}}, nil
 }
 
 func (d *fakeDaemon) hang()                   { d.mu.Lock(); defer d.mu.Unlock(); d.silent = true }
@@ -119,7 +144,7 @@ func supervised(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunn
 			t.Fatal(err)
 		}
 		runner := &fakeRunner{}
-		s := NewSupervisor(runner, spec, func(string, string) {})
+		s := NewSupervisor(runner, spec, runner.report)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()

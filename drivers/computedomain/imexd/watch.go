@@ -2,6 +2,7 @@ package imexd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/threads"
 )
 
 // watch follows one running daemon: it queries its state, and notifies it of its peers.
@@ -21,8 +23,17 @@ type watch struct {
 
 	answers chan answer // of the single query in progress
 	pause   time.Duration
-	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep.
-	unwellFor time.Duration
+	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep, without the steps in which it was starved.
+	// Those are starvedFor.
+	unwellFor, starvedFor time.Duration
+	// silentFor is how long ago it last reported anything, in the same steps, and unansweredFor how much of unwellFor the present query has taken, with
+	// the pause before it.
+	silentFor, unansweredFor time.Duration
+	// threads is the last sample of a daemon that is overdue, and lacks what it lacked when it was last starved.
+	threads threads.Sample
+	lacks   threads.Shortage
+	// toldStarved is when the daemon was last reported as starved.
+	toldStarved time.Time
 	// answered says that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for
 	// it.
 	answered bool
@@ -66,7 +77,7 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 			}
 			w.regard(ctx, next)
 		case <-steps.C:
-			w.unwellFor += unwellStep
+			w.step()
 		case <-ask.C:
 			asked.Go(func() { w.ask(asking) })
 		case answer := <-w.answers:
@@ -88,25 +99,57 @@ func (w *watch) ask(ctx context.Context) {
 	w.answers <- a
 }
 
+// step counts a step of unwellStep.
+func (w *watch) step() {
+	if w.silentFor += unwellStep; w.starves() {
+		w.starvedFor += unwellStep
+		return
+	}
+	w.unwellFor += unwellStep
+	w.unansweredFor += unwellStep
+}
+
+// starves says whether the daemon could not have answered since the last step, because its node gave it no processor or no disk.
+func (w *watch) starves() bool {
+	before := w.threads
+	if w.threads = (threads.Sample{}); w.silentFor < overdue {
+		return false
+	}
+	now, err := w.daemon.Threads()
+	if err != nil {
+		return false // it has ended, or this kernel does not say
+	}
+	w.threads = now
+	lacks := threads.Lacked(before, now)
+	if lacks != threads.Nothing {
+		w.lacks = lacks
+	}
+	return lacks != threads.Nothing
+}
+
 // consider processes an answer. Its error means that the daemon must end.
 func (w *watch) consider(a answer) error {
 	well := a.err == nil && a.state != imex.Unavailable
-	if well {
-		w.answered, w.unwellFor = true, 0
+	switch {
+	case well:
+		w.answered, w.unwellFor, w.starvedFor, w.silentFor = true, 0, 0, 0
+	case a.err == nil:
+		w.silentFor = 0
+	case errors.Is(a.err, imex.ErrStarved):
+		// The daemon was not asked.
+		w.unwellFor, w.starvedFor = w.unwellFor-w.unansweredFor, w.starvedFor+w.unansweredFor
+		w.lacks = threads.Processor
 	}
-	late := a.err != nil && w.answered && w.unwellFor < silentLimit
+	w.unansweredFor = 0
+	late := a.err != nil && w.answered && w.silentFor < silentLimit
+	why := w.why(a)
 	w.supervisor.set(func(status *Status) {
 		if late && status.Ready {
 			return
 		}
-		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, ""
-		switch {
-		case a.err != nil:
-			status.Reason = a.err.Error()
-		case a.state != imex.Ready:
-			status.Reason = "the IMEX daemon is " + string(a.state)
-		}
+		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, why
 	})
+	w.tellStarved(a, why)
 	switch {
 	case a.state == imex.Ready:
 		w.pause = steadyInterval
@@ -115,15 +158,48 @@ func (w *watch) consider(a answer) error {
 	default:
 		w.pause = min(max(w.pause, firstPause)*3/2, steadyInterval)
 	}
-	if !well && w.unwellFor >= unwellLimit {
+	if !well && (w.unwellFor >= unwellLimit || w.unwellFor+w.starvedFor >= starvedLimit) {
 		return w.beyondHelp(a)
 	}
 	return nil
 }
 
+// starved says whether a daemon that gave this answer has been starved for most of the time in which it did not answer.
+func (w *watch) starved(a answer) bool {
+	return a.err != nil && w.starvedFor > 0 && 2*w.starvedFor >= w.silentFor
+}
+
+// why says why a daemon with this answer is not ready; empty where it is.
+func (w *watch) why(a answer) string {
+	switch {
+	case w.starved(a):
+		return fmt.Sprintf("nvidia-imex does not answer: it, or nvidia-imex-ctl, waits for %s of its node; it is replaced only after %s, since "+
+			"its end would take the memory that jobs on the node share", w.lacks, starvedLimit)
+	case a.err != nil:
+		return a.err.Error()
+	case a.state != imex.Ready:
+		return "the IMEX daemon is " + string(a.state)
+	default:
+		return ""
+	}
+}
+
+// tellStarved reports a starved daemon, now and then.
+func (w *watch) tellStarved(a answer, why string) {
+	if !w.starved(a) || w.silentFor < silentLimit || !w.toldStarved.IsZero() && time.Since(w.toldStarved) < starvedPause {
+		return
+	}
+	w.toldStarved = time.Now()
+	w.supervisor.report("IMEXDaemonStarved", fmt.Sprintf("%s (no answer for %s, waiting for %s of these)",
+		why, w.silentFor.Round(time.Second), w.starvedFor.Round(time.Second)))
+}
+
 // beyondHelp says why a daemon must be replaced, if it must.
 func (w *watch) beyondHelp(a answer) error {
-	since := w.unwellFor.Round(time.Second)
+	since := (w.unwellFor + w.starvedFor).Round(time.Second)
+	if w.starved(a) {
+		return fmt.Errorf("nvidia-imex has not reported its state for %s, too long even for one that waits for %s of its node: %w", since, w.lacks, a.err)
+	}
 	if a.err != nil {
 		return fmt.Errorf("nvidia-imex has not reported its state for %s: %w", since, a.err)
 	}

@@ -165,6 +165,12 @@ func domainCauses() []cause {
 			g.put(p)
 			g.put(event("Pod", system, p.Name, p.UID, "imex-daemon", "IMEXDaemonFailed", "exit status 1: bad config"))
 		}},
+		{part, "a node gives nvidia-imex no processor", domain, "WaitingForDaemons", []string{"IMEXDaemonStarved"}, func(g *ground) {
+			d := aDomain(2, "WaitingForDaemons", "n1", "n0", "n1")
+			p := daemonPod(putDomain(g, d), "n1", running())
+			g.put(p)
+			g.put(event("Pod", system, p.Name, p.UID, "imex-daemon", "IMEXDaemonStarved", "nvidia-imex does not answer: it waits for a processor"))
+		}},
 		{part, "a node of a Ready domain is interrupted", domain, "NodesInterrupted", nil, func(g *ground) {
 			g.put(readyDomain(metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "NodesInterrupted",
 				Message: "1 of 2 nodes was ready and is not: n1", LastTransitionTime: metav1.Now()}))

@@ -90,7 +90,7 @@ func (e *examination) daemon(p *corev1.Pod, d *v1beta1.ComputeDomain) {
 	object := "pod " + p.Namespace + "/" + p.Name
 	before := len(e.found)
 	e.eventsOf("Pod", &p.ObjectMeta, func(v *corev1.Event) {
-		if v.Reason == "IMEXDaemonFailed" || v.Reason == "IMEXPeersNotUpdated" {
+		if slices.Contains([]string{"IMEXDaemonFailed", "IMEXDaemonStarved", "IMEXPeersNotUpdated"}, v.Reason) {
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
 		}
 	})

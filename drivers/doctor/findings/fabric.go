@@ -15,6 +15,7 @@ func fabric() []Finding {
 		{"DaemonNotRunning", Peers, "Look at the IMEX daemon's pod: its container does not run."},
 		{"DaemonNotReady", Peers, "Let the nodes reach each other on TCP port 50000: NetworkPolicies, the CNI and firewalls."},
 		{"IMEXDaemonFailed", Peers, "Read the message: nvidia-imex ended with its last words."},
+		{"IMEXDaemonStarved", Peers, "Give the node less to do: nvidia-imex waits for a processor or a disk there."},
 		{"IMEXSessionEnded", Peers, "Start the job again if its pods share memory across nodes: the driver took what they imported."},
 		{"IMEXPeersNotUpdated", Peers, "Delete the daemon's pod if the domain stays not Ready."},
 		{"DaemonsBehind", Peers, "Nothing: each daemon is current when its pod next starts."},

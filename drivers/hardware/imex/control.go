@@ -4,41 +4,65 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
 	"slices"
 	"strings"
 	"time"
+
+	"gpufabric.io/drivers/hardware/threads"
 )
 
-// queryTimeout bounds one call of nvidia-imex-ctl, since the call may hang.
-const queryTimeout = 2 * time.Second
+const (
+	// queryTimeout bounds one call of nvidia-imex-ctl, since the call may hang.
+	queryTimeout = 2 * time.Second
+	// starvedTimeout is the longest time that a call may take on a node where earlier ones were starved.
+	starvedTimeout = 8 * time.Second
+)
+
+// ErrStarved means that the program that asks got no answer because the node gave it no processor, or no disk, in time. It says nothing
+// about the daemon.
+var ErrStarved = errors.New("the node did not give nvidia-imex-ctl what it needs to ask")
 
 // Execute runs a program to its end and returns what it printed on standard output. The error has what it printed on standard error.
 type Execute func(ctx context.Context, words []string) ([]byte, error)
 
-// Run is the Execute of a real machine.
+// Run is the Execute of a real machine. Its error is ErrStarved where the program had no chance to end before ctx did.
 func Run(ctx context.Context, words []string) ([]byte, error) {
 	command := exec.CommandContext(ctx, words[0], words[1:]...)
 	// A process that the program left behind must not delay this.
 	command.WaitDelay = time.Second
+	began, lacked := time.Now(), threads.Nothing
+	command.Cancel = func() error {
+		if now, err := (threads.FS{}).Read(command.Process.Pid); err == nil {
+			lacked = threads.LackedSince(began, now)
+		}
+		return command.Process.Kill()
+	}
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.Output()
+	if err != nil && lacked != threads.Nothing {
+		return out, fmt.Errorf("%w: it waited for %s", ErrStarved, lacked)
+	}
 	if err != nil {
 		return out, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return out, nil
 }
 
-// query runs one nvidia-imex-ctl that must answer in time. option names it in errors.
-func query(ctx context.Context, run Execute, words []string, option string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+// query runs one nvidia-imex-ctl that must answer within a limit. option names it in errors.
+func query(ctx context.Context, run Execute, words []string, option string, limit time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	out, err := run(ctx, words)
-	if ctx.Err() != nil && err != nil {
-		return nil, fmt.Errorf("nvidia-imex-ctl %s did not answer within %s", option, queryTimeout)
+	switch {
+	case errors.Is(err, ErrStarved):
+		return nil, fmt.Errorf("nvidia-imex-ctl %s did not answer within %s: %w", option, limit, err)
+	case ctx.Err() != nil && err != nil:
+		return nil, fmt.Errorf("nvidia-imex-ctl %s did not answer within %s", option, limit)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("nvidia-imex-ctl %s: %w", option, err)
@@ -47,8 +71,8 @@ func query(ctx context.Context, run Execute, words []string, option string) ([]b
 }
 
 // queryState runs a query whose answer is a state.
-func queryState(ctx context.Context, run Execute, words []string) (State, error) {
-	out, err := query(ctx, run, words, "-q")
+func queryState(ctx context.Context, run Execute, words []string, limit time.Duration) (State, error) {
+	out, err := query(ctx, run, words, "-q", limit)
 	if err != nil {
 		return Unavailable, err
 	}
@@ -73,7 +97,7 @@ type Control struct {
 
 // State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
 func (c Control) State(ctx context.Context) (State, error) {
-	return queryState(ctx, c.Run, c.Programs.command(c.Programs.Control, "-q", "--u="+c.Socket))
+	return queryState(ctx, c.Run, c.Programs.command(c.Programs.Control, "-q", "--u="+c.Socket), queryTimeout)
 }
 
 // Nodes asks the daemon for the nodes in its list, as `nvidia-imex-ctl -N -j` prints them. The question may hang where State does not
@@ -85,7 +109,7 @@ func (c Control) Nodes(ctx context.Context) ([]Node, error) {
 
 // queryNodes runs a query whose answer is the list of nodes, by their place in it from 0.
 func queryNodes(ctx context.Context, run Execute, words []string) (map[int]Node, error) {
-	out, err := query(ctx, run, words, "-N -j")
+	out, err := query(ctx, run, words, "-N -j", queryTimeout)
 	if err != nil {
 		return nil, err
 	}

@@ -10,9 +10,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"gpufabric.io/drivers/hardware/threads"
 )
 
 // Programs are NVIDIA's programs in the daemon's container.
@@ -70,8 +73,14 @@ type child struct {
 	control []string
 	command *exec.Cmd
 	stopped atomic.Bool
-	exited  chan struct{}
-	err     error // set before exited is closed
+
+	asking sync.Mutex // one query of the state at a time
+	// limit is how long the next query of the state may take, and last what the daemon's threads did when the last one was not answered.
+	limit time.Duration
+	last  threads.Sample
+
+	exited chan struct{}
+	err    error // set before exited is closed
 }
 
 // run starts the child and waits for its end on one thread. The kernel treats the end of the thread that made a child as the death
@@ -102,9 +111,32 @@ func (c *child) Reload() error {
 	return nil
 }
 
-// State implements Daemon.
+// State implements Daemon. On a node where the daemon or the program that asks is starved, a query that always ends after the same time
+// might never be answered, so each that is doubles the limit of the next.
 func (c *child) State(ctx context.Context) (State, error) {
-	return queryState(ctx, Run, append(slices.Clone(c.control), "-q"))
+	c.asking.Lock()
+	defer c.asking.Unlock()
+	limit := max(c.limit, queryTimeout)
+	state, err := queryState(ctx, Run, append(slices.Clone(c.control), "-q"), limit)
+	before := c.last
+	if c.limit, c.last = queryTimeout, (threads.Sample{}); err == nil {
+		return state, nil
+	}
+	if now, gone := c.Threads(); gone == nil {
+		c.last = now
+	}
+	if errors.Is(err, ErrStarved) || threads.Lacked(before, c.last) != threads.Nothing {
+		c.limit = min(2*limit, starvedTimeout)
+	}
+	return state, err
+}
+
+// Threads implements Daemon.
+func (c *child) Threads() (threads.Sample, error) {
+	if c.command == nil || c.command.Process == nil {
+		return threads.Sample{}, errors.New("nvidia-imex has not started")
+	}
+	return threads.FS{}.Read(c.command.Process.Pid)
 }
 
 // Nodes implements Daemon.

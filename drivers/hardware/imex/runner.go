@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"time"
+
+	"gpufabric.io/drivers/hardware/threads"
 )
 
 // State is a daemon's own state, as `nvidia-imex-ctl -q` prints it.
@@ -65,12 +67,15 @@ func NewSpec(dir, hostsFile, bindAddress string, serverPort, commandPort int) (S
 type Daemon interface {
 	// Reload tells the daemon to look up its peers' names again (SIGUSR1).
 	Reload() error
-	// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
+	// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why: ErrStarved where
+	// whoever asks lacked a processor.
 	State(ctx context.Context) (State, error)
 	// Nodes asks the daemon for the nodes in its list and for their connections, by their place in the list from 0. Of nodes other than
 	// its own it knows what they told it; whether the answer says so of each of them depends on nvidia-imex. The question may hang where
 	// State does not (#1417 of NVIDIA's DRA driver).
 	Nodes(ctx context.Context) (map[int]Node, error)
+	// Threads is what the kernel accounts of the daemon's threads. It has none where the kernel knows no threads of it.
+	Threads() (threads.Sample, error)
 	// Exited is closed when the daemon has ended. Err then says how; it is nil only after Stop.
 	Exited() <-chan struct{}
 	Err() error

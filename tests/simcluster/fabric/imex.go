@@ -14,6 +14,7 @@ import (
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/threads"
 	fakeimex "gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/program"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -138,6 +139,9 @@ func (d *imexDaemon) Nodes(ctx context.Context) (map[int]imex.Node, error) {
 	}
 	return answer.Nodes, nil
 }
+
+// Threads implements imex.Daemon. The daemons of all nodes are goroutines of one process, and its threads are nobody's.
+func (d *imexDaemon) Threads() (threads.Sample, error) { return threads.Sample{}, nil }
 
 func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }
 

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -17,23 +18,25 @@ import (
 )
 
 const (
-	// roundPause is the time between two rounds of questions. A cut is named after that time and confirmPause, and the time in which
-	// nvidia-imex notices it.
+	// roundPause is the time between two questions to a clique of a domain. A cut is named after that time and confirmPause, and the time in
+	// which nvidia-imex notices it.
 	roundPause = 5 * time.Second
 	// confirmPause is how long a connection must be missing before it is reported: one that is lost for a moment comes back by itself.
 	confirmPause = 2 * time.Second
 	// settled is how long a daemon must be READY before its connections count. It connects after that.
 	settled = 10 * time.Second
-	// askedAtOnce is how many daemons are asked side by side.
-	askedAtOnce = 16
+	// askedAtOnce is how many cliques are asked side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other only
+	// where an answer takes longer than half a second.
+	askedAtOnce = 64
 	// silentLimit is the longest time between two questions to a group in which nobody answers.
 	silentLimit = time.Minute
 )
 
 // survey asks IMEX daemons whether they are connected with each other. nvidia-imex is READY whether it is or not.
 //
-// The daemons report nothing by themselves: for that they would need a right to write. In each round one daemon of each clique of a domain
-// is asked, another each time, and all of them where a connection is missing. A node that is cut off is seen by any of them. A cut between
+// The daemons report nothing by themselves: for that they would need a right to write. Of each clique of a domain one daemon is asked in
+// roundPause, another each time, and all of them where a connection is missing. Each clique has a time of its own in which it is asked, so
+// that a cut of one is confirmed without asking the others, and none waits for all others. A node that is cut off is seen by any of them. A cut between
 // two nodes is seen at once where the asked daemon knows what the others are connected with, and else when one of the two is asked.
 type survey struct {
 	reader client.Reader
@@ -58,15 +61,17 @@ type pair struct{ from, to string }
 type group struct {
 	// nodes are those whose daemons have been READY for a while, in the order of their indices.
 	nodes []v1beta1.ComputeDomainNode
-	round int
+	// next is when they are asked next, and asking says that they are being asked now.
+	next   time.Time
+	asking bool
+	round  int
 	// missing are the connections that the last answers did not have; known says that there was an answer at all.
 	missing map[pair]cut
 	known   bool
 	// reported are those of missing that were confirmed, and are in of's results.
 	reported map[pair]cut
-	// silence is the pause after an unanswered round, doubled with each; notBefore is when it is over.
-	silence   time.Duration
-	notBefore time.Time
+	// silence is the pause after an unanswered question, doubled with each.
+	silence time.Duration
 }
 
 // of are the missing connections of a domain's daemons.
@@ -92,53 +97,49 @@ func (s *survey) of(domain types.UID) cuts {
 
 // run asks until ctx ends. It calls changed with a domain whose missing connections are others than before.
 func (s *survey) run(ctx context.Context, changed func(types.UID)) {
+	var asking errgroup.Group
+	asking.SetLimit(askedAtOnce)
+	defer asking.Wait() //nolint:errcheck // it has no errors
+	answered := make(chan struct{}, 1)
+	look := s.now()
 	for {
-		pause := roundPause
-		unconfirmed, err := s.once(ctx, changed)
-		switch {
-		case err != nil:
-			klog.FromContext(ctx).Error(err, "IMEX daemons are not asked for their connections this time")
-		case unconfirmed:
-			pause = confirmPause
+		if now := s.now(); !now.Before(look) {
+			look = now.Add(roundPause)
+			if err := s.look(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "IMEX daemons are asked for their connections as before: the ComputeDomains are not known")
+			}
 		}
+		for key, g := range s.due() {
+			asking.Go(func() error {
+				if s.visit(ctx, g) {
+					changed(key.domain)
+				}
+				select {
+				case answered <- struct{}{}:
+				default: // it will look again anyway
+				}
+				return nil
+			})
+		}
+		pause := time.NewTimer(s.pause(look))
 		select {
-		case <-time.After(pause):
+		case <-pause.C:
+		case <-answered:
+			pause.Stop()
 		case <-ctx.Done():
+			pause.Stop()
 			return
 		}
 	}
 }
 
-// once is one round. It says whether a connection is missing that the next round must confirm.
-func (s *survey) once(ctx context.Context, changed func(types.UID)) (unconfirmed bool, err error) {
+// look brings the groups up to date with the ComputeDomains.
+func (s *survey) look(ctx context.Context) error {
 	// The list is only read here, and copying it would cost more than everything else.
 	var list v1beta1.ComputeDomainList
 	if err := s.reader.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return false, err
+		return err
 	}
-	due := s.due(&list)
-	var asking errgroup.Group
-	asking.SetLimit(askedAtOnce)
-	for key, g := range due {
-		asking.Go(func() error {
-			rows := s.rows(ctx, g)
-			if s.judge(ctx, g, rows) {
-				changed(key.domain)
-			}
-			return nil
-		})
-	}
-	_ = asking.Wait() // it has no errors
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, g := range due {
-		unconfirmed = unconfirmed || len(g.missing) != len(g.reported)
-	}
-	return unconfirmed, nil
-}
-
-// due updates the groups, and returns those to ask now.
-func (s *survey) due(list *v1beta1.ComputeDomainList) map[groupKey]*group {
 	now := s.now()
 	nodes := map[groupKey][]v1beta1.ComputeDomainNode{}
 	for i := range list.Items {
@@ -156,44 +157,87 @@ func (s *survey) due(list *v1beta1.ComputeDomainList) map[groupKey]*group {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	groups, due := map[groupKey]*group{}, map[groupKey]*group{}
+	groups := map[groupKey]*group{}
 	for key, members := range nodes {
 		if len(members) < 2 {
 			continue
 		}
 		g := s.groups[key]
 		if g == nil {
-			g = &group{missing: map[pair]cut{}, reported: map[pair]cut{}}
+			// At any time of the pause, so that not all are asked at once.
+			g = &group{missing: map[pair]cut{}, reported: map[pair]cut{}, next: now.Add(rand.N(roundPause))} //nolint:gosec // no secret
 		}
-		if g.nodes = members; !now.Before(g.notBefore) {
-			due[key] = g
-		}
-		groups[key] = g
+		g.nodes, groups[key] = members, g
 	}
 	s.groups = groups
+	return nil
+}
+
+// due takes the groups to ask now. They are not due again before they were visited.
+func (s *survey) due() map[groupKey]*group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, due := s.now(), map[groupKey]*group{}
+	for key, g := range s.groups {
+		if !g.asking && !now.Before(g.next) {
+			g.asking, due[key] = true, g
+		}
+	}
 	return due
+}
+
+// pause is the time until a group is due, at the latest that until then.
+func (s *survey) pause(then time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.groups {
+		if !g.asking && g.next.Before(then) {
+			then = g.next
+		}
+	}
+	return max(0, then.Sub(s.now()))
+}
+
+// visit asks a group that is due, and says whether something else is reported of it now.
+func (s *survey) visit(ctx context.Context, g *group) (changed bool) {
+	s.mu.Lock()
+	nodes := g.nodes // a look replaces them
+	s.mu.Unlock()
+	rows := s.rows(ctx, g, nodes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed = s.judge(ctx, g, nodes, rows)
+	now := s.now()
+	switch {
+	case g.silence > 0:
+		g.next = now.Add(g.silence)
+	case len(g.missing) != len(g.reported):
+		g.next = now.Add(confirmPause)
+	default:
+		// From the last time that it was due: an answer that takes long makes nobody late. One that takes very long is not followed at once.
+		g.next = latest(g.next.Add(roundPause), now.Add(roundPause/2))
+	}
+	g.asking = false
+	return changed
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // rows asks daemons of a group, and returns what each of its nodes is not connected with, by name, as far as it is known. Only one
 // goroutine works on a group.
-func (s *survey) rows(ctx context.Context, g *group) map[string]map[string]imex.ConnectionStatus {
+func (s *survey) rows(ctx context.Context, g *group, nodes []v1beta1.ComputeDomainNode) map[string]map[string]imex.ConnectionStatus {
 	names := map[int]string{}
-	for _, node := range g.nodes {
+	for _, node := range nodes {
 		names[node.Index] = node.Name
 	}
 	rows := map[string]map[string]imex.ConnectionStatus{}
-	asked := map[string]bool{}
 	missing := false
-	ask := func(node v1beta1.ComputeDomainNode) {
-		asked[node.Name] = true
-		answer, err := s.ask(ctx, node.IPAddress)
-		if err == nil && answer.Own != node.Index {
-			return // a pod of another domain has the address now
-		}
-		if err != nil {
-			klog.FromContext(ctx).V(2).Info("An IMEX daemon does not say with whom it is connected", "node", node.Name, "err", err)
-			return
-		}
+	take := func(node v1beta1.ComputeDomainNode, answer imexd.Connections) {
 		for index, peers := range answer.Rows {
 			from := names[index]
 			if _, told := rows[from]; from == "" || told && from != node.Name {
@@ -207,38 +251,57 @@ func (s *survey) rows(ctx context.Context, g *group) map[string]map[string]imex.
 			}
 		}
 	}
-	ask(g.nodes[g.round%len(g.nodes)])
+	one := g.round % len(nodes)
 	g.round++
-	if missing || len(g.missing) > 0 {
-		for _, node := range g.nodes {
-			if !asked[node.Name] {
-				ask(node)
-			}
+	take(nodes[one], s.answer(ctx, nodes[one]))
+	if !missing && len(g.missing) == 0 {
+		return rows
+	}
+	answers := make([]imexd.Connections, len(nodes))
+	var asking sync.WaitGroup
+	for i := range nodes {
+		if i != one {
+			asking.Go(func() { answers[i] = s.answer(ctx, nodes[i]) })
 		}
+	}
+	asking.Wait()
+	for i := range nodes {
+		take(nodes[i], answers[i])
 	}
 	return rows
 }
 
-// judge takes in what a round has found, and says whether something else is reported now.
-func (s *survey) judge(ctx context.Context, g *group, rows map[string]map[string]imex.ConnectionStatus) (changed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// answer asks one daemon. There are no rows in what it returns where it has no answer.
+func (s *survey) answer(ctx context.Context, node v1beta1.ComputeDomainNode) imexd.Connections {
+	answer, err := s.ask(ctx, node.IPAddress)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("An IMEX daemon does not say with whom it is connected", "node", node.Name, "err", err)
+		return imexd.Connections{}
+	}
+	if answer.Own != node.Index {
+		return imexd.Connections{} // a pod of another domain has the address now
+	}
+	return answer
+}
+
+// judge takes in what a visit has found, and says whether something else is reported now. The caller has locked s.mu.
+func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDomainNode,
+	rows map[string]map[string]imex.ConnectionStatus) (changed bool) {
 	now := s.now()
 	if len(rows) == 0 {
 		if g.silence == 0 {
-			klog.FromContext(ctx).Info("It is not known whether IMEX daemons are connected: none that was asked answers", "nodes", len(g.nodes))
+			klog.FromContext(ctx).Info("It is not known whether IMEX daemons are connected: none that was asked answers", "nodes", len(nodes))
 		}
 		g.silence = min(max(2*g.silence, roundPause), silentLimit)
-		g.notBefore = now.Add(g.silence)
 		return false
 	}
-	g.silence, g.notBefore = 0, time.Time{}
+	g.silence = 0
 	changed = !g.known
 	g.known = true
 	missing, reported := map[pair]cut{}, map[pair]cut{}
-	for _, from := range g.nodes {
+	for _, from := range nodes {
 		row, told := rows[from.Name]
-		for _, to := range g.nodes {
+		for _, to := range nodes {
 			pair := pair{from.Name, to.Name}
 			before, had := g.missing[pair]
 			state, is := row[to.Name]

@@ -42,7 +42,7 @@ func (o *options) bundleCommand(h host.Host) *cobra.Command {
 			}
 			var files []snapshot.File
 			if logs {
-				if files, err = reader.Logs(ctx, taken, o.system); err != nil {
+				if files, err = reader.Logs(ctx, taken); err != nil {
 					return err
 				}
 			}

@@ -41,6 +41,9 @@ func Write(to io.Writer, r *diagnosis.Report) error {
 		}
 	}
 	lacking(&out, r.Lacking)
+	if r.Release.Unsure != "" {
+		fmt.Fprintf(&out, "\nUnsure: %s.\n", strings.Join(strings.Fields(r.Release.Unsure), " "))
+	}
 	_, err := io.WriteString(to, out.String())
 	return err
 }

@@ -43,6 +43,8 @@ func causes() []cause {
 //
 //shows:doctor
 //attack:forged-event A tenant's Event has the doctor say that a node or another's domain is broken, in the tenant's words
+//attack:forged-labels A tenant's pods and DaemonSets with gpufabric's labels are reported as gpufabric's, in the tenant's words
+//attack:masking-labels A tenant's pod with gpufabric's labels hides from the doctor that a node's plugin does not run
 func TestTheFirstCauseIsFound(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()
@@ -93,6 +95,10 @@ func TestTheFirstCauseIsFound(t *testing.T) {
 	t.Run("a tenant's Events blame nobody", func(t *testing.T) {
 		g.t = t
 		forgedEvents(t, g)
+	})
+	t.Run("a tenant's labels make nothing gpufabric's", func(t *testing.T) {
+		g.t = t
+		forgedLabels(t, g)
 	})
 	g.t = t
 	if r := g.ask(install()); r.First != nil {

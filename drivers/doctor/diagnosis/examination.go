@@ -56,7 +56,7 @@ func Diagnose(s *snapshot.Snapshot, subject Subject) (*Report, error) {
 	if err := e.examine(subject); err != nil {
 		return nil, err
 	}
-	report := &Report{Subject: subject, Behind: []Found{}, Lacking: s.Unread, Server: s.Server}
+	report := &Report{Subject: subject, Behind: []Found{}, Lacking: s.Unread, Release: s.Release, Server: s.Server}
 	if all := order(e.found); len(all) > 0 {
 		report.First, report.Behind = &all[0], all[1:]
 	}

@@ -2,12 +2,14 @@ package diagnosis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,14 +40,19 @@ type ground struct {
 	undo   []func(context.Context) error
 }
 
-// put creates an object with its status. It is removed when the cause is undone.
+// put creates an object with its status. It is removed when the cause is undone, also where its status could not be written.
 func (g *ground) put(objects ...client.Object) {
 	g.t.Helper()
 	for _, o := range objects {
-		g.create(o)
-		g.undo = append(g.undo, func(ctx context.Context) error {
-			return client.IgnoreNotFound(g.client.Delete(ctx, o, client.GracePeriodSeconds(0)))
-		})
+		err := g.tryCreate(g.t.Context(), o)
+		if o.GetUID() != "" {
+			g.undo = append(g.undo, func(ctx context.Context) error {
+				return client.IgnoreNotFound(g.client.Delete(ctx, o, client.GracePeriodSeconds(0)))
+			})
+		}
+		if err != nil {
+			g.t.Fatal(err)
+		}
 	}
 }
 
@@ -63,7 +70,7 @@ func (g *ground) tryCreate(ctx context.Context, o client.Object) error {
 	}
 	switch o.(type) {
 	case *corev1.Event, *corev1.Namespace, *resourceapi.ResourceSlice, *resourceapi.DeviceClass, *resourceapi.ResourceClaimTemplate,
-		*corev1.Node:
+		*corev1.Node, *rbacv1.ClusterRoleBinding:
 		return nil // no status, or one that create accepts
 	}
 	wanted.SetUID(o.GetUID())
@@ -95,19 +102,22 @@ func change[P interface {
 		return client.IgnoreNotFound(g.client.Status().Update(ctx, wanted))
 	}
 	var before P
-	if err := write(g.t.Context(), func(o P) {
+	err := write(g.t.Context(), func(o P) {
 		before = o.DeepCopyObject().(P)
 		to(o)
-	}); err != nil {
+	})
+	if before != nil { // also where only a part was written
+		g.undo = append(g.undo, func(ctx context.Context) error {
+			return write(ctx, func(o P) {
+				version := o.GetResourceVersion()
+				*o = *(before.DeepCopyObject().(P))
+				o.SetResourceVersion(version)
+			})
+		})
+	}
+	if err != nil {
 		g.t.Fatalf("change %T %s: %v", object, name, err)
 	}
-	g.undo = append(g.undo, func(ctx context.Context) error {
-		return write(ctx, func(o P) {
-			version := o.GetResourceVersion()
-			*o = *(before.DeepCopyObject().(P))
-			o.SetResourceVersion(version)
-		})
-	})
 }
 
 // remove deletes an object that is there.
@@ -121,21 +131,20 @@ func (g *ground) remove(o client.Object, namespace, name string) {
 	}
 	o.SetResourceVersion("")
 	o.SetUID("")
-	g.undo = append(g.undo, func(context.Context) error {
-		g.create(o)
-		return nil
-	})
+	g.undo = append(g.undo, func(ctx context.Context) error { return g.tryCreate(ctx, o) })
 }
 
-// heal undoes the cause.
+// heal undoes the cause, as far as it can: what stays would be found behind the next cause.
 func (g *ground) heal() {
 	g.t.Helper()
+	var errs []error
 	for i := len(g.undo) - 1; i >= 0; i-- {
-		if err := g.undo[i](g.t.Context()); err != nil {
-			g.t.Fatalf("take the cause back: %v", err)
-		}
+		errs = append(errs, g.undo[i](g.t.Context()))
 	}
 	g.undo = nil
+	if err := errors.Join(errs...); err != nil {
+		g.t.Fatalf("take the cause back: %v", err)
+	}
 }
 
 // ask reads the cluster and returns the first cause.
@@ -177,6 +186,10 @@ func (g *ground) healthy() {
 func (g *ground) furnish(nodes int32) {
 	g.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
 	g.put(classes()...)
+	g.put(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "gpufabric-controller", Labels: map[string]string{"app.kubernetes.io/part-of": "gpufabric"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "gpufabric-controller"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "gpufabric-controller", Namespace: system}}})
 	for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
 		g.put(daemonSet(component, nodes))
 	}

@@ -74,7 +74,9 @@ type Report struct {
 	Behind []Found `json:"behind"`
 	// Lacking is what could not be read. Causes that only show there are not found.
 	Lacking []snapshot.Unread `json:"lacking"`
-	Server  snapshot.Server   `json:"server"`
+	// Release says in which namespaces gpufabric's own pods and DaemonSets were looked for.
+	Release snapshot.Release `json:"release,omitzero"`
+	Server  snapshot.Server  `json:"server"`
 }
 
 // ExitStatus is that of the program: 0 where nothing was found, else by the stage of the first cause.

@@ -25,6 +25,8 @@ type archiveIndex struct {
 	Format string   `json:"format"`
 	Server Server   `json:"server"`
 	Unread []Unread `json:"unread"`
+	// Release is empty in an archive of an earlier version.
+	Release Release `json:"release,omitzero"`
 	// Kinds are the files that follow, by the resource's name.
 	Kinds []string `json:"kinds"`
 }
@@ -44,7 +46,7 @@ func (s *Snapshot) parts() []part {
 		{"validatingwebhookconfigurations.admissionregistration.k8s.io", &s.Webhooks},
 		{"computedomains.resource.nvidia.com", &s.Domains}, {"rdmapools.gpufabric.io", &s.RDMAPools}, {"miglayouts.gpufabric.io", &s.MIGLayouts},
 		{"vgpuprofiles.gpufabric.io", &s.VGPUProfiles}, {"resourcequotas", &s.Quotas}, {"namespaces", &s.Namespaces},
-		{"leases.coordination.k8s.io", &s.Leases}, {"events", &s.Events},
+		{bindings, &s.Bindings}, {"leases.coordination.k8s.io", &s.Leases}, {"events", &s.Events},
 	}
 }
 
@@ -57,7 +59,7 @@ type File struct {
 // Save writes an archive: a tar file, compressed with gzip, with the index, a JSON file for each kind, and further files. It omits
 // the API server's address.
 func (s *Snapshot) Save(to io.Writer, files []File) error {
-	index := archiveIndex{Format: format, Server: s.Server, Unread: s.Unread}
+	index := archiveIndex{Format: format, Server: s.Server, Unread: s.Unread, Release: s.Release}
 	index.Server.URL = ""
 	size := 0
 	var content []File
@@ -158,6 +160,6 @@ func (s *Snapshot) head(archive *tar.Reader) (index archiveIndex, err error) {
 		return index, fmt.Errorf("the archive's format is %q, and this program reads %s: use the program of the version that wrote it",
 			strings.ToValidUTF8(index.Format[:min(len(index.Format), 80)], ""), format)
 	}
-	s.Server, s.Unread = index.Server, index.Unread
+	s.Server, s.Unread, s.Release = index.Server, index.Unread, index.Release
 	return index, nil
 }

@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -103,6 +104,7 @@ func mapper() meta.RESTMapper {
 	add(appsv1.SchemeGroupVersion, meta.RESTScopeNamespace, "DaemonSet", "Deployment")
 	add(coordinationv1.SchemeGroupVersion, meta.RESTScopeNamespace, "Lease")
 	add(admissionv1.SchemeGroupVersion, meta.RESTScopeRoot, "ValidatingWebhookConfiguration")
+	add(rbacv1.SchemeGroupVersion, meta.RESTScopeRoot, "ClusterRoleBinding")
 	add(crds().GroupVersion(), meta.RESTScopeRoot, crds().Kind)
 	add(v1beta1.SchemeGroupVersion(), meta.RESTScopeNamespace, "ComputeDomain")
 	add(v1alpha1.SchemeGroupVersion(), meta.RESTScopeRoot, "RDMAPool", "MIGLayout", "VGPUProfile")

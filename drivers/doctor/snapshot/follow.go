@@ -21,7 +21,7 @@ const Gather = 200 * time.Millisecond
 // over never changes. The first one comes when every kind was read once, or was refused. It returns a *SilentError where the API
 // server does not answer at the start; later the watches restart by themselves.
 func (r *Reader) Follow(ctx context.Context, scope Scope, changed func(*Snapshot)) error {
-	f := &following{reader: r, dirty: make(chan struct{}, 1), failed: map[int]Unread{}}
+	f := &following{reader: r, system: scope.System, dirty: make(chan struct{}, 1), failed: map[int]Unread{}}
 	if err := r.server(ctx, &f.start); err != nil {
 		return err
 	}
@@ -39,6 +39,7 @@ func (r *Reader) Follow(ctx context.Context, scope Scope, changed func(*Snapshot
 // following is one Follow.
 type following struct {
 	reader   *Reader
+	system   string
 	start    Snapshot // of the server alone
 	followed []followed
 	dirty    chan struct{}
@@ -158,6 +159,8 @@ func (f *following) snapshot() (s *Snapshot, whole bool) {
 		}
 	}
 	s.tidy()
+	s.Release = s.release(f.system)
+	s.disown()
 	requests, throttled, skew := f.reader.meter.read()
 	s.Server.Requests, s.Server.Throttled, s.Server.Skew = requests, throttled, skew
 	s.Server.Taken = time.Now().Add(-skew)

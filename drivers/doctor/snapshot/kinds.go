@@ -5,6 +5,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -56,7 +57,7 @@ func kinds(scope Scope) []kind {
 		return append(ground(), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))
 	}
 	all := append(ground(),
-		pods(client.MatchingLabels{labelName: "gpufabric"}),
+		pods(client.MatchingLabels{labelName: ownName}),
 		pods(client.HasLabels{v1beta1.LabelComputeDomain}),
 		pods(client.MatchingFields{"status.phase": string(corev1.PodPending)}),
 		events(client.MatchingFields{"type": corev1.EventTypeWarning}),
@@ -67,6 +68,8 @@ func kinds(scope Scope) []kind {
 		metadata(crds(), "customresourcedefinitions", func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.CRDs }),
 		metadata(admissionv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), "validatingwebhookconfigurations",
 			func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.Webhooks }),
+		one(rbacv1.GroupName, "clusterrolebindings", &rbacv1.ClusterRoleBindingList{},
+			func(s *Snapshot) *[]rbacv1.ClusterRoleBinding { return &s.Bindings }, reduceBinding, client.MatchingLabels{labelPartOf: ownName}),
 	)
 	all = append(append(all, dynamicResources()...), customResources()...)
 	if scope.Namespace != "" {

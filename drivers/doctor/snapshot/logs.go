@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -21,17 +20,16 @@ const (
 )
 
 // Logs reads the last lines of gpufabric's own pods, first of those that are not ready. For a log that cannot be read it writes a
-// file with the reason. Own pods are pods with gpufabric's labels in the namespaces of ownNamespaces.
-func (r *Reader) Logs(ctx context.Context, s *Snapshot, system string) ([]File, error) {
+// file with the reason. Own pods are pods with gpufabric's labels in the namespaces of its Release.
+func (r *Reader) Logs(ctx context.Context, s *Snapshot) ([]File, error) {
 	client, err := kubernetes.NewForConfig(r.config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for logs: %w", err)
 	}
-	there := ownNamespaces(s, system)
 	var own []*corev1.Pod
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		if there[p.Namespace] && (p.Labels[labelName] == "gpufabric" || p.Labels[v1beta1.LabelComputeDomain] != "") {
+		if s.Release.Has(p.Namespace) && (p.Labels[labelName] == ownName || p.Labels[v1beta1.LabelComputeDomain] != "") {
 			own = append(own, p)
 		}
 	}
@@ -57,26 +55,12 @@ func ready(p *corev1.Pod) int {
 	return 0
 }
 
-// ownNamespaces are the namespaces of gpufabric's own pods: system, and those with a node plugin's DaemonSet, because the release
-// may be elsewhere and the RDMA and vGPU plugins may have their own namespace. A label alone is not enough, since anybody may set
-// it, and the output of a tenant's program belongs to the tenant.
-func ownNamespaces(s *Snapshot, system string) map[string]bool {
-	out := map[string]bool{system: true}
-	for i := range s.DaemonSets {
-		labels := s.DaemonSets[i].Labels
-		if labels["app.kubernetes.io/part-of"] == "gpufabric" && strings.HasSuffix(labels["app.kubernetes.io/component"], "-plugin") {
-			out[s.DaemonSets[i].Namespace] = true
-		}
-	}
-	return out
-}
-
-// silence removes what containers wrote from pods that only have gpufabric's labels.
-func (s *Snapshot) silence(system string) {
-	own := ownNamespaces(s, system)
+// silence removes what containers wrote from pods that only have gpufabric's labels, and the arguments of such workloads: what a tenant's
+// program writes and is told belongs to the tenant.
+func (s *Snapshot) silence() {
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		if own[p.Namespace] {
+		if s.Release.Has(p.Namespace) {
 			continue
 		}
 		for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
@@ -84,5 +68,21 @@ func (s *Snapshot) silence(system string) {
 				reduceStatus(&statuses[i], false)
 			}
 		}
+	}
+	for i := range s.DaemonSets {
+		if d := &s.DaemonSets[i]; !s.Release.Has(d.Namespace) {
+			withoutArguments(&d.Spec.Template)
+		}
+	}
+	for i := range s.Deployments {
+		if d := &s.Deployments[i]; !s.Release.Has(d.Namespace) {
+			withoutArguments(&d.Spec.Template)
+		}
+	}
+}
+
+func withoutArguments(template *corev1.PodTemplateSpec) {
+	for i := range template.Spec.Containers {
+		template.Spec.Containers[i].Args = nil
 	}
 }

@@ -56,7 +56,9 @@ func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {
 	}
 	_ = group.Wait() // failures are recorded as unread
 	s.tidy()
-	s.silence(scope.System)
+	s.Release = s.release(scope.System)
+	s.silence()
+	s.disown()
 	requests, throttled, skew := r.meter.read()
 	s.Server.Requests, s.Server.Throttled, s.Server.Skew = requests, throttled, skew
 	s.Server.Taken = time.Now().Add(-skew)

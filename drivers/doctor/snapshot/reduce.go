@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,7 +111,7 @@ func reducePod(p *corev1.Pod) {
 		Containers: reduceContainers(p.Spec.Containers), InitContainers: reduceContainers(p.Spec.InitContainers),
 	}
 	p.Spec = spec
-	own := slices.Contains([]string{"gpufabric", PreflightJobs}, p.Labels[labelName]) || p.Labels[v1beta1.LabelComputeDomain] != ""
+	own := slices.Contains([]string{ownName, PreflightJobs}, p.Labels[labelName]) || p.Labels[v1beta1.LabelComputeDomain] != ""
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
 		for i := range statuses {
 			reduceStatus(&statuses[i], own)
@@ -148,6 +149,12 @@ func reduceStatus(s *corev1.ContainerStatus, own bool) {
 	}
 }
 
+// reduceBinding keeps gpufabric's own service accounts.
+func reduceBinding(b *rbacv1.ClusterRoleBinding) {
+	reduceMeta(b)
+	b.Subjects = subjects(b)
+}
+
 func reduceDaemonSet(d *appsv1.DaemonSet) {
 	reduceMeta(d)
 	reduceWorkload(d.Labels, &d.Spec.Template)
@@ -161,7 +168,7 @@ func reduceDeployment(d *appsv1.Deployment) {
 // reduceWorkload keeps images and placement. For gpufabric's own workloads it keeps the arguments, which cannot contain secrets:
 // the chart has none.
 func reduceWorkload(labels map[string]string, template *corev1.PodTemplateSpec) {
-	own := labels["app.kubernetes.io/part-of"] == "gpufabric"
+	own := labels[labelPartOf] == ownName
 	kept := corev1.PodSpec{
 		NodeSelector: template.Spec.NodeSelector, Tolerations: template.Spec.Tolerations, HostNetwork: template.Spec.HostNetwork,
 		PriorityClassName: template.Spec.PriorityClassName, SchedulerName: template.Spec.SchedulerName,

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -40,6 +41,10 @@ type Snapshot struct {
 	// CRDs and Webhooks are the metadata of CustomResourceDefinitions and ValidatingWebhookConfigurations.
 	CRDs     []metav1.PartialObjectMetadata
 	Webhooks []metav1.PartialObjectMetadata
+	// Bindings are the ClusterRoleBindings of gpufabric's roles, with its service accounts.
+	Bindings []rbacv1.ClusterRoleBinding
+	// Release says in which namespaces gpufabric is. Objects of other namespaces do not have its labels here.
+	Release Release
 	// Domains, RDMAPools, MIGLayouts and VGPUProfiles are gpufabric's custom resources.
 	Domains      []v1beta1.ComputeDomain
 	RDMAPools    []v1alpha1.RDMAPool

@@ -76,6 +76,9 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 			out.Lacking = append(out.Lacking, u.String())
 		}
 	}
+	if unsure := report.Release.Unsure; unsure != "" {
+		out.Lacking = append(out.Lacking, unsure)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(out) // whoever asked has gone
 }

@@ -49,6 +49,8 @@ func controllerAttacks() map[string][]attack {
 		return tryCreate(secretResource, `{"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "`+namespace+`", `+metadata+`}, "type":
 			"`+kind+`", "stringData": {"tls.crt": "x", "tls.key": "y"}}`)
 	}
+	const program = "runs the program imex-daemon with the controller's arguments, variables and directories"
+	const takes = "takes no port of its node, no GPU, and at most one processor"
 	const shares = "share neither the PIDs nor the IPC of their node, and see no Secret, ConfigMap or token"
 	return map[string][]attack{
 		everywhere + "computedomains.resource.nvidia.com": {
@@ -124,6 +126,21 @@ func controllerAttacks() map[string][]attack {
 				shares},
 			{"daemons with a Secret in the environment", set("", `"env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key":
 				"k"}}}]`), shares},
+			{"daemons that run a program of its own", set("", `"command": ["/bin/sh"]`), program},
+			{"daemons in another role", set("", `"args": ["gpu-plugin"]`), program},
+			{"daemons with an argument of its own", set("", `"args": ["imex-daemon", "--certificates=/tmp"]`), program},
+			{"daemons with a program in a probe", set("", `"livenessProbe": {"exec": {"command": ["/bin/sh"]}}`), program},
+			{"daemons with a program at their end", set("", `"lifecycle": {"preStop": {"exec": {"command": ["/bin/sh"]}}}`), program},
+			{"daemons that load a library", set("", `"env": [{"name": "LD_PRELOAD", "value": "/tmp/x"}]`), program},
+			{"daemons with a directory over their program", set(`"volumes": [{"name": "s", "emptyDir": {}}]`,
+				`"volumeMounts": [{"name": "s", "mountPath": "/usr/bin"}]`), program},
+			{"daemons whose probe asks another host", set("", `"readinessProbe": {"httpGet": {"host": "192.0.2.1", "port": 80}}`), program},
+			{"daemons with a second container", set(`"initContainers": [{"name": "d", "image": "ghcr.io/gpufabric/gpufabric:0.1.0", "args":
+				["imex-daemon"], "securityContext": {"privileged": false, "allowPrivilegeEscalation": false, "capabilities": {"drop":
+				["ALL"]}}}]`, ""), program},
+			{"daemons with a port of their node", set("", `"ports": [{"containerPort": 10250, "hostPort": 10250}]`), takes},
+			{"daemons with every GPU", set("", `"resources": {"limits": {"nvidia.com/gpu": "8"}}`), takes},
+			{"daemons that put every other pod off", set("", `"resources": {"requests": {"cpu": "64"}}`), takes},
 			{"a NIC's driver that no list allows", driver(), "run only where rdma.nicClusterPolicy.images lists the images that may"},
 		},
 		everywhere + "validatingwebhookconfigurations.admissionregistration.k8s.io named gpufabric-webhook": {
@@ -209,6 +226,10 @@ func nodeAttacks() map[string][]attack {
 		},
 		scheduler + "leases.coordination.k8s.io named gpufabric-scheduler": {
 			{"kube-scheduler's lease", patch(leaseResource, "kube-system", "kube-scheduler", `{"spec": {"holderIdentity": "x"}}`), ""},
+			// Kubernetes' own role system:kube-scheduler lets it.
+			{"kube-scheduler's lease by an update", replace(leaseResource, "kube-system", "kube-scheduler", `{"apiVersion":
+				"coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"holderIdentity": "x"}}`),
+				"may write the lease gpufabric-system/gpufabric-scheduler only"},
 		},
 		"gpufabric-uninstall everywhere: computedomains.resource.nvidia.com": {
 			{"a ComputeDomain's labels", patch(domainResource, "default", "made", `{"metadata": {"labels": {"a": "b"}}}`),

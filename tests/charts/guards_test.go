@@ -233,6 +233,8 @@ type attack struct {
 //attack:controller-privileged A stolen token of the controller gives IMEX daemons privilege, capabilities or the node's root
 //attack:controller-image A stolen token of the controller has IMEX daemons run an image of its own
 //attack:controller-account A stolen token of the controller runs IMEX daemons as another role
+//attack:controller-program A stolen token of the controller runs a program of its own in an IMEX daemon's pod
+//attack:controller-node A stolen token of the controller gives IMEX daemons a port of their node, every GPU, or all of its processors
 //attack:controller-secrets A stolen token of the controller mounts the Secrets of the drivers' namespace into a pod
 //attack:controller-nic-driver A stolen token of the controller starts a privileged driver that no list of images allows
 //attack:controller-classes A stolen token of the controller changes an administrator's DeviceClass, or makes one of every device

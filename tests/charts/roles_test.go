@@ -41,6 +41,14 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 		roles.servePools(t)
 		roles.checkRights(t)
 	})
+	t.Run("with NetworkPolicies, certificates and guarded metrics", func(t *testing.T) {
+		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "networkPolicy": on(),
+			"metrics": map[string]any{"authentication": true}, "computeDomains": map[string]any{"certificates": "own"}},
+			"controller --network-policies --metrics-authentication --imex-certificates", "compute-domain-plugin")
+		roles.policed = true
+		roles.formADomain(t)
+		roles.checkRights(t)
+	})
 	t.Run("with GPUs", func(t *testing.T) {
 		values := everything()
 		values["webhook"] = off()
@@ -89,8 +97,10 @@ type roles struct {
 	server  *server
 	admin   kubernetes.Interface
 	outputs map[string]func() *bytes.Buffer // stop a role and return its output
+	policed bool                            // the controller makes NetworkPolicies
 }
 
+// startRoles starts the roles of these names, each of which may be followed by flags.
 func startRoles(t *testing.T, program string, on machine, values map[string]any, names ...string) *roles {
 	t.Helper()
 	live := startServer(t)
@@ -112,6 +122,7 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	image := "ghcr.io/gpufabric/gpufabric:" + load(t, "gpufabric").Metadata.AppVersion
 	out := &roles{server: live, admin: admin, outputs: map[string]func() *bytes.Buffer{}}
 	for _, name := range names {
+		name, more, _ := strings.Cut(name, " ")
 		args := []string{name, "--image=" + image}
 		if name != "controller" {
 			args = []string{name, "--node-name=node-a", "--driver-root=" + on.driver, "--sysfs-root=" + on.sys, "--dev-root=" + on.dev,
@@ -124,7 +135,7 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 		case "vgpu-plugin":
 			args = append(args, "--handover-dir="+on.dir+"/handover", "--nri-socket=")
 		}
-		out.outputs[name] = start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+name), args...)
+		out.outputs[name] = start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+name), append(args, strings.Fields(more)...)...)
 	}
 	return out
 }
@@ -188,6 +199,10 @@ func (r *roles) formADomain(t *testing.T) {
 	await(t, "the domain's template", templates.Watch, is(watch.Added), ofDomain)
 	await(t, "the domain's DaemonSet", daemons.Watch, is(watch.Added), ofDomain)
 	r.madePods(t, ofDomain.LabelSelector, false)
+	if r.policed {
+		await(t, "the domain's NetworkPolicy", r.admin.NetworkingV1().NetworkPolicies(namespace).Watch, is(watch.Added), ofDomain)
+		r.madePorts(t, ofDomain.LabelSelector)
+	}
 
 	domains := r.server.client.Resource(domainResource).Namespace("default")
 	deleteAndAwait(t, domains, "made")

@@ -44,6 +44,33 @@
   expression: "oldObject.metadata.?annotations.orValue({})"
 - name: annotations
   expression: "object.metadata.?annotations.orValue({})"
+- name: appliedBefore
+  expression: "oldObject.metadata.?managedFields.orValue([]).filter(m, m.operation == 'Apply')"
+- name: applied
+  expression: "object.metadata.?managedFields.orValue([]).filter(m, m.operation == 'Apply')"
+{{- end }}
+
+{{/* Whether the record entry of who applied what is about a label or an annotation of the lists. Called with (dict "entry" "m" "labels" LIST "annotations" LIST). */}}
+{{- define "gpufabric.policy.touches" -}}
+{{- $call := . }}
+{{- $any := list }}
+{{- range $kind := list "labels" "annotations" }}
+{{- $any = append $any (printf "%s.?fieldsV1[?'f:metadata'][?'f:%s'].orValue({}).exists(f, [f.replace('f:', '', 1)].exists(key, %s))" $call.entry $kind (include "gpufabric.policy.keys" (get $call $kind))) }}
+{{- end }}
+{{- join " || " $any }}
+{{- end }}
+
+{{/*
+What others have applied (server-side apply) stays recorded as theirs. A role that became a second owner of a field would have the first one's next apply refused
+as a conflict, and one that took the record away would have fields stay that nobody applies any more. An entry about a field that the role may change is
+excepted: it changes with the field. Called as "only" is.
+*/}}
+{{- define "gpufabric.policy.applied" -}}
+- expression: >-
+    variables.appliedBefore.all(b, variables.applied.exists(m, m == b) || {{ include "gpufabric.policy.touches" (merge (dict "entry" "b") .) }}) &&
+    variables.applied.all(m, variables.appliedBefore.exists(b, b == m || b.manager == m.manager && ({{ include "gpufabric.policy.touches" (merge (dict "entry" "b") .) }})))
+  message: {{ .who }} may not change who has applied which fields of {{ .what }} (metadata.managedFields)
+  reason: Forbidden
 {{- end }}
 
 {{/* Whether key is one of a list, of which those that end in a slash stand for all that begin with them. */}}
@@ -72,6 +99,7 @@ Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST). A 
 - expression: "object.spec == oldObject.spec && object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences"
   message: {{ .who }} may change neither the spec nor the finalizers nor the owners of {{ .what }}
   reason: Forbidden
+{{ include "gpufabric.policy.applied" . }}
 {{- end }}
 
 {{/* A policy's head and its binding. Called with (dict "root" $ "name" NAME). */}}

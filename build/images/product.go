@@ -156,8 +156,7 @@ func program(root, name, architecture string, further ...File) (v1.Image, error)
 }
 
 // hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart,
-// value
-// hardware.driverDirectories): the links that every distribution with a merged /usr has.
+// value hardware.driverDirectories): the links that every distribution with a merged /usr has.
 func hostLinks() []File {
 	var links []File
 	for _, name := range []string{"bin", "lib", "lib64", "sbin"} {

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
 )

@@ -6,7 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"

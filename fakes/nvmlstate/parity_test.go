@@ -9,7 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"

@@ -86,9 +86,10 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 const (
 	// envContainer is the container's bundle, as an OCI runtime gets it.
 	envContainer = "FAKEFABRIC_CONTAINER"
-	// envDev stands for /dev, envRun for /var/run/nvidia-imex.
-	envDev = "FAKEFABRIC_DEV"
-	envRun = "FAKEFABRIC_IMEX_RUN"
+	// envDev stands for /dev, envRun for /var/run/nvidia-imex, envHosts for /etc/hosts.
+	envDev   = "FAKEFABRIC_DEV"
+	envRun   = "FAKEFABRIC_IMEX_RUN"
+	envHosts = "FAKEFABRIC_HOSTS"
 )
 
 // imexOptions gives a daemon its node's version and faults, and what its container has.
@@ -106,6 +107,9 @@ func imexOptions(root string) (imex.Options, error) {
 	o := imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir,
 		Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}
 	o.PersistDir = cmp.Or(os.Getenv(envRun), imex.PersistDir)
+	if hosts := os.Getenv(envHosts); hosts != "" {
+		o.Resolve = imex.HostsFile(hosts)
+	}
 	if bundle := os.Getenv(envContainer); bundle != "" {
 		container, err := imex.ReadContainer(bundle)
 		if err != nil {

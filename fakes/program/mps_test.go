@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 )
 
 // TestAControlDaemonInTheBackgroundListensWhenItsStartReturns runs what scripts do: start the daemon, and talk to it in the next line.

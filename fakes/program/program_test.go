@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/program"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/procfs/sysfs"
 	"golang.org/x/sys/unix"
 
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"

@@ -8,8 +8,7 @@ import (
 )
 
 // TestEveryFindingHasAnEntry compares the doctor's table with the troubleshooting page, both ways: a word of a driver that is not in the
-// table
-// is a cause that the doctor cannot name.
+// table is a cause that the doctor cannot name.
 func TestEveryFindingHasAnEntry(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)

@@ -3,8 +3,7 @@
 //	toolchain [-list | -lock] [NAME...]
 //
 // Without names it provides all of them. Progress goes to standard error; standard output gets a line "NAME PATH" a tool, or only the path
-// where
-// one tool was named. With -lock it writes the checksums of all published files into the lock instead.
+// where one tool was named. With -lock it writes the checksums of all published files into the lock instead.
 package main
 
 import (

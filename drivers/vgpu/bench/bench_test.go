@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/gpu/memorylimits"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
@@ -43,9 +43,8 @@ func machine(t *testing.T, driver string) Options {
 	}
 	p.Driver.Version = driver
 	root := t.TempDir()
-	buildFakes(t)
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true,
-		LibraryDir: "../../../fakes/build/lib"}); err != nil {
+		LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
 		t.Fatal(err)
 	}
 	lib := nvmlstate.New(root)
@@ -58,25 +57,6 @@ func machine(t *testing.T, driver string) Options {
 	}
 	return Options{NVML: lib, CUDA: filepath.Join(root, "driver/usr/lib64/libcuda.so.1"), Bytes: 256 << 20, Repeats: 3, Rounds: 2,
 		Program: program, Arguments: []string{worker}, Cgroups: memorylimits.Tree{Root: "/nowhere"}}
-}
-
-// buildFakes builds the stand-ins for the driver's libraries. Test packages run side by side, and one of them builds (see the fakes'
-// package built).
-func buildFakes(t *testing.T) {
-	t.Helper()
-	const fakes = "../../../fakes"
-	if err := os.MkdirAll(filepath.Join(fakes, "build"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := os.OpenFile(filepath.Join(fakes, "build/.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Close() }() // closing releases the lock
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	build(t, fakes, "build/lib/libcuda.so.1", "build/lib/libnvidia-ml.so.1")
 }
 
 // build builds what is not Go. It skips the test, with the reason, where there is no C compiler.

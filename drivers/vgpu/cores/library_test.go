@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
@@ -25,26 +25,13 @@ var seconds = flag.Float64("seconds", 1, "how long each container launches kerne
 // machine renders a node with the CUDA stand-in, and returns its libcuda.so.1 and the first GPU.
 func machine(t *testing.T) (cuda, gpu string) {
 	t.Helper()
-	const fakes = "../../../fakes"
 	p, err := profile.Load("l40s-8")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(fakes, "build"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := os.OpenFile(filepath.Join(fakes, "build/.lock"), os.O_CREATE|os.O_RDWR, 0o600) // other packages' tests build too
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Close() }() // closing gives the lock up
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	command(t, "make", "-C", fakes, "build/lib/libcuda.so.1", "build/lib/libnvidia-ml.so.1")
 	root := t.TempDir()
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true,
-		LibraryDir: filepath.Join(fakes, "build/lib")}); err != nil {
+		LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
 		t.Fatal(err)
 	}
 	lib := nvmlstate.New(root)

@@ -16,7 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpufabric.io/fakes/fault"
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"

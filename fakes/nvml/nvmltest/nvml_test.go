@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"gpufabric.io/fakes/fault"
-	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/trace"

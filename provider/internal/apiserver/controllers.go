@@ -24,8 +24,7 @@ var (
 )
 
 // RollOut plays the controllers of Deployments and DaemonSets on a cluster with nodes nodes: every workload is rolled out at once. It ends
-// with
-// the test or when stop is called.
+// with the test or when stop is called.
 func (s *Server) RollOut(t testing.TB, nodes int64) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		var group sync.WaitGroup

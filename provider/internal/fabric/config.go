@@ -15,8 +15,7 @@ import (
 )
 
 // PoolOfConfig finds the entry of a resource in the RDMA device plugin's config.json and validates it. Unknown keys are errors, every
-// mistake
-// of the entry is reported.
+// mistake of the entry is reported.
 func PoolOfConfig(text, resourceName string) (*v1alpha1.RDMAPoolConfig, error) {
 	var file struct {
 		PeriodicUpdateInterval *int                      `json:"periodicUpdateInterval"`

@@ -48,8 +48,7 @@ type Inventory struct {
 type poolKey struct{ driver, name string }
 
 // Read lists ResourceSlices (of one driver, or of all when driver is empty) and claims. Slices of an older generation of their pool are
-// left out, as the
-// scheduler does.
+// left out, as the scheduler does.
 func Read(ctx context.Context, client kubernetes.Interface, driver string) (*Inventory, error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	if driver != "" {

@@ -15,8 +15,7 @@ import (
 )
 
 // chartValues merges the values documents and, over them, components and hardware; secret are those of values_wo, already in values. known
-// is false while a
-// part is unknown.
+// is false while a part is unknown.
 func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnostics) (values, secret map[string]any, known bool) {
 	if m.Values.IsUnknown() || listHasUnknown(m.Values) || listHasUnknown(m.SecretValues) || m.SecretValues.IsUnknown() ||
 		objectHasUnknown(m.Components) ||

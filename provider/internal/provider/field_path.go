@@ -19,8 +19,7 @@ func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList, 
 }
 
 // attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0]: the schemas of most resources differ from the API's
-// only in how
-// names are written.
+// only in how names are written.
 func attributePath(fieldPath string) path.Path {
 	at := path.Empty()
 	for _, s := range fieldSteps(fieldPath) {

@@ -12,8 +12,7 @@ import (
 )
 
 // BenchmarkScale measures what a user waits for: the built provider under a real Terraform, against a real API server whose ComputeDomain
-// controller is a
-// double. Run it with -bench Scale -benchtime 1x; each figure is one run.
+// controller is a double. Run it with -bench Scale -benchtime 1x; each figure is one run.
 func BenchmarkScale(b *testing.B) {
 	needTerraform(b)
 	server := apiserver.Start(b)

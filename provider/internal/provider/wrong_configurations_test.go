@@ -10,8 +10,7 @@ import (
 )
 
 // TestWrongConfigurations tries mistakes in resources, data sources and functions. Every message names the attribute, what stands there,
-// and what
-// is allowed. No cluster is needed: all are found at plan time. Mistakes in the provider block are in TestProviderConfiguration.
+// and what is allowed. No cluster is needed: all are found at plan time. Mistakes in the provider block are in TestProviderConfiguration.
 //
 //shows:tf-refusals
 func TestWrongConfigurations(t *testing.T) {

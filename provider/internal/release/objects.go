@@ -35,8 +35,7 @@ func objects(manifest, namespace string) ([]*unstructured.Unstructured, error) {
 }
 
 // customResources lists the CRDs a release brought: those Helm removes with it, and those it leaves (from the chart's crds directory, from
-// hooks, or
-// kept by a resource policy).
+// hooks, or kept by a resource policy).
 func (r *Release) customResources() (removed, left []string, err error) {
 	list, err := objects(r.Manifest, r.Namespace)
 	if err != nil {

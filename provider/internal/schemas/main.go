@@ -1,6 +1,5 @@
 // Command schemas prints the provider's schemas in the form of `terraform providers schema -json`. The documentation is generated from it:
-// the provider's own
-// answer has identities and list resources whatever Terraform is installed, or none.
+// the provider's own answer has identities and list resources whatever Terraform is installed, or none.
 package main
 
 import (

@@ -35,8 +35,7 @@ func (e *FailedError) Error() string {
 }
 
 // TakenError says that a domain or a job of the check's name is there already. It is somebody's own, or of an earlier check that was kept,
-// whose end would
-// pass for this one's.
+// whose end would pass for this one's.
 type TakenError struct {
 	Kind string
 	Key  object.Key
@@ -47,9 +46,8 @@ func (e *TakenError) Error() string {
 }
 
 // Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say receives its progress,
-// one sentence at a
-// time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made, *FailedError,
-// *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
+// one sentence at a time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made,
+// *FailedError, *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
 func Run(ctx context.Context, client *cluster.Client, c Check, say func(string)) (Report, error) {
 	theDomain, job, err := c.objects()
 	if err != nil {

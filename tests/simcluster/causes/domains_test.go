@@ -113,7 +113,7 @@ func domainCauses() []cause {
 			g.later(g.Namespace.Empty) // the domain is gone before the cluster's health is asked for
 			g.Namespace = other
 		}},
-		{part, "a domain's pods wait for a node that is off", d, "NodeNotReady", []string{"WaitingForNodes"}, func(g *ground) {
+		{part, "a domain's pods wait for a node that is off", d, "NodeNotReady", nil, func(g *ground) {
 			g.silence(3)
 			g.AwaitReady(nodeName(3), false)
 			g.members(2, 0, 3)

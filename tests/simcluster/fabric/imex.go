@@ -1,15 +1,11 @@
 package fabric
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/netip"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"gpufabric.io/drivers/computedomain"
@@ -54,7 +50,7 @@ func (r imexDaemons) Start(ctx context.Context, spec imex.Spec) (imex.Daemon, er
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
 	options.HostName = spec.BindAddress
-	options.Resolve = func(_ context.Context, name string) ([]netip.Addr, error) { return resolve(spec.HostsFile, name) }
+	options.Resolve = fakeimex.HostsFile(spec.HostsFile)
 	daemon, err := fakeimex.New(config, options)
 	if err != nil {
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
@@ -170,41 +166,4 @@ func execute(ctx context.Context, words []string) ([]byte, error) {
 		return stdout.Bytes(), fmt.Errorf("exit status %d: %s", status, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return stdout.Bytes(), nil
-}
-
-// resolve looks up a name in a file like /etc/hosts, as the system would in the daemon's pod.
-func resolve(hostsFile, name string) ([]netip.Addr, error) {
-	if address, err := netip.ParseAddr(name); err == nil {
-		return []netip.Addr{address}, nil
-	}
-	file, err := os.Open(hostsFile)
-	if err != nil {
-		return nil, fmt.Errorf("look up %s: %w", name, err)
-	}
-	defer file.Close() //nolint:errcheck // read only
-	var found []netip.Addr
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		line, _, _ := strings.Cut(lines.Text(), "#")
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			continue
-		}
-		address, err := netip.ParseAddr(fields[0])
-		if err != nil {
-			continue
-		}
-		for _, known := range fields[1:] {
-			if known == name {
-				found = append(found, address)
-			}
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("look up %s in %s: %w", name, hostsFile, err)
-	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("look up %s: %s does not have it", name, hostsFile)
-	}
-	return found, nil
 }

@@ -75,8 +75,8 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 	if marker, ok := os.LookupEnv(process.MarkerEnv); ok {
 		cmd.Env = append(cmd.Env, process.MarkerEnv+"="+marker)
 	}
-	// The fake nvidia-imex reads there what its container has.
-	cmd.Env = append(cmd.Env, "FAKEFABRIC_CONTAINER="+container.Bundle)
+	// The fake nvidia-imex reads there what its container has, and the addresses of its peers' names.
+	cmd.Env = append(cmd.Env, "FAKEFABRIC_CONTAINER="+container.Bundle, "FAKEFABRIC_HOSTS="+environment(container, "HOSTS_FILE"))
 	for name, value := range container.Env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

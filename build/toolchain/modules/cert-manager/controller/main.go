@@ -1,6 +1,7 @@
-// Command controller runs cert-manager's controllers of certificates, and its issuers that sign by themselves or by an authority in a Secret.
-// cert-manager's own command is in a module that names no published version of the others, so it cannot be built from Go's module proxy.
-// What this command leaves out: ACME and the issuers of other products, leader election, and cert-manager's metrics and webhook.
+// Command controller runs cert-manager's controllers of certificates, and its issuers that sign by themselves or by an authority in a
+// Secret. cert-manager's own command is in a module that names no published version of the others, so it cannot be built from Go's
+// module proxy. What this command leaves out: ACME and the issuers of other products, leader election, and cert-manager's metrics and
+// webhook.
 package main
 
 import (

@@ -18,7 +18,7 @@ func Dir(t testing.TB) string {
 		t.Skip("skipped: the C libraries cannot be built without gcc")
 	}
 	_, file, _, _ := runtime.Caller(0)
-	module := filepath.Join(filepath.Dir(file), "../..")
+	module := filepath.Join(filepath.Dir(file), "..")
 	if err := os.MkdirAll(filepath.Join(module, "build"), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -27,6 +28,12 @@ const (
 	annotationRenewal = "gpufabric.io/imex-certificate-renewal"
 
 	certificates = "certificates" // the volume
+
+	// startPatience is how long a daemon's container may not have started until its certificate may be missing: somebody has deleted it.
+	// There is no right to look, so it is made, which is refused where it is there; missingPause is the time between two attempts. Running
+	// daemons need none: they have its files.
+	startPatience = 20 * time.Second
+	missingPause  = time.Minute
 )
 
 // decideCertificates decides whether the domain's daemons know each other by certificates: when the first starts, for all that follow. A
@@ -64,18 +71,17 @@ func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 	now := r.now()
 	if due, err := time.Parse(time.RFC3339, p.daemons.Annotations[annotationRenewal]); err == nil && now.Before(due) {
 		p.again = soonest(p.again, due.Sub(now))
-		return nil
+		return r.replaceMissing(ctx, p)
 	}
 	const renewed = "renewed " + certificates
 	if r.memory.recently(p.domain.UID, renewed, now) {
 		p.again = soonest(p.again, lag)
 		return nil
 	}
-	secret, err := r.issue(ctx, p)
+	secret, err := r.issueOwned(ctx, p)
 	if err != nil {
 		return err
 	}
-	secret.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p.daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	err = r.client.Update(ctx, secret)
 	if apierrors.IsNotFound(err) {
 		err = r.client.Create(ctx, secret)
@@ -90,6 +96,54 @@ func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 	}
 	r.memory.made(p.domain.UID, renewed, now)
 	return nil
+}
+
+// replaceMissing makes the certificate again that somebody has deleted, when a daemon waits for it.
+func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
+	_, pods, err := r.observe(ctx, p.domain.UID)
+	if err != nil {
+		return err
+	}
+	now := r.now()
+	for i := range pods {
+		if pods[i].DeletionTimestamp != nil || pods[i].Spec.NodeName == "" || hasStarted(&pods[i]) {
+			continue
+		}
+		if left := startPatience - now.Sub(pods[i].CreationTimestamp.Time); left > 0 {
+			p.again = soonest(p.again, left)
+			continue
+		}
+		p.again = soonest(p.again, missingPause)
+		if !r.memory.atMostEach(p.domain.UID, "look for "+certificates, missingPause, now) {
+			return nil
+		}
+		secret, err := r.issueOwned(ctx, p)
+		if err != nil {
+			return err
+		}
+		if err := r.client.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create Secret %s again, which the IMEX daemon of node %s may wait for: %w", secret.Name, pods[i].Spec.NodeName, err)
+		}
+		return nil
+	}
+	return nil
+}
+
+// hasStarted says whether the container of a daemon's pod has ever had its volumes.
+func hasStarted(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(status corev1.ContainerStatus) bool {
+		return status.State.Waiting == nil || status.RestartCount > 0
+	})
+}
+
+// issueOwned is issue, and the Secret goes with the DaemonSet.
+func (r *Reconciler) issueOwned(ctx context.Context, p *pass) (*corev1.Secret, error) {
+	secret, err := r.issue(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	secret.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p.daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	return secret, nil
 }
 
 // issue makes the Secret with a new certificate of the domain.

@@ -2,11 +2,14 @@ package controller
 
 import (
 	"bytes"
+	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -121,6 +124,86 @@ func TestTheFirstDaemonDecidesWhetherADomainHasCertificates(t *testing.T) {
 	c.settle(secure.UID)
 	if daemons := c.daemonSet(secure.UID); !mounts(daemons) || daemons.Spec.Template.Spec.Containers[0].Image != "newer" {
 		t.Error("a domain whose daemons have certificates gets daemons that do not connect with them, or stays behind")
+	}
+}
+
+// publicKey is that of a certificate.
+func publicKey(t *testing.T, data []byte) []byte {
+	t.Helper()
+	block, _ := pem.Decode(data)
+	if block == nil {
+		t.Fatalf("no certificate: %q", data)
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certificate.RawSubjectPublicKeyInfo
+}
+
+// The controller may not read the Secret, so it goes by the daemon that does not start without it.
+//
+//shows:cd-certificates
+func TestACertificateThatSomebodyDeletesIsMadeAgainWhenADaemonWaitsForIt(t *testing.T) {
+	c := certified(t)
+	d := newDomain("d", 1)
+	d.CreationTimestamp = metav1.NewTime(c.now)
+	c.must(c.Create(t.Context(), d))
+	c.settle(d.UID)
+	c.settle(d.UID)
+	first := c.secret(d.UID)
+	pod := podOn("a", "", starting)
+	pod.Namespace, pod.Labels, pod.CreationTimestamp = namespace, domainLabels(d.UID), metav1.NewTime(c.now)
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
+		Reason: "ContainerCreating"}}}}
+	c.must(c.Create(t.Context(), &pod))
+	create := "create *v1.Secret " + daemonName(d.UID)
+	attempts := func() int {
+		return len(slices.DeleteFunc(slices.Clone(c.writes), func(write string) bool { return write != create }))
+	}
+	before := attempts()
+
+	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if attempts() != before || result.RequeueAfter == 0 || result.RequeueAfter > startPatience {
+		t.Errorf("while it starts: %d attempts, and the next look is in %s", attempts()-before, result.RequeueAfter)
+	}
+	// It waits for something else: the Secret is there, and the attempt is refused.
+	c.now = c.now.Add(startPatience)
+	_, err = c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if attempts() != before+1 {
+		t.Errorf("a daemon has not started for %s: %d attempts", startPatience, attempts()-before)
+	}
+	if second := c.secret(d.UID); !bytes.Equal(second.Data[corev1.TLSCertKey], first.Data[corev1.TLSCertKey]) {
+		t.Error("a certificate that is there was replaced")
+	}
+	c.must(c.Delete(t.Context(), first))
+	for range 2 { // at once is too soon after the last attempt
+		result, err = c.reconciler.Reconcile(t.Context(), d.UID)
+		if c.must(err); result.RequeueAfter == 0 || result.RequeueAfter > missingPause {
+			t.Errorf("the next look is in %s", result.RequeueAfter)
+		}
+		c.now = c.now.Add(missingPause)
+	}
+	again := c.secret(d.UID)
+	if again == nil || attempts() != before+2 {
+		t.Fatalf("it is not made again, or too often: %d attempts", attempts()-before)
+	}
+	same := bytes.Equal(publicKey(t, again.Data["ca.crt"]), publicKey(t, first.Data["ca.crt"]))
+	if !same || !metav1.IsControlledBy(again, c.daemonSet(d.UID)) {
+		t.Error("the new certificate is of another authority, or does not go with the daemons")
+	}
+
+	// A daemon that runs has its files, and nobody looks for more.
+	pod.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	c.must(c.Status().Update(t.Context(), &pod))
+	c.must(c.Delete(t.Context(), again))
+	before = attempts()
+	c.now = c.now.Add(time.Hour)
+	c.settle(d.UID)
+	if attempts() != before {
+		t.Error("a certificate is looked for that no daemon waits for")
 	}
 }
 

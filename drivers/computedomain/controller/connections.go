@@ -99,7 +99,8 @@ type asker struct {
 	slots chan struct{}
 }
 
-// openAtOnce is how many daemons are asked side by side. Where no daemon of 560 racks reaches another, all 10,080 are asked again and again.
+// openAtOnce is how many daemons are asked side by side. Where no daemon of 560 racks reaches another, all 10,080 are asked, again and
+// again.
 const openAtOnce = 128
 
 // answerLimit is the size of the largest answer that is read. One with no connection at all among the 18 nodes of a rack is 8 KiB.

@@ -36,8 +36,9 @@ const (
 //
 // The daemons report nothing by themselves: for that they would need a right to write. Of each clique of a domain one daemon is asked in
 // roundPause, another each time, and all of them where a connection is missing. Each clique has a time of its own in which it is asked, so
-// that a cut of one is confirmed without asking the others, and none waits for all others. A node that is cut off is seen by any of them. A cut between
-// two nodes is seen at once where the asked daemon knows what the others are connected with, and else when one of the two is asked.
+// that a cut of one is confirmed without asking the others, and none waits for all others. A node that is cut off is seen by any of them. A
+// cut between two nodes is seen at once where the asked daemon knows what the others are connected with, and else when one of the
+// two is asked.
 type survey struct {
 	reader client.Reader
 	// namespace is the controller's.

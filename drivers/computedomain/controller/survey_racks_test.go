@@ -148,8 +148,8 @@ func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
 	})
 }
 
-// BenchmarkTheSurveyOf560Racks is what the survey of 560 racks (10,080 nodes) costs in roundPause: one look at the domains, and a question to
-// each rack by HTTP. The daemons' side of the connection is in it.
+// BenchmarkTheSurveyOf560Racks is what the survey of 560 racks (10,080 nodes) costs in roundPause: one look at the domains, and a question
+// to each rack by HTTP. The daemons' side of the connection is in it.
 func BenchmarkTheSurveyOf560Racks(b *testing.B) {
 	answer := []byte(`{"own":0,"rows":{`)
 	for n := range imexd.SlotsPerStep {

@@ -79,7 +79,8 @@ func TestADaemonWithoutAProcessorIsReplacedInTheEnd(t *testing.T) {
 		r.newest(t, 1)
 		pass(20 * time.Second)
 		r.newest(t, 2)
-		if said := r.reported("IMEXDaemonFailed"); len(said) != 1 || !strings.Contains(said[0], "too long even for one that waits for a processor") {
+		said := r.reported("IMEXDaemonFailed")
+		if len(said) != 1 || !strings.Contains(said[0], "too long even for one that waits for a processor") {
 			t.Errorf("%q", said)
 		}
 	})

@@ -26,8 +26,8 @@ type watch struct {
 	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep, without the steps in which it was starved.
 	// Those are starvedFor.
 	unwellFor, starvedFor time.Duration
-	// silentFor is how long ago it last reported anything, in the same steps, and unansweredFor how much of unwellFor the present query has taken, with
-	// the pause before it.
+	// silentFor is how long ago it last reported anything, in the same steps, and unansweredFor how much of unwellFor the present query
+	// has taken, with the pause before it.
 	silentFor, unansweredFor time.Duration
 	// threads is the last sample of a daemon that is overdue, and lacks what it lacked when it was last starved.
 	threads threads.Sample
@@ -198,7 +198,8 @@ func (w *watch) tellStarved(a answer, why string) {
 func (w *watch) beyondHelp(a answer) error {
 	since := (w.unwellFor + w.starvedFor).Round(time.Second)
 	if w.starved(a) {
-		return fmt.Errorf("nvidia-imex has not reported its state for %s, too long even for one that waits for %s of its node: %w", since, w.lacks, a.err)
+		return fmt.Errorf("nvidia-imex has not reported its state for %s, too long even for one that waits for %s of its node: %w",
+			since, w.lacks, a.err)
 	}
 	if a.err != nil {
 		return fmt.Errorf("nvidia-imex has not reported its state for %s: %w", since, a.err)

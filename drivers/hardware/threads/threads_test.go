@@ -82,8 +82,8 @@ func TestThreadsAreReadFromTheirFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const rest = " 1 40 40 0 -1 4194304 100 0 2 0 3 4 0 0 20 0 2 0 8450 5824512 399 18446744073709551615 1 1 0 0 0 0 0 4096 0 0 0 0 17 1 0 0 0 0 " +
-		"0 0 0 0 0 0 0 0 0\n"
+	const rest = " 1 40 40 0 -1 4194304 100 0 2 0 3 4 0 0 20 0 2 0 8450 5824512 399 18446744073709551615 1 1 0 0 0 0 0 4096 0 0 0 0 17 1 " +
+		"0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 	write(40, "stat", "40 (nvidia-imex) S"+rest)
 	write(40, "schedstat", "930217 147849 3\n")
 	write(41, "stat", "41 (a ) name) D"+rest)

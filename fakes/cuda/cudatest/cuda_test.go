@@ -15,8 +15,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/built"
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"

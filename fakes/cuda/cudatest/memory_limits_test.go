@@ -9,8 +9,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/built"
+	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"

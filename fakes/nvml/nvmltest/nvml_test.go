@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/built"
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/trace"

@@ -13,7 +13,7 @@ const (
 	Directory = "/usr/local/vgpu/limits.d"
 )
 
-// Turns is the directory with the socket by which the library asks the node's arbiter (gpufabric.io/drivers/vgpu/cores) for turns.
+// Turns is the directory with the socket by which the library asks the node's arbiter (gpufabric.io/drivers/gpu/cores) for turns.
 const Turns = "/usr/local/vgpu/turns"
 
 // Accounts is the directory in which the library counts what the container has.

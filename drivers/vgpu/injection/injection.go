@@ -16,10 +16,10 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/instances"
 )
 

@@ -15,11 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/monitor"
 	"gpufabric.io/drivers/vgpu/podwatch"

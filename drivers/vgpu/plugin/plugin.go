@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/memorylimits"
@@ -44,7 +45,6 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/runtimehook"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cores"
 	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/holdings"

@@ -1,5 +1,5 @@
 /*
- * A process's turns on a GPU: it asks the node's arbiter (gpufabric.io/drivers/vgpu/cores), over a socket that the node mounts read-only into the container, and
+ * A process's turns on a GPU: it asks the node's arbiter (gpufabric.io/drivers/gpu/cores), over a socket that the node mounts read-only into the container, and
  * waits until it has one. Where the arbiter does not answer, the process holds itself to its percentage: after a turn it waits for as long as the others are
  * entitled to.
  */

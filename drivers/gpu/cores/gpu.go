@@ -22,12 +22,13 @@ type gpu struct {
 
 	mu      sync.Mutex
 	members map[*member]bool
-	holder  *client     // nil: nobody
-	late    *time.Timer // of the holder
-	next    *time.Timer // when a container may have a turn again, where idle time is not lent
-	clock   float64     // the use, for its percentage, of the last one that had a turn
-	asked   uint64      // how many times somebody asked
-	given   uint64      // how many turns were given
+	holder  *client          // nil: nobody
+	late    *time.Timer      // of the holder
+	next    *time.Timer      // when a container may have a turn again, where idle time is not lent
+	clock   float64          // the use, for its percentage, of the last one that had a turn
+	asked   uint64           // how many times somebody asked
+	given   uint64           // how many turns were given
+	out     map[*client]bool // those that were given a turn and have not given it back; the holder is one, others are late
 }
 
 // member is a container on a GPU.
@@ -72,8 +73,8 @@ func (g *gpu) join(m *member, c *client) {
 func (g *gpu) leave(c *client) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.charge(c)
-	c.since, c.wants = time.Time{}, false
+	g.end(c)
+	c.wants = false
 	delete(c.member.clients, c)
 	g.free(c)
 	g.choose()
@@ -109,7 +110,7 @@ func (g *gpu) want(c *client) {
 func (g *gpu) more(c *client) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.charge(c)
+	g.chargeAll()
 	if g.holder != c || !g.may(c.member) || g.before(c.member) {
 		c.send(closed, 0)
 		return
@@ -125,10 +126,25 @@ func (g *gpu) done(c *client) {
 	if c.since.IsZero() {
 		return
 	}
-	g.charge(c)
-	c.since, c.member.left = time.Time{}, time.Now()
+	g.end(c)
+	c.member.left = time.Now()
 	g.free(c)
 	g.choose()
+}
+
+// end ends what a process is charged for.
+func (g *gpu) end(c *client) {
+	g.charge(c)
+	c.since = time.Time{}
+	delete(g.out, c)
+}
+
+// chargeAll counts until now what every process has that has not given its turn back. Who comes next depends on it: a process that
+// keeps silent would else be charged for nothing, and the next one of its container would come before all others.
+func (g *gpu) chargeAll() {
+	for c := range g.out {
+		g.charge(c)
+	}
 }
 
 // free takes the GPU from its holder.
@@ -167,8 +183,11 @@ func (g *gpu) may(m *member) bool {
 	if g.lend {
 		return true
 	}
-	now := time.Now()
-	m.budget = min(reserve, m.budget+now.Sub(m.counted)*time.Duration(m.cores)/100)
+	now, most := time.Now(), reserve
+	if g.busy(m) {
+		most += patience // what another kept it from is not lost
+	}
+	m.budget = min(most, m.budget+now.Sub(m.counted)*time.Duration(m.cores)/100)
 	m.counted = now
 	return m.budget > 0
 }
@@ -199,6 +218,7 @@ func (g *gpu) choose() {
 	if g.holder != nil {
 		return
 	}
+	g.chargeAll()
 	var next *client
 	soonest := time.Duration(-1)
 	for m := range g.members {
@@ -230,6 +250,10 @@ func (g *gpu) choose() {
 		return
 	}
 	next.wants, next.since = false, time.Now()
+	if g.out == nil {
+		g.out = map[*client]bool{}
+	}
+	g.out[next] = true
 	g.holder, g.clock = next, max(g.clock, next.member.use)
 	g.given++
 	given := g.given

@@ -35,15 +35,7 @@ func dial(t *testing.T, a *Arbiter) dialled {
 	if err := os.Symlink(a.Path(name), link); err != nil {
 		t.Fatal(err)
 	}
-	connection, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: filepath.Join(link, socket)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = connection.Close() })
-	if err := connection.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	return dialled{connection, t}
+	return dialAt(t, link)
 }
 
 func (d dialled) say(kind uint32, gpu string) {

@@ -17,6 +17,7 @@ type process struct {
 	answers chan uint32
 	kernel  time.Duration
 	ran     time.Duration
+	waited  time.Duration // for a turn, at most
 }
 
 func begin(g *gpu, m *member, kernel time.Duration) *process {
@@ -29,10 +30,12 @@ func begin(g *gpu, m *member, kernel time.Duration) *process {
 // run launches until a time.
 func (p *process) run(until time.Time) {
 	for time.Now().Before(until) {
+		asked := time.Now()
 		p.gpu.want(p.client)
 		if kind := <-p.answers; kind != grant {
 			panic(fmt.Sprintf("answer %d to a wish", kind))
 		}
+		p.waited = max(p.waited, time.Since(asked))
 		for kind := grant; kind == grant; kind = <-p.answers {
 			for began := time.Now(); time.Since(began) < turn && time.Now().Before(until); p.ran += p.kernel {
 				time.Sleep(p.kernel)

@@ -7,6 +7,8 @@
 // clock. A container that keeps its turns and does nothing is charged for them. One that says it is done, and is not, goes around the
 // library, as it could without it.
 //
+// What a container can make this program do is bounded: its connections, and the packets that are read of them in a second.
+//
 // A process that dies loses its connection, and so its turn. While this program is away, or does not answer, each process holds itself to
 // its container's percentage.
 package cores
@@ -65,6 +67,7 @@ type Arbiter struct {
 type container struct {
 	listener *net.UnixListener
 	stands   map[string]stand // by the GPU's UUID
+	pace     pace             // of its connections
 
 	mu      sync.Mutex
 	clients map[*net.UnixConn]bool // nil: it is closed
@@ -75,6 +78,7 @@ type container struct {
 type stand struct {
 	gpu    *gpu
 	member *member
+	pace   *pace // of its processes' packets
 }
 
 // Path is the directory of a container's socket, to be mounted at limiter.Turns.
@@ -92,11 +96,15 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 	if err != nil {
 		return fmt.Errorf("make the socket by which a container asks for its turns on GPUs: %w", err)
 	}
-	c := &container{listener: listener, stands: map[string]stand{}, clients: map[*net.UnixConn]bool{}}
+	c := &container{listener: listener, stands: map[string]stand{}, clients: map[*net.UnixConn]bool{},
+		pace: pace{every: connectionEvery, burst: mostClients}}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.gpus == nil {
-		a.gpus, a.containers = map[string]*gpu{}, map[string]*container{}
+		a.gpus = map[string]*gpu{}
+	}
+	if a.containers == nil {
+		a.containers = map[string]*container{}
 	}
 	for _, l := range limits {
 		if l.Cores <= 0 {
@@ -105,7 +113,7 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 		if a.gpus[l.UUID] == nil {
 			a.gpus[l.UUID] = &gpu{lend: a.Lend}
 		}
-		c.stands[l.UUID] = stand{a.gpus[l.UUID], &member{cores: min(l.Cores, 100)}}
+		c.stands[l.UUID] = stand{a.gpus[l.UUID], &member{cores: min(l.Cores, 100)}, &pace{every: packetEvery, burst: mostClients}}
 	}
 	a.containers[name] = c
 	c.waits.Go(c.serve)
@@ -218,6 +226,7 @@ func (c *container) serve() {
 			time.Sleep(time.Second) // no file descriptors are left; its processes hold themselves to their limits meanwhile
 			continue
 		}
+		c.pace.step()
 		c.mu.Lock()
 		welcome := c.clients != nil && len(c.clients) < mostClients
 		if welcome {
@@ -286,7 +295,9 @@ func (c *container) talk(connection *net.UnixConn) {
 	s.gpu.join(s.member, process)
 	defer s.gpu.leave(process)
 	for {
-		switch kind, err := receive(connection, buffer); {
+		kind, err := receive(connection, buffer)
+		s.pace.step()
+		switch {
 		case err != nil:
 			return
 		case kind == want:

@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -13,16 +14,20 @@ const (
 	Directory = "/usr/local/vgpu/limits.d"
 )
 
+// TurnsOfClaims has a directory with such a socket for each GPU of which a container has a share by a claim, by the GPU's UUID.
+const TurnsOfClaims = "/usr/local/vgpu/turns.d"
+
 // Turns is the directory with the socket by which the library asks the node's arbiter (gpufabric.io/drivers/gpu/cores) for turns.
 const Turns = "/usr/local/vgpu/turns"
 
 // Accounts is the directory in which the library counts what the container has.
 const Accounts = "/tmp/vgpu"
 
-// The first line of a file of limits, and the line that says what Text's closed does.
+// Words of a file of limits: its first line, the line that says what Text's closed does, and memory that is limited elsewhere.
 const (
 	heading    = "gpufabric-limits 1"
 	closedLine = "closed"
+	elsewhere  = "-" // in the place of an amount of memory
 )
 
 // The limits of what the library can read (limits.h, limits.c).
@@ -36,6 +41,8 @@ type Limit struct {
 	UUID string
 	// Bytes of memory; 0: no limit.
 	Bytes int64
+	// Elsewhere says that NVIDIA's driver limits the memory: the library neither counts nor shows it.
+	Elsewhere bool
 	// Cores is in percent of the GPU's SMs; 0: no limit.
 	Cores int
 }
@@ -61,13 +68,19 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 			return nil, fmt.Errorf("%.80q is not a GPU's UUID: %w", l.UUID, ErrLimit)
 		case named[l.UUID]:
 			return nil, fmt.Errorf("%s is named twice: %w", l.UUID, ErrLimit)
+		case l.Elsewhere && l.Bytes != 0:
+			return nil, fmt.Errorf("%d bytes of %s, whose memory is limited elsewhere: %w", l.Bytes, l.UUID, ErrLimit)
 		case l.Bytes < 0 || l.Bytes > mostBytes:
 			return nil, fmt.Errorf("%d bytes of %s, where 0 to %d are allowed: %w", l.Bytes, l.UUID, int64(mostBytes), ErrLimit)
 		case l.Cores < 0 || l.Cores > 100:
 			return nil, fmt.Errorf("%d %% of the cores of %s, where 0 to 100 are allowed: %w", l.Cores, l.UUID, ErrLimit)
 		}
 		named[l.UUID] = true
-		fmt.Fprintf(&text, "%s %d %d\n", l.UUID, l.Bytes, l.Cores)
+		memory := strconv.FormatInt(l.Bytes, 10)
+		if l.Elsewhere {
+			memory = elsewhere
+		}
+		fmt.Fprintf(&text, "%s %s %d\n", l.UUID, memory, l.Cores)
 	}
 	return []byte(text.String()), nil
 }
@@ -84,7 +97,12 @@ func Parse(text []byte) ([]Limit, error) {
 			continue
 		}
 		var l Limit
-		if n, err := fmt.Sscanf(line, "%s %d %d", &l.UUID, &l.Bytes, &l.Cores); err != nil || n != 3 {
+		var memory string
+		n, err := fmt.Sscanf(line, "%s %s %d", &l.UUID, &memory, &l.Cores)
+		if l.Elsewhere = memory == elsewhere; err == nil && n == 3 && !l.Elsewhere {
+			l.Bytes, err = strconv.ParseInt(memory, 10, 64)
+		}
+		if err != nil || n != 3 {
 			return nil, fmt.Errorf("%.80q is no line of a file of limits: %w", line, ErrLimit)
 		}
 		out = append(out, l)

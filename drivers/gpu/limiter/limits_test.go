@@ -13,24 +13,34 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-const first, second = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
+const (
+	first  = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+	second = "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
+	third  = "GPU-cccccccc-4e5f-6071-8293-a4b5c6d7e8f9"
+)
 
 func TestLimitsAreWrittenAsTheLibraryReadsThem(t *testing.T) {
-	got, err := Text([]Limit{{first, 10 << 30, 30}, {second, 0, 0}}, true)
-	want := "gpufabric-limits 1\nclosed\n" + first + " 10737418240 30\n" + second + " 0 0\n"
+	got, err := Text([]Limit{{UUID: first, Bytes: 10 << 30, Cores: 30}, {UUID: second}, {UUID: third, Elsewhere: true, Cores: 5}}, true)
+	want := "gpufabric-limits 1\nclosed\n" + first + " 10737418240 30\n" + second + " 0 0\n" + third + " - 5\n"
 	if err != nil || string(got) != want {
 		t.Errorf("%q (%v), want %q", got, err, want)
+	}
+	read, err := Parse(got)
+	if err != nil || len(read) != 3 || read[0] != (Limit{UUID: first, Bytes: 10 << 30, Cores: 30}) || read[1] != (Limit{UUID: second}) ||
+		read[2] != (Limit{UUID: third, Elsewhere: true, Cores: 5}) {
+		t.Errorf("read as %+v (%v)", read, err)
 	}
 	for name, limits := range map[string][]Limit{
 		"none":                {},
 		"more than it counts": make([]Limit, 17),
-		"a MIG instance":      {{"MIG-1", 1, 0}},
-		"a line more":         {{first + "\nclosed", 1, 0}},
-		"one GPU twice":       {{first, 1, 0}, {first, 1, 0}},
-		"less than nothing":   {{first, -1, 0}},
-		"more than any GPU":   {{first, 1<<47 + 1, 0}},
-		"cores over 100":      {{first, 1, 101}},
-		"cores under 0":       {{first, 1, -1}},
+		"a MIG instance":      {{UUID: "MIG-1", Bytes: 1}},
+		"a line more":         {{UUID: first + "\nclosed", Bytes: 1}},
+		"one GPU twice":       {{UUID: first, Bytes: 1}, {UUID: first, Bytes: 1}},
+		"less than nothing":   {{UUID: first, Bytes: -1}},
+		"more than any GPU":   {{UUID: first, Bytes: 1<<47 + 1}},
+		"cores over 100":      {{UUID: first, Bytes: 1, Cores: 101}},
+		"cores under 0":       {{UUID: first, Bytes: 1, Cores: -1}},
+		"memory twice":        {{UUID: first, Bytes: 1, Elsewhere: true}},
 	} {
 		if text, err := Text(limits, false); !errors.Is(err, ErrLimit) {
 			t.Errorf("%s: %q (%v), want ErrLimit", name, text, err)

@@ -1,6 +1,9 @@
 package injection
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Backend is what limits a container to its share of a GPU.
 type Backend string
@@ -8,7 +11,8 @@ type Backend string
 // The backends. MIG, and for memory the driver's own limit, are boundaries against hostile tenants. The libraries only divide GPUs
 // between cooperating tenants: a program can bypass them.
 const (
-	// Native is NVIDIA's own driver, from r615 on: memory, by the container's cgroup.
+	// Native is NVIDIA's own driver, from r615 on: memory, by the container's cgroup. It limits no cores: our library does, and leaves
+	// the memory to the driver.
 	Native Backend = "native"
 	// Library is libvgpu.so of this project: memory and cores.
 	Library Backend = "library"
@@ -64,14 +68,24 @@ func Choose(wish, directory string, native error, library bool) (Backend, error)
 	return Backend(wish), nil
 }
 
-// Of returns what enforces these limits of a container on a node with this limiter.
+// Of returns what enforces these limits of a container on a node with this limiter: of its memory, where that is limited, and else of
+// its cores.
 func (l Limiter) Of(limits []Limit) Backend {
-	limited := false
-	for _, limit := range limits {
-		limited = limited || limit.MemoryMiB > 0 || limit.Cores > 0 && (l.Backend == HAMiCore || l.Backend == Library)
+	memory := slices.ContainsFunc(limits, func(limit Limit) bool { return limit.MemoryMiB > 0 })
+	switch cores := coreLimit(limits) > 0; {
+	case memory, cores && (l.Backend == HAMiCore || l.Backend == Library):
+		return l.Backend
+	case cores && l.coresBesideDriver():
+		return Library
 	}
-	if !limited {
-		return Whole
-	}
-	return l.Backend
+	return Whole
+}
+
+// coresBesideDriver says whether our library limits cores on a node whose driver limits memory.
+func (l Limiter) coresBesideDriver() bool { return l.Backend == Native && l.Directory != "" }
+
+// ours says whether a container with these limits gets our library.
+func (l Limiter) ours(limits []Limit) bool {
+	by := l.Of(limits)
+	return by == Library || by == Native && l.coresBesideDriver() && coreLimit(limits) > 0
 }

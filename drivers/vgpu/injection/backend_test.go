@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gpufabric.io/drivers/gpu/cores"
 )
 
 func TestTheBackendIsChosenByWhatTheNodeHas(t *testing.T) {
@@ -87,6 +89,54 @@ func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
 	}
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
 		t.Errorf("the limits of a pod that is gone still exist (%v)", err)
+	}
+}
+
+// The library then limits cores alone: it must not count memory that the driver counts, nor show another amount.
+//
+//shows:vgpu-driver-limits
+func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
+	for name, test := range map[string]struct {
+		directory string
+		limits    []Limit
+		by        Backend
+		text      string // empty: no library
+	}{
+		"memory and cores":            {"/state/lib", []Limit{{uuid, 10240, 30}}, Native, uuid + " - 30\n"},
+		"cores of one GPU of two":     {"/state/lib", []Limit{{uuid, 10240, 30}, {other, 2048, 0}}, Native, uuid + " - 30\n" + other + " - 0\n"},
+		"cores, and all the memory":   {"/state/lib", []Limit{{uuid, 0, 30}}, Library, uuid + " - 30\n"},
+		"memory alone":                {"/state/lib", []Limit{{uuid, 10240, 0}}, Native, ""},
+		"a node without the library":  {"", []Limit{{uuid, 10240, 30}}, Native, ""},
+		"nor memory that is limited":  {"", []Limit{{uuid, 0, 30}}, Whole, ""},
+		"nothing that is not all":     {"/state/lib", []Limit{{uuid, 0, 0}}, Whole, ""},
+		"all the cores, with a share": {"/state/lib", []Limit{{uuid, 10240, 100}}, Native, uuid + " - 100\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, c := ours(t), Container{"uid-1", "main"}
+			l.Backend, l.Directory, l.Turns = Native, test.directory, &cores.Arbiter{Directory: t.TempDir(), Lend: true}
+			t.Cleanup(l.Turns.Stop)
+			if by := l.Of(test.limits); by != test.by {
+				t.Errorf("limited by %s, want %s", by, test.by)
+			}
+			got := mounted(t, l, c, test.limits)
+			if err := l.Make(c, test.limits); err != nil {
+				t.Fatal(err)
+			}
+			if test.text == "" {
+				if got["/etc/ld.so.preload"] != "" || got["/usr/local/vgpu/limits"] != "" || got["/usr/local/vgpu/turns"] != "" {
+					t.Errorf("mounts %v, want no library", got)
+				}
+				return
+			}
+			file, _, _ := strings.Cut(got["/usr/local/vgpu/limits"], " ")
+			if text, err := os.ReadFile(file); err != nil || string(text) != "gpufabric-limits 1\n"+test.text {
+				t.Errorf("the limits are %q (%v), want %q", text, err, test.text)
+			}
+			turns, _, _ := strings.Cut(got["/usr/local/vgpu/turns"], " ")
+			if _, err := os.Stat(filepath.Join(turns, "socket")); err != nil || got["/etc/ld.so.preload"] != "/state/lib/ld.so.preload ro" {
+				t.Errorf("mounts %v (%v), want the library and its turns", got, err)
+			}
+		})
 	}
 }
 

@@ -61,7 +61,7 @@ func Visible(given []instances.Instance) string {
 type Limiter struct {
 	// Backend enforces the containers' shares. With None they get limits only as environment, for a limiter in their image.
 	Backend Backend
-	// Directory holds the backend's libvgpu.so and ld.so.preload.
+	// Directory holds libvgpu.so and ld.so.preload: HAMi-core's, or ours. With Native it holds ours; empty: nothing limits cores.
 	Directory string
 	// Closed makes our library refuse all memory where it cannot count. Without it, each process is then held to the limits
 	// separately.
@@ -155,12 +155,12 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 			Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 	}
 	file := []string{"ro", "nosuid", "nodev", "noexec", "bind"}
-	switch l.Of(limits) {
-	case HAMiCore:
+	switch {
+	case l.Of(limits) == HAMiCore:
 		// HAMi-core takes its limits from this file of the image before its environment (ENV_OVERRIDE_FILE in its
 		// multiprocess_memory_limit.h). An empty file leaves the limits unchanged.
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override, Options: file})
-	case Library:
+	case l.ours(limits):
 		name := filepath.Base(directory)
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(name), ContainerPath: limiter.File, Options: file})
 		if l.Turns != nil && coreLimit(limits) > 0 {

@@ -36,12 +36,12 @@ func (l Limiter) Make(c Container, limits []Limit) error {
 			return err
 		}
 	}
-	switch l.Of(limits) {
-	case HAMiCore:
+	switch {
+	case l.Of(limits) == HAMiCore:
 		if err := os.WriteFile(l.empty(), nil, 0o444); err != nil { //nolint:gosec // every container's user reads it
 			return fmt.Errorf("make the empty file that covers %s in containers: %w", override, err)
 		}
-	case Library:
+	case l.ours(limits):
 		return l.write(name, limits)
 	}
 	return nil
@@ -51,7 +51,11 @@ func (l Limiter) Make(c Container, limits []Limit) error {
 func (l Limiter) write(name string, limits []Limit) error {
 	said := make([]limiter.Limit, 0, len(limits))
 	for _, limit := range limits {
-		said = append(said, limiter.Limit{UUID: limit.UUID, Bytes: limit.MemoryMiB << 20, Cores: limit.Cores})
+		one := limiter.Limit{UUID: limit.UUID, Bytes: limit.MemoryMiB << 20, Cores: limit.Cores}
+		if l.Backend == Native {
+			one.Bytes, one.Elsewhere = 0, true
+		}
+		said = append(said, one)
 	}
 	text, err := limiter.Text(said, l.Closed)
 	if err != nil {

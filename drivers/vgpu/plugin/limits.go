@@ -57,8 +57,9 @@ func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, 
 	return memory.Available(uuids...)
 }
 
-// limiter chooses what limits containers to their shares, and installs its library on the node where it is ours. native says why
-// the driver cannot limit them, nil where it can. directory is the library's directory on the node.
+// limiter chooses what limits containers to their shares, and installs our library on the node where it limits memory, or cores beside
+// a driver that limits memory. native says why the driver cannot limit memory, nil where it can. directory is the library's directory
+// on the node; empty: there is none.
 func (o *Options) limiter(ctx context.Context, native error) (backend injection.Backend, directory string, err error) {
 	if backend, err = o.backend(native); err != nil {
 		return "", "", err
@@ -67,7 +68,11 @@ func (o *Options) limiter(ctx context.Context, native error) (backend injection.
 		klog.FromContext(ctx).Info("NVIDIA's driver does not limit the memory of containers here", "because", native.Error())
 	}
 	directory = o.LimiterDir
-	if backend == injection.Library {
+	_, missing := os.Stat(o.LimiterLibrary)
+	if backend == injection.Native && missing != nil {
+		klog.FromContext(ctx).Info("Nothing limits the cores of containers here: NVIDIA's driver limits memory alone", "because", missing.Error())
+	}
+	if backend == injection.Library || backend == injection.Native && missing == nil {
 		directory = filepath.Join(o.StateDir, "lib")
 		if err := limiter.Install(o.LimiterLibrary, directory, atomicfile.Writer{}); err != nil {
 			return "", "", err

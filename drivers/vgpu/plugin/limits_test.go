@@ -145,6 +145,24 @@ func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
 	}
 }
 
+// The driver limits memory alone, so the library is there too, for cores.
+func TestANodeWhoseDriverLimitsMemoryHasTheLibraryForCores(t *testing.T) {
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Limits: string(injection.Native), LimiterLibrary: program}
+	o.StateDir = t.TempDir()
+	by, directory, err := o.limiter(t.Context(), nil)
+	if _, missing := os.Stat(filepath.Join(directory, "libvgpu.so")); err != nil || missing != nil || by != injection.Native {
+		t.Errorf("by %s, with the library in %q (%v, %v)", by, directory, err, missing)
+	}
+	o.LimiterLibrary += ".missing"
+	if by, directory, err := o.limiter(t.Context(), nil); err != nil || by != injection.Native || directory != "" {
+		t.Errorf("without a library: by %s, in %q (%v)", by, directory, err)
+	}
+}
+
 func TestADriverThatCannotLimitIsNamedWhereItWasAskedTo(t *testing.T) {
 	o := Options{Limits: string(injection.Native)}
 	_, _, err := o.limiter(t.Context(), errors.New("the driver 570.158.01 has no such call"))

@@ -88,17 +88,17 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and "+
 		"into that of its "+
 		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
-	text(&o.Limits, "limits", "auto", "what holds containers to their shares: native (NVIDIA's driver from r615 on, with cgroup v2: memory), "+
-		"library (libvgpu.so of this project: memory and cores), hami-core (that of --limiter-dir), none (environment alone, for a limiter "+
-		"in the image); auto: hami-core where --limiter-dir is set, else native where the driver can, else library where it is there. MIG "+
-		"instances need none")
+	text(&o.Limits, "limits", "auto", "what holds containers to their shares: native (NVIDIA's driver from r615 on, with cgroup v2: memory; "+
+		"cores by library), library (libvgpu.so of this project: memory and cores), hami-core (that of --limiter-dir), "+
+		"none (environment alone, for a limiter in the image); auto: hami-core where --limiter-dir is set, "+
+		"else native where the driver can, else library where it is there. MIG instances need none")
 	text(&o.CgroupRoot, "cgroup-root", memorylimits.DefaultCgroups, "where cgroup v2 is mounted, at the same path here and on the host; a "+
 		"privileged container sees the host's")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	flags.BoolVar(&o.LimiterClosed, "limiter-closed", false, "have the library refuse all memory of GPUs where it cannot count what the "+
 		"container has, as where its directory is full; without, each process is then held to the limits by itself")
-	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library: a container may use what others leave of a GPU's time, beyond its own "+
-		"percentage; without, it never has more than that")
+	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library or native: a container may use what others leave of a GPU's time, beyond "+
+		"its own percentage; without, it never has more than that")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with HAMi-core's libvgpu.so and ld.so.preload")
 	text(&o.ConfigNamespace, "config-namespace", "", "namespace in which Volcano's scheduler reads volcano-vgpu-device-config, "+
 		"and so its plugin; empty: the files of --device-config and --node-config alone")

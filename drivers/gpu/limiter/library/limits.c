@@ -46,20 +46,21 @@ static bool named(const char *text, size_t length)
 	return true;
 }
 
-/* GPU-... MEMORY CORES */
+/* GPU-... MEMORY CORES, where a MEMORY of - is limited elsewhere. */
 static bool device(const char *line, const char *end, struct limits *out)
 {
 	const char *first = memchr(line, ' ', (size_t)(end - line));
 	const char *second = first ? memchr(first + 1, ' ', (size_t)(end - first - 1)) : NULL;
-	uint64_t memory, cores;
+	uint64_t memory = 0, cores;
+	bool elsewhere = second && second - first == 2 && first[1] == '-';
 	if (!second || out->count == MOST_DEVICES || !named(line, (size_t)(first - line)) ||
-	    !number(first + 1, second, (uint64_t)1 << 47, &memory) || !number(second + 1, end, 100, &cores))
+	    (!elsewhere && !number(first + 1, second, (uint64_t)1 << 47, &memory)) || !number(second + 1, end, 100, &cores))
 		return false;
 	for (int i = 0; i < out->count; i++)
 		if (strlen(out->devices[i].uuid) == (size_t)(first - line) && memcmp(out->devices[i].uuid, line, (size_t)(first - line)) == 0)
 			return false;
 	struct limit *d = &out->devices[out->count++];
-	*d = (struct limit){.memory = memory, .cores = (unsigned int)cores};
+	*d = (struct limit){.memory = memory, .elsewhere = elsewhere, .cores = (unsigned int)cores};
 	memcpy(d->uuid, line, (size_t)(first - line));
 	return true;
 }
@@ -106,6 +107,7 @@ bool limits_join(struct limits *have, const struct limits *more)
 			*h = *m;
 			have->count++;
 		} else {
+			h->elsewhere = h->elsewhere || m->elsewhere;
 			h->memory = both(h->memory, m->memory, (uint64_t)1 << 47);
 			h->cores = (unsigned int)both(h->cores, m->cores, 100);
 		}

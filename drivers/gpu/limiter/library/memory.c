@@ -27,6 +27,12 @@ static uint64_t rounded(uint64_t bytes)
 	return bytes > (uint64_t)1 << 47 ? (uint64_t)1 << 47 : (bytes + STEP - 1) & ~(uint64_t)(STEP - 1);
 }
 
+/* The number of the limit by which a device's memory is counted, -1 where it is not. */
+static int counted(int limit)
+{
+	return limit >= 0 && limits_get()->devices[limit].elsewhere ? -1 : limit;
+}
+
 struct grant {
 	int limit;
 	uint64_t bytes;
@@ -36,7 +42,7 @@ struct grant {
 /* Reserves for the current context's device. False: it does not fit. */
 static bool reserve(struct grant *g, uint64_t bytes)
 {
-	g->limit = limit_of_current(&g->context);
+	g->limit = counted(limit_of_current(&g->context));
 	g->bytes = rounded(bytes);
 	if (g->limit < 0)
 		return !refused();
@@ -179,7 +185,7 @@ EXPORT CUresult cuMemCreate(CUhandle *out, size_t size, const CUallocation *what
 	struct grant g = {.limit = -1, .bytes = rounded(size)};
 	NEED(real);
 	if (what && what->location.type == LOCATION_DEVICE)
-		g.limit = limit_of(what->location.id);
+		g.limit = counted(limit_of(what->location.id));
 	if (g.limit >= 0 ? !account_reserve(g.limit, g.bytes) : refused())
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = real(out, size, what, flags);

@@ -199,6 +199,21 @@ static void a_device_without_a_limit_waits_for_nobody(void)
 	CHECK(atomic_load(&arbiter.wants) == 0 && atomic_load(&launches_done) == 100, "asked %llu times", (unsigned long long)atomic_load(&arbiter.wants));
 }
 
+/* Memory that the driver limits is the driver's own: nothing of it is counted, no file is made, and cuMemGetInfo says what the driver says. */
+static void memory_that_the_driver_limits_is_left_to_it(void)
+{
+	CUdeviceptr p;
+	CUhandle h;
+	size_t available, total;
+	CHECK(cuMemAlloc_v2(&p, (size_t)2 << 30) == 0, "allocate");
+	CHECK(cuMemCreate(&h, (size_t)2 << 20, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == 0, "physical memory");
+	CHECK(cuMemGetInfo_v2(&available, &total) == 0 && total == DRIVER_TOTAL && available == DRIVER_TOTAL - ((size_t)2 << 30) - ((size_t)2 << 20),
+	      "%zu of %zu", available, total);
+	CHECK(cuMemRelease(h) == 0 && cuMemFree_v2(p) == 0 && atomic_load(&driver_allocated[0]) == 0, "free");
+	CHECK(access(ACCOUNT_DIRECTORY "/gpufabric.account", F_OK) != 0 && access(ACCOUNT_DIRECTORY "/cudevshr.cache", F_OK) != 0, "it is counted");
+	nothing_is_launched_outside_of_a_turn();
+}
+
 #define LIMITS "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 25\n"
 
 void test_cores(void)
@@ -209,6 +224,8 @@ void test_cores(void)
 	in_process(an_arbiter_that_goes_stops_nobody);
 	in_process(without_an_arbiter_a_process_holds_itself);
 	in_process(a_device_without_a_limit_waits_for_nobody);
+	container("gpufabric-limits 1\nclosed\nGPU-01010101-0101-0101-0101-010101010101 - 25\n");
+	in_process(memory_that_the_driver_limits_is_left_to_it);
 }
 
 static double measure(void)

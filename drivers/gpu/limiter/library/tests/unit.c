@@ -22,14 +22,16 @@ static void equal(const char *what)
 static void limits_are_read_whole_or_not_at_all(void)
 {
 	static const char good[] = "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 30\nclosed\n";
+	static const char cores_alone[] = "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 - 30\n";
 	static const char *const bad[] = {
 		"", "gpufabric-limits 1\n", "gpufabric-limits 2\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1",
-		"gpufabric-limits 1\nGPU-01010101 -1 1\n", "gpufabric-limits 1\nGPU-01010101 1 101\n", "gpufabric-limits 1\nGPU-01010101 1\n",
+		"gpufabric-limits 1\nGPU-01010101 -1 1\n", "gpufabric-limits 1\nGPU-01010101 -- 1\n", "gpufabric-limits 1\nGPU-01010101 1 -\n", "gpufabric-limits 1\nGPU-01010101 1 101\n", "gpufabric-limits 1\nGPU-01010101 1\n",
 		"gpufabric-limits 1\nGPU-01010101 99999999999999999999 1\n", "gpufabric-limits 1\nGPU-01010101 1 1 1\n", "gpufabric-limits 1\n../../x 1 1\n",
 		"gpufabric-limits 1\nGPU-01010101 1 1\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1\nopen\n",
 	};
 	struct limits l;
-	CHECK(limits_parse(good, sizeof good - 1, &l) && l.count == 1 && l.closed && l.devices[0].memory == LIMIT && l.devices[0].cores == 30, "good");
+	CHECK(limits_parse(cores_alone, sizeof cores_alone - 1, &l) && l.devices[0].elsewhere && l.devices[0].memory == 0 && l.devices[0].cores == 30, "cores");
+	CHECK(limits_parse(good, sizeof good - 1, &l) && l.count == 1 && l.closed && !l.devices[0].elsewhere && l.devices[0].memory == LIMIT && l.devices[0].cores == 30, "good");
 	for (size_t i = 0; i < sizeof good - 1; i++)
 		if (limits_parse(good, i, &l))
 			CHECK(good[i - 1] == '\n', "the first %zu bytes were taken for limits", i);

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -18,14 +20,17 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// Limits enforces the memory limits of shares with this project's library. With the zero value the limits are only environment
-// variables, for a limiter in the container's image.
+// Limits enforces the limits of shares, of memory and of cores, with this project's library. With the zero value the limits are only
+// environment variables, for a limiter in the container's image.
 type Limits struct {
 	// Library is the directory on the host that holds libvgpu.so and ld.so.preload; empty: there is none.
 	Library string
 	// Files is the directory with the limits of claims, at the same path here and on the host. No container can write there.
 	Files  string
 	Writer atomicfile.Writer
+	// Turns gives the containers of shares their turns on a GPU; all containers of one share have these together. nil: each process
+	// holds itself to its percentage.
+	Turns *cores.Arbiter
 }
 
 // region is where a container's limiter counts: a tmpfs of its own, which is empty at each start of the container. It has space for
@@ -43,8 +48,8 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 		return specs.ContainerEdits{}, nil
 	}
 	limit := limiter.Limit{UUID: gpu, Bytes: memory.Value()}
-	if cores, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
-		limit.Cores = int(cores.Value())
+	if percent, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
+		limit.Cores = int(percent.Value())
 	}
 	text, err := limiter.Text([]limiter.Limit{limit}, false)
 	if err != nil {
@@ -63,6 +68,13 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 		{HostPath: filepath.Join(l.Library, limiter.Library), ContainerPath: limiter.Loaded, Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Preload), ContainerPath: limiter.LoadersList, Options: read},
 		region(),
+	}
+	if l.Turns != nil && limit.Cores > 0 {
+		if err := l.Turns.Open(name, []limiter.Limit{limit}); err != nil {
+			return specs.ContainerEdits{}, err
+		}
+		mounts = append(mounts, &specs.Mount{HostPath: l.Turns.Path(name), ContainerPath: filepath.Join(limiter.TurnsOfClaims, gpu),
+			Options: read})
 	}
 	return specs.ContainerEdits{Mounts: mounts}, nil
 }
@@ -87,6 +99,20 @@ func (l Limits) keep(records []claimstate.Record, aside []types.UID) error {
 	})
 }
 
+// resume gives the claims that have limits of cores their turns again, after a restart of this program.
+func (l Limits) resume(ctx context.Context) {
+	if l.Turns == nil {
+		return
+	}
+	l.Turns.Resume(ctx, func(name string) ([]limiter.Limit, error) {
+		text, err := os.ReadFile(filepath.Join(l.Files, name))
+		if err != nil {
+			return nil, err
+		}
+		return limiter.Parse(text)
+	})
+}
+
 func (l Limits) sweep(gone func(name string) bool) error {
 	if l.Files == "" {
 		return nil
@@ -101,6 +127,9 @@ func (l Limits) sweep(gone func(name string) bool) error {
 	var errs []error
 	for _, entry := range entries {
 		if gone(entry.Name()) {
+			if l.Turns != nil {
+				errs = append(errs, l.Turns.Close(entry.Name()))
+			}
 			if err := os.Remove(filepath.Join(l.Files, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, err)
 			}

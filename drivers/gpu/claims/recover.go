@@ -23,6 +23,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	if err := k.options.Limits.keep(records, aside); err != nil {
 		klog.FromContext(ctx).Error(err, "Limits of claims that are gone are left")
 	}
+	k.options.Limits.resume(ctx)
 	held := map[string]bool{}
 	for _, record := range records {
 		for _, device := range record.Devices {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/atomicfile"
 )
@@ -20,7 +21,8 @@ const (
 
 // limits installs the library for the limits of shares on the node, where it is wanted and available.
 func (o *Options) limits(writer atomicfile.Writer) (claims.Limits, error) {
-	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer}
+	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer,
+		Turns: &cores.Arbiter{Directory: filepath.Join(o.StateDir, "turns"), Lend: o.LendCores}}
 	if o.Limits == limitsNone {
 		return l, nil
 	}

@@ -1,11 +1,15 @@
 package plugin
 
 import (
+	"encoding/binary"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gpufabric.io/drivers/gpu/gputest"
 )
@@ -75,6 +79,74 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 	}
 	if left, err := os.ReadDir(filepath.Join(b.options.StateDir, "limits")); err != nil || len(left) != 0 {
 		t.Errorf("%v are left (%v)", left, err)
+	}
+}
+
+// asks plays the library of a process of a claim's container: it wants a turn on a GPU, and returns how long the turn is; 0: nobody
+// answers.
+func asks(t *testing.T, directory, gpu string) time.Duration {
+	t.Helper()
+	opened, err := os.Open(directory)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = opened.Close() }() // only its name was needed: a socket's path is short
+	connection, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket",
+		Name: fmt.Sprintf("/proc/self/fd/%d/socket", opened.Fd())})
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = connection.Close() }() // this ends the turn
+	if err := connection.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	packet := make([]byte, 64) // turns.h
+	for kind := range uint32(2) {
+		binary.NativeEndian.PutUint32(packet, kind+1) // hello, want
+		copy(packet[16:], gpu)
+		if _, err := connection.Write(packet); err != nil {
+			return 0
+		}
+	}
+	if _, err := connection.Read(packet); err != nil {
+		return 0
+	}
+	return time.Duration(binary.NativeEndian.Uint64(packet[8:])) //nolint:gosec // a turn
+}
+
+//shows:gpu-share vgpu-limits
+func TestContainersOfAShareGetTurnsOnItsGPU(t *testing.T) {
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, gputest.New(t, 2), func(o *Options) { o.Limits, o.LimiterLibrary = limitsLibrary, program })
+	c := b.claim("u1", nil, device{name: "gpu-1-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
+	uuid, turns := b.machine.GPUs[1].UUID, ""
+	for _, m := range b.edits(c, b.mustPrepare(c)...).Mounts {
+		if m.ContainerPath == "/usr/local/vgpu/turns.d/"+uuid && slices.Contains(m.Options, "ro") {
+			turns = m.HostPath
+		}
+	}
+	if length := asks(t, turns, uuid); length <= 0 {
+		t.Errorf("in %q nobody gives turns", turns)
+	}
+	if length := asks(t, turns, b.machine.GPUs[0].UUID); length != 0 {
+		t.Errorf("a turn of %s on a GPU that is not the claim's", length)
+	}
+	b.stop()
+	if length := asks(t, turns, uuid); length != 0 {
+		t.Errorf("a turn of %s while the plugin is away", length)
+	}
+	b.start()
+	if length := asks(t, turns, uuid); length <= 0 {
+		t.Errorf("in %q nobody gives turns after a restart", turns)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Fatal(problem)
+	}
+	if _, err := os.Stat(turns); !os.IsNotExist(err) {
+		t.Errorf("the socket of a claim that is gone is there still (%v)", err)
 	}
 }
 

@@ -49,6 +49,8 @@ type Options struct {
 	ShareCores   int64
 	// Limits says what limits the containers of shares: auto, library or none.
 	Limits string
+	// LendCores lets a claim have what others leave of a GPU's time, beyond its own percentage.
+	LendCores bool
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
 
@@ -69,8 +71,10 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": `+
 		`{...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
-	text(&o.Limits, "limits", limitsAuto, "what holds the containers of shares to their memory: library (libvgpu.so of this project), none "+
-		"(environment alone, for a limiter in their image); auto: the library where it is there")
+	text(&o.Limits, "limits", limitsAuto, "what holds the containers of shares to their memory and cores: library (libvgpu.so of "+
+		"this project), none (environment alone, for a limiter in their image); auto: the library where it is there")
+	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library: a share may use what others leave of a GPU's time, beyond its own "+
+		"percentage; without, it never has more than that")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",

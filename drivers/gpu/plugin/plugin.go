@@ -161,7 +161,12 @@ func (p *plugin) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.assemble(ctx, r, hardware, cancel)
+	limits, err := p.options.limits(p.tuning.writer)
+	if err != nil {
+		return err
+	}
+	defer limits.Turns.Stop()
+	s, err := p.assemble(ctx, r, hardware, limits, cancel)
 	if err != nil {
 		return err
 	}
@@ -175,15 +180,13 @@ func (p *plugin) run(ctx context.Context) error {
 }
 
 // assemble makes the parts. The last one registers with the kubelet.
-func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardware, restart context.CancelCauseFunc) (*parts, error) {
+func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardware, limits claims.Limits,
+	restart context.CancelCauseFunc) (*parts, error) {
+	var err error
 	holders := &ledger.Ledger{}
 	pool := devices.PoolName(p.options.NodeName)
 	s := &parts{self: selection.Self(p.client, p.options.NodeName)}
 	view := selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.objects, Self: s.self}
-	limits, err := p.options.limits(p.tuning.writer)
-	if err != nil {
-		return nil, err
-	}
 	s.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: r.at.Dev.Path, HostDevRoot: r.at.Dev.Host},
 		TimeSlices:    sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")},

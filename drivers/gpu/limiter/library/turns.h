@@ -13,6 +13,11 @@
 #define TURNS_SOCKET "/usr/local/vgpu/turns/socket"
 #endif
 
+/* The sockets of claims: GPU-.../socket for each GPU of which the container has a share by a claim. */
+#ifndef TURNS_DIRECTORY
+#define TURNS_DIRECTORY "/usr/local/vgpu/turns.d"
+#endif
+
 enum turn_kind { TURN_HELLO = 1, TURN_WANT, TURN_MORE, TURN_DONE, TURN_GRANT, TURN_WAIT, TURN_CLOSE };
 
 /* A packet, of which each is sent whole. HELLO names the GPU; GRANT has the length of the turn. */

@@ -3,14 +3,17 @@ package uninstall
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/resource/cliques"
@@ -18,8 +21,14 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// preparing bounds what is done before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was left.
-const preparing = 100 * time.Second
+const (
+	// preparing bounds what is done before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was
+	// left.
+	preparing = 100 * time.Second
+	// ending is how long the controller has to end users' domains, and then those of cliques, where the uninstall goes on anyway. Pods that
+	// use a domain may keep it for ever.
+	ending = 35 * time.Second
+)
 
 // Domains is what happens to ComputeDomains before an uninstall: afterwards no controller ends their IMEX daemons and removes their
 // finalizers.
@@ -42,20 +51,23 @@ type LeftError struct {
 
 func (e *LeftError) Error() string {
 	return fmt.Sprintf("the uninstall removes the CRD (crds.keep: false) and %d ComputeDomains with it: %s. Delete them first, or keep the "+
-		"CRD. To go on anyway, kubectl annotate namespace %s %s=%s, and uninstall without --wait: only the last Job removes the domains' "+
-		"finalizers", len(e.Domains), listed(e.Domains), e.Namespace, AnnotationAnyway, valueAnyway)
+		"CRD. To end them all, whatever uses them, kubectl annotate namespace %s %s=%s, and uninstall again",
+		len(e.Domains), listed(e.Domains), e.Namespace, AnnotationAnyway, valueAnyway)
 }
 
 // EndDomains waits until the ComputeDomains are gone that must go before the drivers: those of users where All is set, and those that the
 // controller keeps for cliques. The error is a *LeftError where a user's is left that is not being deleted. A clique's domain with channels
-// that domains hold stays where All is not set: jobs share memory by its daemons.
-func EndDomains(ctx context.Context, client kubernetes.Interface, domains *computedomain.Client, d Domains) error {
+// that domains hold stays where All is not set: jobs share memory by its daemons. Where All is set and the drivers' namespace has the
+// annotation AnnotationAnyway, it deletes all of them by objects.
+func EndDomains(ctx context.Context, client kubernetes.Interface, domains *computedomain.Client, objects metadata.Interface,
+	d Domains) error {
 	if d.All {
-		anyway, err := goesOnAnyway(ctx, client, d.Namespace)
-		if err != nil {
+		switch anyway, err := goesOnAnyway(ctx, client, d.Namespace); {
+		case err != nil:
 			return err
+		case anyway:
+			return endAll(ctx, client, domains, objects, d)
 		}
-		d.All = !anyway
 	}
 	var left []string
 	err := domains.Await(ctx, func(all []*v1beta1.ComputeDomain) (bool, error) {
@@ -96,12 +108,62 @@ func EndDomains(ctx context.Context, client kubernetes.Interface, domains *compu
 	return stillThere(err, left)
 }
 
-// stillThere adds to the end of a wait what it waited for.
-func stillThere(err error, left []string) error {
-	if err == nil || len(left) == 0 {
+// endAll deletes every ComputeDomain, those of cliques last, while the controller is there to end their IMEX daemons.
+func endAll(ctx context.Context, client kubernetes.Interface, domains *computedomain.Client, objects metadata.Interface, d Domains) error {
+	err := end(ctx, domains, objects, func(domain *v1beta1.ComputeDomain) bool { return computedomain.CliqueOf(domain, d.Namespace) == "" })
+	if err == nil && d.Controller != "" {
+		err = keepNoCliques(ctx, client, d)
+	}
+	if err != nil {
 		return err
 	}
-	if refused := (*LeftError)(nil); errors.As(err, &refused) {
+	return end(ctx, domains, objects, func(*v1beta1.ComputeDomain) bool { return true })
+}
+
+// end deletes those ComputeDomains that which says, and waits until they are gone. It removes the controller's finalizer from what the
+// controller has not ended in time. Another's finalizer may hold a domain still, and then the error names it.
+func end(ctx context.Context, domains *computedomain.Client, objects metadata.Interface, which func(*v1beta1.ComputeDomain) bool) error {
+	asked := sets.New[types.UID]()
+	var left []string
+	look := func(all []*v1beta1.ComputeDomain) (bool, error) {
+		left = nil
+		for _, domain := range all {
+			if !which(domain) {
+				continue
+			}
+			left = append(left, domain.Namespace+"/"+domain.Name)
+			if domain.DeletionTimestamp != nil || asked.Has(domain.UID) {
+				continue
+			}
+			err := computeDomains(objects).Namespace(domain.Namespace).Delete(ctx, domain.Name, metav1.DeleteOptions{
+				Preconditions: &metav1.Preconditions{UID: &domain.UID}})
+			// A conflict: it has gone, and another of its name has come.
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+				return false, fmt.Errorf("delete ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
+			}
+			asked.Insert(domain.UID)
+			klog.FromContext(ctx).Info("Deleted a ComputeDomain, as the namespace says", "computeDomain", klog.KObj(domain))
+		}
+		return len(left) == 0, nil
+	}
+	patience, cancel := context.WithTimeout(ctx, ending)
+	defer cancel()
+	err := domains.Await(patience, look)
+	if err != nil && patience.Err() != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("The controller has not ended all ComputeDomains", "after", ending, "left", listed(left))
+		deleted := func(domain *metav1.PartialObjectMetadata) bool { return domain.DeletionTimestamp != nil }
+		// The controller writes to them as well.
+		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error { return FreeDomains(ctx, objects, deleted) })
+		if err == nil {
+			err = domains.Await(ctx, look)
+		}
+	}
+	return stillThere(err, left)
+}
+
+// stillThere adds to the end of a wait what it waited for.
+func stillThere(err error, left []string) error {
+	if !wait.Interrupted(err) || len(left) == 0 {
 		return err
 	}
 	return fmt.Errorf("%d ComputeDomains were still there after %v: %s; kubectl describe computedomain says what each waits for, and another "+

@@ -4,7 +4,8 @@
 //
 // RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
 // resource.k8s.io resourceclaims: list; core namespaces, its own: get; with --end-compute-domains or --controller
-// resource.nvidia.com computedomains: list, watch; with --controller apps deployments, that one: get, patch.
+// resource.nvidia.com computedomains: list, watch; with --end-compute-domains also delete, patch; with --controller apps deployments, that
+// one: get, patch.
 package uninstall
 
 import (
@@ -34,6 +35,10 @@ import (
 )
 
 const role = "uninstall"
+
+func computeDomains(client metadata.Interface) metadata.Getter {
+	return client.Resource(v1beta1.SchemeGroupVersion().WithResource("computedomains"))
+}
 
 // page is how many nodes one request returns: a Node's metadata is a few kilobytes.
 const page = 500
@@ -76,7 +81,7 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringSliceVar(&s.drivers, "driver", nil,
 		"with --check: fail while pods use devices of the DRA driver of this name; may be given several times")
 	flags.BoolVar(&s.ends.All, "end-compute-domains", false,
-		"with --check: fail while there are ComputeDomains, which the uninstall would end")
+		"with --check: fail while there are ComputeDomains, which the uninstall would end; end them where the namespace says to go on anyway")
 	flags.StringVar(&s.ends.Controller, "controller", "",
 		"with --check: name of the controller's Deployment, which is to end the IMEX daemons of NVLink cliques")
 	return command
@@ -106,7 +111,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	}
 	err = Run(ctx, client, s.keys)
 	if s.domains {
-		err = errors.Join(err, FreeDomains(ctx, client))
+		err = errors.Join(err, FreeDomains(ctx, client, func(*metav1.PartialObjectMetadata) bool { return true }))
 	}
 	return err
 }
@@ -128,8 +133,12 @@ func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Conf
 	if err != nil {
 		return err
 	}
+	objects, err := metadata.NewForConfig(host.Tune(config, role))
+	if err != nil {
+		return fmt.Errorf("make a client for ComputeDomains: %w", err)
+	}
 	s.ends.Namespace = s.namespace
-	return persevere(ctx, func() error { return EndDomains(ctx, client, domains, s.ends) })
+	return persevere(ctx, func() error { return EndDomains(ctx, client, domains, objects, s.ends) })
 }
 
 // persevere tries again, until ctx ends, what failed for a passing reason: an API server that does not answer, or that has not taken up
@@ -183,10 +192,10 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 	}
 }
 
-// FreeDomains removes the controller's finalizer from every ComputeDomain. The next controller adds it again. The domains stay, and
-// so do their IMEX daemons: running jobs are not affected.
-func FreeDomains(ctx context.Context, client metadata.Interface) error {
-	domains := client.Resource(v1beta1.SchemeGroupVersion().WithResource("computedomains"))
+// FreeDomains removes the controller's finalizer from every ComputeDomain that which says. The next controller adds it again. Those that
+// are not being deleted stay, and so do the IMEX daemons of all: running jobs are not affected.
+func FreeDomains(ctx context.Context, client metadata.Interface, which func(*metav1.PartialObjectMetadata) bool) error {
+	domains := computeDomains(client)
 	var errs []error
 	for options := (metav1.ListOptions{Limit: page}); ; {
 		list, err := domains.List(ctx, options)
@@ -197,6 +206,9 @@ func FreeDomains(ctx context.Context, client metadata.Interface) error {
 			return errors.Join(append(errs, fmt.Errorf("list ComputeDomains: %w", err))...)
 		}
 		for i := range list.Items {
+			if !which(&list.Items[i]) {
+				continue
+			}
 			if err := free(ctx, domains, &list.Items[i]); err != nil {
 				errs = append(errs, err)
 			}

@@ -64,6 +64,8 @@ func TestOnlyWhatTheDriversWroteIsRemoved(t *testing.T) {
 	}
 }
 
+func every(*metav1.PartialObjectMetadata) bool { return true }
+
 //shows:chart-uninstall
 func TestEveryDomainLosesTheControllersFinalizerAndNoOther(t *testing.T) {
 	scheme := fake.NewTestScheme()
@@ -78,7 +80,7 @@ func TestEveryDomainLosesTheControllersFinalizerAndNoOther(t *testing.T) {
 	}
 	const ours, others = computedomain.Finalizer, "kueue.x-k8s.io/managed"
 	client := fake.NewSimpleMetadataClient(scheme, domain("held", ours), domain("shared", others, ours), domain("free"), domain("stuck", ours))
-	domains := client.Resource(v1beta1.SchemeGroupVersion().WithResource("computedomains"))
+	domains := computeDomains(client)
 	client.PrependReactor("patch", "computedomains", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		switch action.(k8stesting.PatchAction).GetName() {
 		case "stuck":
@@ -88,7 +90,8 @@ func TestEveryDomainLosesTheControllersFinalizerAndNoOther(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if err := FreeDomains(t.Context(), client); err == nil || !strings.Contains(err.Error(), "ComputeDomain user/stuck: a policy forbids it") {
+	err := FreeDomains(t.Context(), client, every)
+	if err == nil || !strings.Contains(err.Error(), "ComputeDomain user/stuck: a policy forbids it") {
 		t.Errorf("error %v, want one that names the domain", err)
 	}
 	for name, want := range map[string][]string{"held": {}, "shared": {others}, "free": {}} {
@@ -107,7 +110,7 @@ func TestAClusterWithoutTheKindHasNoDomainsToFree(t *testing.T) {
 	client.PrependReactor("list", "computedomains", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewNotFound(v1beta1.SchemeGroupVersion().WithResource("computedomains").GroupResource(), "")
 	})
-	if err := FreeDomains(t.Context(), client); err != nil {
+	if err := FreeDomains(t.Context(), client, every); err != nil {
 		t.Error(err)
 	}
 }

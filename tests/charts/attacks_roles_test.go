@@ -242,6 +242,12 @@ func nodeAttacks() map[string][]attack {
 			{"another label taken off", patchNode("node-b", `{"metadata": {"labels": {"zone": null}}}`), "may change no labels of a node but"},
 			{"a taint", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}}`), "neither the spec nor"},
 		},
+		"gpufabric-uninstall-check everywhere: computedomains.resource.nvidia.com": {
+			{"a tenant's ComputeDomain", remove(domainResource, "default", "made"), "is annotated gpufabric.io/uninstall=anyway"},
+			{"the finalizer of one that is not being deleted", patch(domainResource, "default", "made", `{"metadata": {"finalizers": null}}`),
+				"changes nothing else of it"},
+			{"its labels", patch(domainResource, "default", "made", `{"metadata": {"labels": {"a": "b"}}}`), "changes nothing else of it"},
+		},
 		"gpufabric-uninstall-check in gpufabric-system: deployments.apps named gpufabric-controller": {
 			{"another image", editController(`{"image": "mine"}`, `{}`), "changes nothing else of it"},
 			{"another argument", editController(`{"args": ["controller", "--imex=Domain", "--image=mine"]}`, `{}`), "changes nothing else of it"},

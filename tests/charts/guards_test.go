@@ -69,6 +69,8 @@ func guards() map[string]guard {
 		"gpufabric-uninstall everywhere: computedomains.resource.nvidia.com": {policy: "uninstall-domains"},
 		"gpufabric-uninstall everywhere: nodes":                              {policy: "uninstall-nodes"},
 
+		"gpufabric-uninstall-check everywhere: computedomains.resource.nvidia.com": {policy: "uninstall-every-domain"},
+
 		"gpufabric-uninstall-check in gpufabric-system: deployments.apps named gpufabric-controller": {policy: "uninstall-controller"},
 
 		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
@@ -138,11 +140,9 @@ func writers(t *testing.T) []right {
 //
 //shows:chart-rights
 func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
-	values := everything()
-	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	policies := map[string]*admissionv1.ValidatingAdmissionPolicy{}
 	bound := map[string]bool{}
-	for _, object := range renderValues(t, "gpufabric", values) {
+	for _, object := range renderValues(t, "gpufabric", everyRight()) {
 		switch object.GetKind() {
 		case "ValidatingAdmissionPolicy":
 			policy := &admissionv1.ValidatingAdmissionPolicy{}
@@ -247,6 +247,7 @@ type attack struct {
 //attack:vgpu-status A stolen token of the vGPU plugin fails pods of other nodes
 //attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
 //attack:uninstall-domains A stolen token of the uninstall's Job changes a tenant's ComputeDomain
+//attack:uninstall-unasked A stolen token of the uninstall's first Job deletes tenants' ComputeDomains where nobody said to
 //attack:uninstall-controller A stolen token of the uninstall's first Job runs an image of its own as the controller, or mounts the node
 //attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes
 func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
@@ -256,8 +257,7 @@ func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 	for _, gate := range []string{"true", "false"} {
 		t.Run("with the API server's DRAResourceClaimGranularStatusAuthorization "+gate, func(t *testing.T) {
 			live := startServer(t, "--feature-gates=DRAResourceClaimGranularStatusAuthorization="+gate)
-			values := everything()
-			values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
+			values := everyRight()
 			if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 				t.Fatal(err)
 			}

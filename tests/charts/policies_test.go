@@ -69,9 +69,7 @@ func createSlice(placed, driver, pool string) attempt {
 }
 
 func deleteSlice(name string) attempt {
-	return func(ctx context.Context, client dynamic.Interface) error {
-		return client.Resource(sliceResource).Delete(ctx, name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
-	}
+	return remove(sliceResource, "", name)
 }
 
 func patch(resource schema.GroupVersionResource, space, name, change string, subresources ...string) attempt {

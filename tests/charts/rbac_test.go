@@ -21,13 +21,19 @@ func everything() map[string]any {
 		"computeDomains": map[string]any{"imex": "clique", "certificates": "own"}}
 }
 
+// everyRight are values with which every right is rendered that testdata/rbac.txt lists.
+func everyRight() map[string]any {
+	values := everything()
+	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
+	values["crds"] = map[string]any{"keep": false}
+	return values
+}
+
 // TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right is a changed line in
 // a review.
 func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
 	var lines []string
-	values := everything()
-	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
-	for _, object := range renderValues(t, "gpufabric", values) {
+	for _, object := range renderValues(t, "gpufabric", everyRight()) {
 		for _, rule := range rules(t, object) {
 			lines = append(lines, describe(object, rule)...)
 		}

@@ -102,7 +102,9 @@ Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST). A 
 {{ include "gpufabric.policy.applied" . }}
 {{- end }}
 
-{{/* A policy's head and its binding. Called with (dict "root" $ "name" NAME). */}}
+{{/*
+A policy's head and its binding. Called with (dict "root" $ "name" NAME), and "namespace" NAMESPACE where the policy looks at that Namespace as its params.
+*/}}
 {{- define "gpufabric.policy.head" }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
@@ -114,6 +116,11 @@ metadata:
 spec:
   policyName: gpufabric-{{ .name }}
   validationActions: [Deny]
+  {{- with .namespace }}
+  paramRef:
+    name: {{ . }}
+    parameterNotFoundAction: Deny
+  {{- end }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -121,6 +128,13 @@ metadata:
   name: gpufabric-{{ .name }}
   labels:
     {{- include "gpufabric.labels" .root | nindent 4 }}
+{{- end }}
+
+{{/* Whether nothing but the controller's finalizer goes from a ComputeDomain. */}}
+{{- define "gpufabric.policy.freed" -}}
+object.spec == oldObject.spec && object.metadata.?labels == oldObject.metadata.?labels && object.metadata.?annotations == oldObject.metadata.?annotations &&
+object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences &&
+object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != 'resource.nvidia.com/computeDomain')
 {{- end }}
 
 {{/* Whom a policy speaks of, and where. Called with (dict "root" $ "users" LIST "group" "" "resource" "nodes" "operations" LIST). */}}

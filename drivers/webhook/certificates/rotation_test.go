@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 )
@@ -222,10 +224,12 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	configurations := c.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	configuration, err := configurations.Get(t.Context(), "w", metav1.GetOptions{})
+	seen, err := configurations.Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer seen.Stop()
+	watched := c.watched()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.keeper.run(ctx) }()
@@ -235,19 +239,41 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	<-watched
+	configuration, err := configurations.Get(t.Context(), "w", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	configuration.Webhooks[1].ClientConfig.CABundle = nil
 	if _, err := configurations.Update(t.Context(), configuration, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		configuration, err := configurations.Get(t.Context(), "w", metav1.GetOptions{})
-		if err == nil && len(configuration.Webhooks[1].ClientConfig.CABundle) > 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("it does not come back: %v", err)
+	late := time.After(time.Minute)
+	for removed := false; ; {
+		select {
+		case event := <-seen.ResultChan():
+			known := len(event.Object.(*admissionv1.ValidatingWebhookConfiguration).Webhooks[1].ClientConfig.CABundle) > 0
+			if removed && known {
+				return
+			}
+			removed = !known
+		case <-late:
+			t.Fatal("it does not come back")
 		}
 	}
+}
+
+// watched is closed once somebody watches the configuration. The fake server forgets what changes between a list and its watch,
+// which a real one tells.
+func (c *cluster) watched() <-chan struct{} {
+	watched := make(chan struct{})
+	once := sync.OnceFunc(func() { close(watched) })
+	c.client.PrependWatchReactor("validatingwebhookconfigurations", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		watcher, err := c.client.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		once()
+		return true, watcher, err
+	})
+	return watched
 }
 
 func TestAMissingSecretSaysWhatToDo(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gpufabric.io/build/toolchain"
+	"gpufabric.io/tests/kindcluster"
 )
 
 // rank is the output of a rank of the stand-in for nvbandwidth: where it runs, and which GPU and which IMEX channel it may
@@ -51,7 +52,9 @@ func (e *environment) operator(t *testing.T) {
 	must(t, err)
 	tools, err := chain.Ensure(t.Context(), "mpi-operator")
 	must(t, err)
-	must(t, e.ServeProgram(t.Context(), "mpioperator/mpi-operator:"+strings.TrimPrefix(toolchain.MPIOperator, "v"), tools["mpi-operator"]))
+	must(t, e.ServeProgram(t.Context(), kindcluster.Program{
+		Reference: "mpioperator/mpi-operator:" + strings.TrimPrefix(toolchain.MPIOperator, "v"), From: tools["mpi-operator"], Path: "/mpi-operator",
+	}))
 
 	module := filepath.Join(e.root, "build/toolchain/modules/mpi-operator")
 	inModule := func(args ...string) string {

@@ -105,17 +105,25 @@ func (c *Cluster) ServeEarlier(ctx context.Context, checkout, tag string) error 
 	return c.Registry.Push(ctx, repository+":"+tag, image)
 }
 
-// ServeProgram pushes an image that holds one static program and runs it, under a name that manifests ask for.
-func (c *Cluster) ServeProgram(ctx context.Context, reference, program string) error {
-	layer, err := images.Layer(images.File{Path: "/program", From: program})
+// Program is an image of one static program, under a name that manifests ask for.
+type Program struct {
+	Reference string // such as docker.io/kueue/kueue:v0.19.1
+	From      string // the program on this machine
+	Path      string // where manifests look for it in the image, such as /manager
+	User      string // as in an image's configuration; empty is root
+}
+
+// ServeProgram pushes an image that holds the program and runs it.
+func (c *Cluster) ServeProgram(ctx context.Context, program Program) error {
+	layer, err := images.Layer(images.File{Path: program.Path, From: program.From})
 	if err != nil {
 		return err
 	}
-	image, err := images.New(runtime.GOARCH, v1.Config{Entrypoint: []string{"/program"}}, layer)
+	image, err := images.New(runtime.GOARCH, v1.Config{Entrypoint: []string{program.Path}, User: program.User}, layer)
 	if err != nil {
 		return err
 	}
-	return c.Registry.Push(ctx, reference, image)
+	return c.Registry.Push(ctx, program.Reference, image)
 }
 
 // forget removes the image from every node, so that new pods get the image that was pushed under the same name.

@@ -16,7 +16,8 @@ import (
 
 var kueue = flag.Bool("kueue", false, "run TestKueue, which builds Kueue the first time")
 
-// gang is a Job with a domain of its own. Each pod asks for over half of a node's cores, since Kueue counts devices of claims by quota alone.
+// gang is a Job with a domain of its own. Each pod asks for over half of a node's cores, since Kueue counts devices of claims by quota
+// alone.
 const gang = `
 apiVersion: resource.nvidia.com/v1beta1
 kind: ComputeDomain
@@ -159,7 +160,8 @@ func (e *environment) installKueue(t *testing.T) {
 		Reference: "kueue/kueue:" + toolchain.Kueue, From: tools["kueue"], Path: "/manager", User: "65532",
 	}))
 	t.Cleanup(func() {
-		if _, err := e.Helm(context.WithoutCancel(t.Context()), e.printer, "uninstall", "kueue", "--namespace", "kueue-system", "--wait"); err != nil {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := e.Helm(ctx, e.printer, "uninstall", "kueue", "--namespace", "kueue-system", "--wait"); err != nil {
 			t.Errorf("remove Kueue: %v", err)
 		}
 	})
@@ -174,7 +176,8 @@ func (e *environment) installKueue(t *testing.T) {
 		return err == nil, out, err
 	})
 	t.Cleanup(func() {
-		if _, err := e.Kubectl(context.WithoutCancel(t.Context()), strings.NewReader(queues), "delete", inTime, "--filename", "-"); err != nil {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := e.Kubectl(ctx, strings.NewReader(queues), "delete", inTime, "--filename", "-"); err != nil {
 			t.Errorf("remove Kueue's queues: %v", err)
 		}
 	})

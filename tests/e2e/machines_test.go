@@ -57,6 +57,7 @@ func TestMachines(t *testing.T) {
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}, "", []part{
 			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
 			{"slices are limited, watched and given back", testGPUSlices},
+			{"a hostile container gets no more than its share", testHostileContainer},
 			{"our own scheduler places pods with slices", testOwnScheduler},
 		}},
 		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler, "scheduler.enabled=true", "scheduler.name=volcano",

@@ -155,7 +155,8 @@ func testHostileContainer(t *testing.T, e *environment) {
 	if err == nil || !strings.Contains(err.Error(), "volcano.sh/") {
 		t.Errorf("a tenant changes the share of a running pod: %s (error: %v)", out, err)
 	}
-	out = e.kubectl(t, "exec", "hostile", "--", "sh", "-c", "tr '\\0' '\\n' </proc/1/environ; echo GPUs: $(ls /dev | grep -cE '^nvidia[0-9]+$')")
+	out = e.kubectl(t, "exec", "hostile", "--", "sh", "-c",
+		"tr '\\0' '\\n' </proc/1/environ; echo GPUs: $(ls /dev | grep -cE '^nvidia[0-9]+$')")
 	if !has(out, "NVIDIA_VISIBLE_DEVICES="+uuids[6]+"\n", "CUDA_DEVICE_MEMORY_LIMIT_0=10240m\n", "GPUs: 1") {
 		t.Errorf("the container's own variables decide what it has:\n%s", out)
 	}
@@ -164,7 +165,7 @@ func testHostileContainer(t *testing.T, e *environment) {
 	e.turn(t, "honest", 2)
 	monitor := e.pluginOf(t, "vgpu-monitor", node)
 	series := fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="honest"`, uuids[6])
-	e.eventually(t, "the monitor to show the honest pod's share, and nothing of the node's files", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the monitor to show the honest pod and no file of the node", func(ctx context.Context) (bool, string, error) {
 		out, err := e.scrape(ctx, monitor, 9394)
 		return strings.Contains(out, series) && !strings.Contains(out, "root:"), out, err
 	})

@@ -80,21 +80,16 @@ os.symlink("/etc/shadow", "/tmp/vgpu/cudevshr.cache")
 for i in range(200):
     os.symlink("/etc", "/tmp/vgpu/%d" % i)
 os.mkfifo("/tmp/vgpulock/lock")
-kept, closed = [], 0
+kept = []
 for i in range(1100):
     s = connect()
-    s.send(packet(1, os.environ["NVIDIA_VISIBLE_DEVICES"].encode()))
-    s.send(packet(2))
-    kept.append(s)
-for s in kept:
     try:
-        closed += s.recv(64, socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        pass
-    except ConnectionResetError:
-        closed += 1
-print("connections", len(kept), "closed", closed)
-print("all tried")
+        s.send(packet(1, os.environ["NVIDIA_VISIBLE_DEVICES"].encode()))
+        s.send(packet(2))
+        kept.append(s)
+    except OSError:
+        pass # one too many
+print("all tried", len(kept))
 time.sleep(1e6)
 `
 
@@ -130,7 +125,7 @@ func testHostileContainer(t *testing.T, e *environment) {
 	e.apply(t, fmt.Sprintf(tenantPod, "hostile", node, share, hostile))
 	e.kubectl(t, "wait", "pod/hostile", "--for=condition=Ready", inTime)
 	limits := e.limitsOf(t, node, "hostile")
-	e.says(t, "hostile", regexp.MustCompile("(?m)^all tried$"))
+	e.says(t, "hostile", regexp.MustCompile(`(?m)^all tried \d+$`))
 	if t.Failed() {
 		return
 	}

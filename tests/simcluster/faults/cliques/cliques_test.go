@@ -59,7 +59,7 @@ func run(m *testing.M) int {
 
 // TestDomainsOfACliqueSurviveFaults runs every fault for each seed, one after another since they share the clique and the
 // controllers. It asserts that no two domains have the same channel, that each domain has one channel on all its nodes and is
-// Ready in the end, that nothing remains after deletion, and that a cut between daemons ends no IMEX session.
+// Ready in the end, that nothing remains after deletion, and that no IMEX session ends but where the fault is its end.
 func TestDomainsOfACliqueSurviveFaults(t *testing.T) {
 	for seed := *first; seed < *first+*seeds; seed++ {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -68,6 +68,9 @@ func TestDomainsOfACliqueSurviveFaults(t *testing.T) {
 				run  func(*scenario)
 			}{
 				{"daemons are cut off from each other, and come back", cutPeers},
+				{"the session of a node's daemon ends", endSession},
+				{"compute-domain-plugins are killed", killPlugins},
+				{"a node is lost, and comes back", loseNode},
 				{"the controller at work cannot renew its lease, and the other takes over", loseLease},
 				{"the controller at work is killed at a step, and the other takes over", killAtStep},
 			} {

@@ -36,10 +36,15 @@ var channel = regexp.MustCompile(`^/dev/nvidia-caps-imex-channels/channel\d+$`)
 // form declares a domain over random nodes, with a pod on each, and waits only for its UID.
 func (s *scenario) form(name string) {
 	s.t.Helper()
+	s.formOn(name, s.random.Perm(nodes)[:1+s.random.IntN(nodes)])
+}
+
+// formOn is form with the domain's nodes.
+func (s *scenario) formOn(name string, members []int) {
+	s.t.Helper()
 	if s.domains == nil {
 		s.domains = map[string][]int{}
 	}
-	members := s.random.Perm(nodes)[:1+s.random.IntN(nodes)]
 	s.domains[name] = members
 	s.n.Domain(name, len(members))
 	s.uids = append(s.uids, s.n.AwaitDomain(name, func(d domain.Domain) bool { return d.UID != "" }).UID)
@@ -54,11 +59,17 @@ func podOf(domain string, node int) string { return fmt.Sprintf("%s-%d", domain,
 func (s *scenario) settle() {
 	s.t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(s.domains)) {
-		members := s.domains[name]
-		s.n.AwaitDomain(name, func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == len(members) })
-		for _, i := range members {
-			s.n.AwaitPod(podOf(name, i), fixture.Running)
-		}
+		s.settleOnly(name)
+	}
+}
+
+// settleOnly waits until one domain is Ready and its pods run.
+func (s *scenario) settleOnly(name string) {
+	s.t.Helper()
+	members := s.domains[name]
+	s.n.AwaitDomain(name, func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == len(members) })
+	for _, i := range members {
+		s.n.AwaitPod(podOf(name, i), fixture.Running)
 	}
 	s.assertChannels()
 }

@@ -306,6 +306,7 @@ static bool begin(struct slot_account *s, int device, uint64_t bytes)
 	return false;
 }
 
+/* Adds to the total; false: it is above the limit then, and nothing was added. A limit of 0 is none. */
 static bool add(struct slot_account *s, int device, uint64_t bytes, uint64_t limit)
 {
 	struct device_account *a = &own.shared->devices[device];
@@ -323,18 +324,23 @@ static bool add(struct slot_account *s, int device, uint64_t bytes, uint64_t lim
 	return true;
 }
 
+/* The account of this process, NULL where it can have none. */
+static struct slot_account *mine(void)
+{
+	if (prepare() == 3)
+		return NULL;
+	int at = slot();
+	if (at < 0)
+		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
+	return at < 0 ? NULL : &own.shared->slots[at];
+}
+
 bool account_reserve(int device, uint64_t bytes)
 {
-	int mine;
-	if (prepare() == 3)
+	struct slot_account *s = mine();
+	if (!s)
 		return false;
-	mine = slot();
-	if (mine < 0) {
-		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
-		return false;
-	}
 	uint64_t limit = limits_get()->devices[device].memory;
-	struct slot_account *s = &own.shared->slots[mine];
 	if (add(s, device, bytes, limit))
 		return true;
 	if (limit && bytes > limit)
@@ -347,17 +353,58 @@ bool account_reserve(int device, uint64_t bytes)
 	return add(s, device, bytes, limit);
 }
 
-void account_release(int device, uint64_t bytes)
+bool account_charge(int device, uint64_t bytes)
 {
-	int mine = atomic_load(&own.slot);
-	if (mine < 0)
-		return; /* the parent's, before fork */
-	struct slot_account *s = &own.shared->slots[mine];
+	struct slot_account *s = mine();
+	return s && add(s, device, bytes, 0);
+}
+
+/* Takes away what the process at this slot has. */
+static void take_away(struct slot_account *s, int slot, int device, uint64_t bytes)
+{
 	while (!begin(s, device, bytes))
 		;
-	region_take_away(own.region, mine, device, bytes);
+	region_take_away(own.region, slot, device, bytes);
 	atomic_fetch_sub(&own.shared->devices[device].total, bytes);
 	atomic_fetch_sub(&s->pending[device], bytes);
+}
+
+void account_release(int device, uint64_t bytes)
+{
+	int at = atomic_load(&own.slot);
+	if (at >= 0) /* else the parent's, before fork */
+		take_away(&own.shared->slots[at], at, device, bytes);
+}
+
+bool account_overhead(int device, const uint64_t bytes[2])
+{
+	struct slot_account *s = mine();
+	if (!s)
+		return false;
+	int at = atomic_load(&own.slot);
+	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++) {
+		_Atomic uint64_t *has = region_overhead(own.region, at, device, kind);
+		uint64_t had = atomic_load(has);
+		if (bytes[kind] > had) {
+			add(s, device, bytes[kind] - had, 0);
+			region_kind(own.region, at, device, kind, bytes[kind]);
+		} else if (bytes[kind] < had) {
+			region_kind(own.region, at, device, kind, bytes[kind]);
+			take_away(s, at, device, had - bytes[kind]);
+		}
+	}
+	return true;
+}
+
+void account_mine(int device, uint64_t *total, uint64_t overhead[2])
+{
+	int at = atomic_load(&own.slot);
+	*total = overhead[0] = overhead[1] = 0;
+	if (at < 0 || prepare() == 3)
+		return;
+	*total = region_has(own.region, at, device);
+	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++)
+		overhead[kind] = atomic_load(region_overhead(own.region, at, device, kind));
 }
 
 uint64_t account_used(int device)

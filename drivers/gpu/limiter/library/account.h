@@ -26,5 +26,17 @@ bool account_reserve(int device, uint64_t bytes);
 /* Releases bytes that this process reserved. */
 void account_release(int device, uint64_t bytes);
 
+/* What the driver has taken already is added even where it does not fit: the account says what is. False: nothing can be counted. */
+bool account_charge(int device, uint64_t bytes);
+
+/* Memory that no allocation of the program stands for. */
+enum overhead { OVERHEAD_CONTEXT, OVERHEAD_MODULE };
+
+/* Says how much of it this process has, in bytes of each kind; one thread does at a time. False: nothing can be counted. */
+bool account_overhead(int device, const uint64_t bytes[2]);
+
+/* What this process has of a GPU: in all, and as overhead. */
+void account_mine(int device, uint64_t *total, uint64_t overhead[2]);
+
 /* What the container's living processes have of a GPU, in bytes. */
 uint64_t account_used(int device);

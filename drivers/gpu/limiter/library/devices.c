@@ -49,6 +49,27 @@ int limit_of_current(CUcontext *context)
 	return limit_of(device);
 }
 
+/* A stream can be another context's than the calling thread's current one; where the process has one device, that makes no difference. */
+int limit_of_stream(CUstream stream, CUdevice *device)
+{
+	CUresult (*count)(int *) = REAL(cuda, cuDeviceGetCount);
+	CUresult (*context_of)(CUstream, CUcontext *) = REAL(cuda, cuStreamGetCtx);
+	CUresult (*push)(CUcontext) = REAL(cuda, cuCtxPushCurrent_v2);
+	CUresult (*pop)(CUcontext *) = REAL(cuda, cuCtxPopCurrent_v2);
+	CUresult (*get_device)(CUdevice *) = REAL(cuda, cuCtxGetDevice);
+	CUcontext context, of_stream;
+	int devices = 1;
+	if (!limits_get() || !get_device || get_device(device) != CUDA_SUCCESS)
+		return -1;
+	bool named = (uintptr_t)stream > STREAM_PER_THREAD;
+	if (named && count && count(&devices) == CUDA_SUCCESS && devices > 1 && context_of && push && pop && context_of(stream, &of_stream) == CUDA_SUCCESS &&
+	    push(of_stream) == CUDA_SUCCESS) {
+		get_device(device);
+		pop(&context);
+	}
+	return limit_of(*device);
+}
+
 void devices_forget(void)
 {
 	for (int i = 0; i < MOST_ORDINALS; i++)

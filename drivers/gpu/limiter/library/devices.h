@@ -9,5 +9,8 @@ int limit_of(CUdevice device);
 /* The same for the calling thread's current context, which is returned too. */
 int limit_of_current(CUcontext *context);
 
+/* The same for the device of a stream, which is returned too. */
+int limit_of_stream(CUstream stream, CUdevice *device);
+
 /* After a fork the numbers of devices may mean others. */
 void devices_forget(void);

@@ -13,6 +13,7 @@ struct holding {
 	int device;
 	void *context;    /* it is freed with this context; NULL: with none */
 	uint64_t other;   /* of a mapping: the physical memory's handle */
+	struct stock *stock; /* the pool that it is from, NULL: none */
 	unsigned int uses; /* of physical memory: handles and mappings */
 };
 

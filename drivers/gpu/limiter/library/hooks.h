@@ -16,6 +16,13 @@
 	T(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))              \
 	X(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                                             \
 	T(cuMemFreeAsync, cuMemFreeAsync_ptsz, (CUdeviceptr, CUstream))                                                        \
+	X(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const CUpool_properties *))                                        \
+	X(cuMemPoolDestroy, cuMemPoolDestroy, (CUmemoryPool))                                                                  \
+	X(cuMemPoolTrimTo, cuMemPoolTrimTo, (CUmemoryPool, size_t))                                                            \
+	X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipc_handle, unsigned int))                              \
+	X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, (CUhandle *, void *, int))                           \
+	X(cuMemPoolImportPointer, cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, void *))                               \
+	X(cuImportExternalMemory, cuImportExternalMemory, (void **, const void *))                                             \
 	X(cuMemCreate, cuMemCreate, (CUhandle *, size_t, const CUallocation *, unsigned long long))                            \
 	X(cuMemRelease, cuMemRelease, (CUhandle))                                                                              \
 	X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (CUhandle *, void *))                                      \
@@ -26,11 +33,31 @@
 	X(cuArrayDestroy, cuArrayDestroy, (CUarray))                                                                           \
 	X(cuMipmappedArrayCreate, cuMipmappedArrayCreate, (CUarray *, const CUarray3d_descriptor *, unsigned int))             \
 	X(cuMipmappedArrayDestroy, cuMipmappedArrayDestroy, (CUarray))                                                         \
+	X(cuCtxCreate, cuCtxCreate_v2, (CUcontext *, unsigned int, CUdevice))                                                  \
+	X(cuCtxCreate, cuCtxCreate_v3, (CUcontext *, void *, int, unsigned int, CUdevice))                                     \
+	X(cuCtxCreate, cuCtxCreate_v4, (CUcontext *, void *, unsigned int, CUdevice))                                          \
+	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                         \
+	X(cuModuleLoad, cuModuleLoad, (CUmodule *, const char *))                                                              \
+	X(cuModuleLoadData, cuModuleLoadData, (CUmodule *, const void *))                                                      \
+	X(cuModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule *, const void *, unsigned int, void *, void **))                   \
+	X(cuModuleLoadFatBinary, cuModuleLoadFatBinary, (CUmodule *, const void *))                                            \
+	X(cuModuleUnload, cuModuleUnload, (CUmodule))                                                                          \
+	X(cuModuleGetFunction, cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                    \
+	X(cuLibraryLoadData, cuLibraryLoadData, LIBRARY_ARGUMENTS(const void *))                                               \
+	X(cuLibraryLoadFromFile, cuLibraryLoadFromFile, LIBRARY_ARGUMENTS(const char *))                                       \
+	X(cuLibraryUnload, cuLibraryUnload, (void *))                                                                          \
+	X(cuLibraryGetKernel, cuLibraryGetKernel, (void **, void *, const char *))                                             \
+	X(cuKernelGetFunction, cuKernelGetFunction, (CUfunction *, void *))                                                    \
 	X(cuCtxDestroy, cuCtxDestroy_v2, (CUcontext))                                                                          \
 	X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (CUdevice))                                                     \
 	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                 \
 	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                                                 \
 	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice))                                                         \
+	X(cuCtxSynchronize, cuCtxSynchronize, (void))                                                                          \
+	X(cuCtxSynchronize, cuCtxSynchronize_v2, (CUcontext))                                                                  \
+	X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                                \
+	T(cuStreamSynchronize, cuStreamSynchronize_ptsz, (CUstream))                                                           \
+	X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                                   \
 	X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                                     \
 	X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                                      \
 	T(cuStreamBeginCapture, cuStreamBeginCapture_v2_ptsz, (CUstream, int))                                                 \
@@ -44,13 +71,26 @@
 	X(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, COOPERATIVE_ARGUMENTS)                                         \
 	T(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz, COOPERATIVE_ARGUMENTS)                                    \
 	X(cuGraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                                               \
-	T(cuGraphLaunch, cuGraphLaunch_ptsz, (CUgraphExec, CUstream))
+	T(cuGraphLaunch, cuGraphLaunch_ptsz, (CUgraphExec, CUstream))                                                          \
+	X(cuGraphUpload, cuGraphUpload, (CUgraphExec, CUstream))                                                               \
+	T(cuGraphUpload, cuGraphUpload_ptsz, (CUgraphExec, CUstream))                                                          \
+	X(cuGraphInstantiate, cuGraphInstantiate, INSTANTIATE_ARGUMENTS)                                                       \
+	X(cuGraphInstantiate, cuGraphInstantiate_v2, INSTANTIATE_ARGUMENTS)                                                    \
+	X(cuGraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long))                       \
+	X(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams, (CUgraphExec *, CUgraph, void *))                        \
+	T(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz, (CUgraphExec *, CUgraph, void *))                   \
+	X(cuGraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                                               \
+	X(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, (CUdevice))
 
 /* A kernel, its grid, its blocks, its shared memory, its stream and its parameters. */
 #define COOPERATIVE_ARGUMENTS                                                                                              \
 	(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **)
 #define LAUNCH_ARGUMENTS(extra)                                                                                            \
 	(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **, extra)
+
+/* Where an error is told, which CUDA 12 has no more. */
+#define INSTANTIATE_ARGUMENTS (CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t)
+#define LIBRARY_ARGUMENTS(code) (void **, code, void *, void **, unsigned int, void *, void **, unsigned int)
 
 /* The functions by which programs look up others. */
 #define PROC_HOOKS(X)                                                                                 \

@@ -3,7 +3,9 @@
 #include <stdatomic.h>
 
 #include "cores.h"
+#include "graphs.h"
 #include "hooks.h"
+#include "overhead.h"
 
 /* A function that launches into a stream: its name, whether its default stream is the thread's own, its parameters, the stream, and its arguments. */
 #define LAUNCH(name, per_thread, parameters, stream, arguments)                       \
@@ -14,7 +16,26 @@
 		if (!real)                                                            \
 			return NOT_THERE;                                             \
 		cores_begin(&l);                                                      \
-		return cores_end(&l, stream, per_thread, real arguments);             \
+		CUresult r = cores_end(&l, stream, per_thread, real arguments);       \
+		overhead_settle();                                                    \
+		return r;                                                             \
+	}
+
+/* A graph may allocate memory, which is looked at before it waits for its turn. */
+#define GRAPH(name, per_thread)                                                                         \
+	EXPORT CUresult name(CUgraphExec g, CUstream s)                                                 \
+	{                                                                                               \
+		CUresult (*real)(CUgraphExec, CUstream) = REAL(cuda, name);                             \
+		struct graph_draw d;                                                                    \
+		struct launch l;                                                                        \
+		if (!real)                                                                              \
+			return NOT_THERE;                                                               \
+		if (!graphs_begin(&d, g, s, per_thread))                                                \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                \
+		cores_begin(&l);                                                                        \
+		CUresult r = graphs_end(&d, cores_end(&l, s, per_thread, real(g, s)));                  \
+		overhead_settle();                                                                      \
+		return r;                                                                               \
 	}
 
 #define KERNEL_PARAMETERS                                                                                                             \
@@ -32,8 +53,8 @@ LAUNCH(cuLaunchCooperativeKernel, false, TOGETHER_PARAMETERS, s, TOGETHER_ARGUME
 LAUNCH(cuLaunchCooperativeKernel_ptsz, true, TOGETHER_PARAMETERS, s, TOGETHER_ARGUMENTS)
 LAUNCH(cuLaunchKernelEx, false, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL, (c, f, parameters, extra))
 LAUNCH(cuLaunchKernelEx_ptsz, true, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL, (c, f, parameters, extra))
-LAUNCH(cuGraphLaunch, false, (CUgraphExec g, CUstream s), s, (g, s))
-LAUNCH(cuGraphLaunch_ptsz, true, (CUgraphExec g, CUstream s), s, (g, s))
+GRAPH(cuGraphLaunch, false)
+GRAPH(cuGraphLaunch_ptsz, true)
 LAUNCH(cuLaunch, false, (CUfunction f), NULL, (f))
 LAUNCH(cuLaunchGrid, false, (CUfunction f, int w, int h), NULL, (f, w, h))
 LAUNCH(cuLaunchGridAsync, false, (CUfunction f, int w, int h, CUstream s), s, (f, w, h, s))
@@ -54,5 +75,6 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream s)
 	if (!real)
 		return NOT_THERE;
 	cores_forget_stream(s);
+	graphs_forget_stream(s);
 	return real(s);
 }

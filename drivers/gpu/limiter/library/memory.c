@@ -5,33 +5,10 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "account.h"
-#include "cores.h"
 #include "devices.h"
-#include "holdings.h"
-#include "hooks.h"
-
-/* The driver allocates in steps of so many bytes (CUDA's programming guide promises at least 256; allocations have been seen 512 apart). */
-#define STEP 512
-
-/* A device without a limit of its own is not limited. Where the limits could not be read, no device allocates anything. */
-static bool refused(void)
-{
-	const struct limits *l = limits_get();
-	return l && l->count == 0;
-}
-
-/* Rounds up to a step. An amount above 2^47 is cut to that: it fits no GPU either. */
-static uint64_t rounded(uint64_t bytes)
-{
-	return bytes > (uint64_t)1 << 47 ? (uint64_t)1 << 47 : (bytes + STEP - 1) & ~(uint64_t)(STEP - 1);
-}
-
-/* The number of the limit by which a device's memory is counted, -1 where it is not. */
-static int counted(int limit)
-{
-	return limit >= 0 && limits_get()->devices[limit].elsewhere ? -1 : limit;
-}
+#include "graphs.h"
+#include "memory.h"
+#include "overhead.h"
 
 struct grant {
 	int limit;
@@ -42,11 +19,11 @@ struct grant {
 /* Reserves for the current context's device. False: it does not fit. */
 static bool reserve(struct grant *g, uint64_t bytes)
 {
-	g->limit = counted(limit_of_current(&g->context));
-	g->bytes = rounded(bytes);
+	g->limit = memory_limit(limit_of_current(&g->context));
+	g->bytes = memory_rounded(bytes);
 	if (g->limit < 0)
-		return !refused();
-	return account_reserve(g->limit, g->bytes);
+		return !memory_refused();
+	return stocks_reserve(g->limit, g->bytes);
 }
 
 static void give_back(const struct grant *g)
@@ -66,23 +43,6 @@ static CUresult settle(const struct grant *g, CUresult r, enum kind kind, uint64
 		holdings_put(&(struct holding){.kind = kind, .key = key, .bytes = g->bytes, .device = g->limit, .context = g->context, .uses = 1});
 	return r;
 }
-
-#define NEED(f)           \
-	if (!(f))         \
-		return NOT_THERE
-
-/* Removes a record before the driver frees, since the driver may give the address to another thread at once. Restores it where the driver refused. */
-#define FREE(kind, key, call)                           \
-	do {                                            \
-		struct holding h;                       \
-		bool had = holdings_take(kind, key, &h); \
-		CUresult r = call;                      \
-		if (had && r == CUDA_SUCCESS)           \
-			account_release(h.device, h.bytes); \
-		else if (had)                           \
-			holdings_put(&h);               \
-		return r;                               \
-	} while (0)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 {
@@ -110,18 +70,18 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
 {
 	CUresult (*real)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int) = REAL(cuda, cuMemAllocPitch_v2);
 	struct grant g;
-	uint64_t row = rounded(width);
+	uint64_t row = memory_rounded(width);
 	NEED(real);
 	if (height && row > UINT64_MAX / height)
 		row = height = 1u << 24; /* more than any GPU has */
 	if (!reserve(&g, row * height))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = real(out, pitch, width, height, element);
-	if (r == CUDA_SUCCESS && g.limit >= 0 && rounded(*pitch * height) > g.bytes) {
+	if (r == CUDA_SUCCESS && g.limit >= 0 && memory_rounded(*pitch * height) > g.bytes) {
 		/* The driver's rows are longer. */
-		uint64_t more = rounded(*pitch * height) - g.bytes;
+		uint64_t more = memory_rounded(*pitch * height) - g.bytes;
 		CUresult (*undo)(CUdeviceptr) = REAL(cuda, cuMemFree_v2);
-		if (!account_reserve(g.limit, more)) {
+		if (!stocks_reserve(g.limit, more)) {
 			if (undo)
 				undo(*out);
 			give_back(&g);
@@ -136,39 +96,8 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
 	CUresult (*real)(CUdeviceptr) = REAL(cuda, cuMemFree_v2);
 	NEED(real);
-	FREE(MEMORY, address, real(address));
+	MEMORY_FREE(MEMORY, address, real(address));
 }
-
-#define ASYNC(suffix)                                                                                                          \
-	EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *out, size_t size, CUstream stream)                                \
-	{                                                                                                                      \
-		CUresult (*real)(CUdeviceptr *, size_t, CUstream) = REAL(cuda, cuMemAllocAsync##suffix);                       \
-		struct grant g;                                                                                                \
-		NEED(real);                                                                                                    \
-		if (!reserve(&g, size))                                                                                        \
-			return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
-		CUresult r = real(out, size, stream);                                                                          \
-		return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);                                                    \
-	}                                                                                                                      \
-	EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)     \
-	{                                                                                                                      \
-		CUresult (*real)(CUdeviceptr *, size_t, CUmemoryPool, CUstream) = REAL(cuda, cuMemAllocFromPoolAsync##suffix); \
-		struct grant g;                                                                                                \
-		NEED(real);                                                                                                    \
-		if (!reserve(&g, size))                                                                                        \
-			return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
-		CUresult r = real(out, size, pool, stream);                                                                    \
-		return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);                                                    \
-	}                                                                                                                      \
-	EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream)                                           \
-	{                                                                                                                      \
-		CUresult (*real)(CUdeviceptr, CUstream) = REAL(cuda, cuMemFreeAsync##suffix);                                  \
-		NEED(real);                                                                                                    \
-		FREE(MEMORY, address, real(address, stream));                                                                  \
-	}
-
-ASYNC()
-ASYNC(_ptsz)
 
 /* Physical memory stays as long as a handle or a mapping of it does; programs often release the handle as soon as it is mapped. */
 
@@ -182,11 +111,11 @@ static void last_use(CUhandle handle)
 EXPORT CUresult cuMemCreate(CUhandle *out, size_t size, const CUallocation *what, unsigned long long flags)
 {
 	CUresult (*real)(CUhandle *, size_t, const CUallocation *, unsigned long long) = REAL(cuda, cuMemCreate);
-	struct grant g = {.limit = -1, .bytes = rounded(size)};
+	struct grant g = {.limit = -1, .bytes = memory_rounded(size)};
 	NEED(real);
 	if (what && what->location.type == LOCATION_DEVICE)
-		g.limit = counted(limit_of(what->location.id));
-	if (g.limit >= 0 ? !account_reserve(g.limit, g.bytes) : refused())
+		g.limit = memory_limit(limit_of(what->location.id));
+	if (g.limit >= 0 ? !stocks_reserve(g.limit, g.bytes) : memory_refused())
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = real(out, size, what, flags);
 	return settle(&g, r, PHYSICAL, r == CUDA_SUCCESS ? *out : 0);
@@ -234,6 +163,23 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t size)
 		last_use(h.other);
 	return r;
 }
+
+/* What another process has allocated counts there. */
+#define IMPORT(name, parameters, arguments)                         \
+	EXPORT CUresult name parameters                             \
+	{                                                           \
+		CUresult(*real) parameters = REAL(cuda, name);      \
+		NEED(real);                                         \
+		CUresult r = real arguments;                        \
+		if (r == CUDA_SUCCESS)                              \
+			overhead_imported();                        \
+		return r;                                           \
+	}
+
+IMPORT(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipc_handle handle, unsigned int flags), (out, handle, flags))
+IMPORT(cuMemImportFromShareableHandle, (CUhandle * out, void *handle, int type), (out, handle, type))
+IMPORT(cuMemPoolImportPointer, (CUdeviceptr * out, CUmemoryPool pool, void *data), (out, pool, data))
+IMPORT(cuImportExternalMemory, (void **out, const void *what), (out, what))
 
 /* Bytes of an element, by CUarray_format. An unknown format counts as the largest. */
 static uint64_t element_bytes(int format)
@@ -305,76 +251,14 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
 {
 	CUresult (*real)(CUarray) = REAL(cuda, cuArrayDestroy);
 	NEED(real);
-	FREE(ARRAY, (uintptr_t)array, real(array));
+	MEMORY_FREE(ARRAY, (uintptr_t)array, real(array));
 }
 
 EXPORT CUresult cuMipmappedArrayDestroy(CUarray array)
 {
 	CUresult (*real)(CUarray) = REAL(cuda, cuMipmappedArrayDestroy);
 	NEED(real);
-	FREE(ARRAY, (uintptr_t)array, real(array));
-}
-
-/* A context takes its memory with it. */
-static void context_gone(CUcontext context)
-{
-	struct holding h;
-	while (context && limits_get() && holdings_take_context(context, &h))
-		account_release(h.device, h.bytes);
-}
-
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
-{
-	CUresult (*real)(CUcontext) = REAL(cuda, cuCtxDestroy_v2);
-	NEED(real);
-	cores_forget_context(context);
-	CUresult r = real(context);
-	if (r == CUDA_SUCCESS)
-		context_gone(context);
-	return r;
-}
-
-static CUcontext primary(CUdevice device)
-{
-	CUcontext context = NULL;
-	CUresult (*retain)(CUcontext *, CUdevice) = REAL(cuda, cuDevicePrimaryCtxRetain);
-	CUresult (*release)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxRelease_v2);
-	CUresult (*state)(CUdevice, unsigned int *, int *) = REAL(cuda, cuDevicePrimaryCtxGetState);
-	unsigned int flags;
-	int active = 0;
-	/* Retaining a context that does not exist would create it. */
-	if (!limits_get() || !retain || !release || !state || state(device, &flags, &active) != CUDA_SUCCESS || !active ||
-	    retain(&context, device) != CUDA_SUCCESS)
-		return NULL;
-	release(device);
-	return context;
-}
-
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-	CUresult (*real)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxReset_v2);
-	NEED(real);
-	CUcontext context = primary(device);
-	cores_forget_context(context);
-	CUresult r = real(device);
-	if (r == CUDA_SUCCESS)
-		context_gone(context);
-	return r;
-}
-
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-	CUresult (*real)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxRelease_v2);
-	CUresult (*state)(CUdevice, unsigned int *, int *) = REAL(cuda, cuDevicePrimaryCtxGetState);
-	unsigned int flags;
-	int active = 1;
-	NEED(real);
-	CUcontext context = primary(device);
-	cores_forget_context(context);
-	CUresult r = real(device);
-	if (r == CUDA_SUCCESS && state && state(device, &flags, &active) == CUDA_SUCCESS && !active)
-		context_gone(context);
-	return r;
+	MEMORY_FREE(ARRAY, (uintptr_t)array, real(array));
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
@@ -408,6 +292,9 @@ static void forked(void)
 {
 	holdings_forget();
 	devices_forget();
+	stocks_forget();
+	graphs_forget();
+	overhead_forget();
 }
 
 __attribute__((constructor)) static void begin(void)

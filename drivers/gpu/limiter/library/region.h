@@ -15,8 +15,7 @@
 #define REGION_MAGIC 19920718
 
 struct region_memory {
-	uint64_t context, module;
-	_Atomic uint64_t data;
+	_Atomic uint64_t context, module, data; /* what the total consists of */
 	uint64_t offset;
 	_Atomic uint64_t total;
 	uint64_t unused[3];
@@ -109,6 +108,8 @@ static inline void region_clear(struct region *r, int slot)
 	for (int d = 0; d < MOST_DEVICES; d++) {
 		atomic_store(&p->used[d].total, 0);
 		atomic_store(&p->used[d].data, 0);
+		atomic_store(&p->used[d].context, 0);
+		atomic_store(&p->used[d].module, 0);
 	}
 }
 
@@ -122,4 +123,18 @@ static inline void region_take_away(struct region *r, int slot, int device, uint
 {
 	atomic_fetch_sub(&r->processes[slot].used[device].total, bytes);
 	atomic_fetch_sub_explicit(&r->processes[slot].used[device].data, bytes, memory_order_relaxed);
+}
+
+/* What a process has as its contexts (0) or modules (1). */
+static inline _Atomic uint64_t *region_overhead(struct region *r, int slot, int device, int kind)
+{
+	struct region_memory *m = &r->processes[slot].used[device];
+	return kind == 0 ? &m->context : &m->module;
+}
+
+/* Says so many bytes of the total to be contexts or modules, and the rest data. */
+static inline void region_kind(struct region *r, int slot, int device, int kind, uint64_t bytes)
+{
+	uint64_t had = atomic_exchange(region_overhead(r, slot, device, kind), bytes);
+	atomic_fetch_add(&r->processes[slot].used[device].data, had - bytes);
 }

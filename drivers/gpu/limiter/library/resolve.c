@@ -80,6 +80,38 @@ EXPORT void *dlsym(void *handle, const char *name)
 	return look(handle, name);
 }
 
+/* Functions of one base name that take other arguments than the first one of it, and the CUDA versions that brought them (cudaTypedefs.h). */
+static const struct {
+	const char *exported;
+	int version;
+} later[] = {
+	{"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxSynchronize_v2", 13000}, {"cuGraphInstantiate_v2", 11000},
+	{"cuGraphInstantiateWithFlags", 12000},
+};
+
+static int version_of(const struct entry *e)
+{
+	for (size_t i = 0; i < sizeof later / sizeof later[0]; i++)
+		if (strcmp(later[i].exported, e->exported) == 0)
+			return later[i].version;
+	return 0;
+}
+
+/* How well a hook fits what was looked up; 0: not at all. */
+static int fit(const struct entry *e, const char *symbol, const void *found, int version, int per_thread)
+{
+	if (strcmp(e->base, symbol) != 0)
+		return strcmp(e->exported, symbol) == 0;
+	if (e->per_thread && !per_thread)
+		return 0;
+	if (real_cuda(e->exported) == found)
+		return 1 << 20; /* certainly this one */
+	/* A driver that is older than the version asked for gives the newest that it has. */
+	if (version_of(e) > version || (version_of(e) && !real_cuda(e->exported)))
+		return 0;
+	return 2 + version_of(e) + (e->per_thread ? 1 : 0);
+}
+
 /* Replaces a function that the driver returned for a base name by ours. */
 static void replace(const char *symbol, void **out, int version, unsigned long long flags)
 {
@@ -89,17 +121,16 @@ static void replace(const char *symbol, void **out, int version, unsigned long l
 	}
 	if (version < 3020) /* functions of 32 bits, which take other arguments */
 		return;
-	int per_thread = (flags & GET_PROC_ADDRESS_PER_THREAD) != 0;
-	const struct entry *best = NULL;
+	void *found = *out;
+	int best = 0;
 	for (size_t i = 0; i < sizeof cuda_table / sizeof cuda_table[0]; i++) {
 		const struct entry *e = &cuda_table[i];
-		if (strcmp(e->base, symbol) == 0 && (!best || e->per_thread == per_thread) && (per_thread || !e->per_thread))
-			best = e;
-		else if (strcmp(e->exported, symbol) == 0 && !best)
-			best = e;
+		int now = fit(e, symbol, found, version, (flags & GET_PROC_ADDRESS_PER_THREAD) != 0);
+		if (now > best) {
+			best = now;
+			*out = e->hook;
+		}
 	}
-	if (best)
-		*out = best->hook;
 }
 
 EXPORT int cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags)

@@ -7,6 +7,10 @@
 extern _Atomic uint64_t driver_allocated[2]; /* bytes, by GPU */
 extern _Atomic int driver_fails;	     /* every allocation fails */
 
+/* What NVML says of this process above what was allocated, by GPU: 0: the process has no context; ~0: NVML does not say how much. And its PID there. */
+extern _Atomic uint64_t driver_overhead[2];
+extern _Atomic unsigned int driver_pid;
+
 /* Makes a GPU the calling thread's current one; and which that is. */
 void driver_use(int device);
 int driver_current(void);

@@ -9,6 +9,7 @@
 #include "cores_test.h"
 #include "driver.h"
 #include "hooks.h"
+#include "stocks_test.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define LIMIT (1024 * MIB)
@@ -57,12 +58,14 @@ static void limits_of_two_claims_add_up(void)
 static void every_way_to_allocate_counts(void)
 {
 	CUdeviceptr p[6];
+	CUmemoryPool pool;
 	CUhandle h;
 	CUarray a;
 	size_t pitch, available, total;
 	driver_use(0);
+	CHECK(cuMemPoolCreate(&pool, &(CUpool_properties){.type = 1, .location = {LOCATION_DEVICE, 0}}) == 0, "a pool");
 	CHECK(cuMemAlloc_v2(&p[0], MIB) == 0 && cuMemAllocManaged(&p[1], MIB, 1) == 0 && cuMemAllocAsync(&p[2], MIB, NULL) == 0 &&
-	      cuMemAllocAsync_ptsz(&p[3], MIB, NULL) == 0 && cuMemAllocFromPoolAsync(&p[4], MIB, NULL, NULL) == 0, "allocate");
+	      cuMemAllocAsync_ptsz(&p[3], MIB, NULL) == 0 && cuMemAllocFromPoolAsync(&p[4], MIB, pool, NULL) == 0, "allocate");
 	equal("memory");
 	CHECK(cuMemAllocPitch_v2(&p[5], &pitch, 1000, 10, 4) == 0 && pitch == 1024, "pitch %zu", pitch);
 	equal("rows that the driver makes longer");
@@ -78,6 +81,8 @@ static void every_way_to_allocate_counts(void)
 	equal("physical memory that is gone");
 	CHECK(cuMemFree_v2(p[0]) == 0 && cuMemFree_v2(p[1]) == 0 && cuMemFreeAsync(p[2], NULL) == 0 && cuMemFreeAsync_ptsz(p[3], NULL) == 0 &&
 	      cuMemFreeAsync(p[4], NULL) == 0 && cuMemFree_v2(p[5]) == 0 && cuArrayDestroy(a) == 0, "free");
+	equal("all freed, and what the pools keep");
+	CHECK(cuStreamSynchronize(NULL) == 0 && cuMemPoolDestroy(pool) == 0, "synchronize");
 	equal("all freed");
 	CHECK(account_used(0) == 0, "%llu bytes are left", (unsigned long long)account_used(0));
 	CHECK(cuMemFree_v2(p[0]) != 0, "freed twice");
@@ -94,6 +99,8 @@ static void what_does_not_fit_is_refused_and_changes_nothing(void)
 	CHECK(cuArrayCreate_v2((CUarray[]){NULL}, &(CUarray_descriptor){SIZE_MAX, SIZE_MAX, 0x20, 4}) == CUDA_ERROR_OUT_OF_MEMORY, "such an array");
 	equal("refused");
 	CHECK(cuMemFree_v2(p) == 0, "free");
+	CHECK(cuMemAlloc_v2(&p, LIMIT - 2 * MIB) == 0 && cuMemAlloc_v2(&q, 2 * MIB + 1) == CUDA_ERROR_OUT_OF_MEMORY, "two granules of the driver, where one is left");
+	CHECK(cuMemFree_v2(p) == 0, "free");
 	atomic_store(&driver_fails, 1);
 	CHECK(cuMemAlloc_v2(&p, MIB) == 999, "the driver's own error");
 	atomic_store(&driver_fails, 0);
@@ -109,18 +116,18 @@ static void what_does_not_fit_is_refused_and_changes_nothing(void)
 static void a_child_has_its_own_and_its_death_gives_it_back(void)
 {
 	CUdeviceptr p;
-	CHECK(cuMemAlloc_v2(&p, MIB) == 0, "allocate");
+	CHECK(cuMemAlloc_v2(&p, 2 * MIB) == 0, "allocate");
 	pid_t pid = fork();
 	if (pid == 0) {
 		CUdeviceptr q;
 		driver_use(0);
-		CHECK(cuMemAlloc_v2(&q, LIMIT - MIB) == 0, "what the parent left");
+		CHECK(cuMemAlloc_v2(&q, LIMIT - 2 * MIB) == 0, "what the parent left");
 		CHECK(cuMemAlloc_v2(&q, MIB) == CUDA_ERROR_OUT_OF_MEMORY, "what the parent has");
 		_exit(0); /* nothing is freed */
 	}
 	int status;
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0, "the child failed");
-	CHECK(cuMemAlloc_v2(&p + 0, LIMIT - MIB) == 0, "what the child had");
+	CHECK(cuMemAlloc_v2(&p + 0, LIMIT - 2 * MIB) == 0, "what the child had");
 	CHECK(cuCtxDestroy_v2((void *)(uintptr_t)1) == 0 && account_used(0) == 0, "all freed");
 }
 
@@ -176,6 +183,7 @@ int main(int argc, char **argv)
 	a_child_has_its_own_and_its_death_gives_it_back();
 	nanoseconds(16);
 	CHECK(account_used(0) == 0, "threads left %llu bytes", (unsigned long long)account_used(0));
+	test_stocks();
 	puts("unit tests passed");
 	return 0;
 }

@@ -1,0 +1,4 @@
+/* Pools, graphs that allocate, contexts and modules. */
+#pragma once
+
+void test_stocks(void);

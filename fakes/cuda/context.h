@@ -10,6 +10,7 @@ struct context {
 	_Atomic unsigned long long busy_until; /* microseconds since the epoch */
 	struct graph *_Atomic captured;	       /* what launches are added to instead of run; NULL: they run */
 	atomic_bool destroyed;
+	_Atomic size_t modules; /* bytes */
 };
 
 /* The thread's current context, NULL: none. */
@@ -17,6 +18,12 @@ struct context *context_current(void);
 
 /* Whether cuInit was called. */
 bool context_any(void);
+
+/* Bytes that each context, or each module, takes of its GPU: the MiB in a variable of the environment; none without it. */
+size_t context_overhead(const char *variable);
+
+/* An address that nothing else has. */
+CUdeviceptr context_address(size_t size);
 
 #define NEED(condition, error) \
 	if (!(condition))      \

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "context.h"
+#include "stock.h"
 
 /* One allocation; its address is made up, in a range that no host pointer is in. */
 struct allocation {
@@ -22,7 +23,7 @@ struct allocation {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialised, used;
 static struct allocation *allocations;
-static CUdeviceptr next_address = 0x7f0000000000ull;
+static _Atomic CUdeviceptr next_address = 0x7f0000000000ull;
 static struct context primary[FF_MAX_GPUS * FF_MAX_GPU_INSTANCES];
 
 /* The thread's stack of contexts; the one on top is current. */
@@ -188,13 +189,23 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice number)
 	}
 }
 
+size_t context_overhead(const char *variable)
+{
+	const char *mib = getenv(variable);
+	unsigned long v;
+	return mib && sscanf(mib, "%lu", &v) == 1 && v < 1 << 20 ? (size_t)v << 20 : 0;
+}
+
+/* A primary context is entered again and again, and takes memory once. */
 static CUresult enter(struct context *c, const struct device *device)
 {
-	CUresult r = device_use(device, 0);
+	pthread_mutex_lock(&lock);
+	CUresult r = device_use(device, c->device ? 0 : (long long)context_overhead("FAKEFABRIC_CONTEXT_MIB"));
 	if (r == CUDA_SUCCESS) {
 		c->device = device;
 		used = true;
 	}
+	pthread_mutex_unlock(&lock);
 	return r;
 }
 
@@ -232,7 +243,17 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice number)
 	return CUDA_SUCCESS;
 }
 
-/* Gives the memory of a context back. */
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice number, unsigned int *flags, int *active)
+{
+	NEED_DEVICE(number);
+	(void)device;
+	NEED(flags && active, CUDA_ERROR_INVALID_VALUE);
+	*flags = 0;
+	*active = primary[number].device != NULL;
+	return CUDA_SUCCESS;
+}
+
+/* Gives the memory of a context back. What is in pools, and in graphs, is the device's. */
 static void release(struct context *c)
 {
 	pthread_mutex_lock(&lock);
@@ -257,6 +278,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext c)
 	NEED((uintptr_t)c < (uintptr_t)primary || (uintptr_t)c >= (uintptr_t)primary + sizeof primary, CUDA_ERROR_INVALID_CONTEXT);
 	NEED(!atomic_exchange(&c->destroyed, true), CUDA_ERROR_CONTEXT_IS_DESTROYED);
 	release(c);
+	device_use(c->device, -(long long)(context_overhead("FAKEFABRIC_CONTEXT_MIB") + c->modules));
 	if (TOP == c)
 		depth--;
 	return CUDA_SUCCESS;
@@ -317,6 +339,11 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	return device_memory(current->device, available, total);
 }
 
+CUdeviceptr context_address(size_t size)
+{
+	return atomic_fetch_add(&next_address, (size + 0x1fffff) & ~(CUdeviceptr)0x1fffff);
+}
+
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 {
 	NEED_CONTEXT();
@@ -330,8 +357,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 		return r;
 	}
 	pthread_mutex_lock(&lock);
-	*a = (struct allocation){next_address, size, current, allocations};
-	next_address += (size + 0x1fffff) & ~(CUdeviceptr)0x1fffff;
+	*a = (struct allocation){context_address(size), size, current, allocations};
 	allocations = a;
 	pthread_mutex_unlock(&lock);
 	*out = a->address;
@@ -349,45 +375,11 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 	if (found)
 		*a = found->next;
 	pthread_mutex_unlock(&lock);
-	NEED(found, CUDA_ERROR_INVALID_VALUE);
+	if (!found) /* it frees what a pool or a graph has allocated, too (cuMemFreeAsync, cuGraphAddMemAllocNode) */
+		return pools_free(address) || graphs_free(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	CUresult r = device_use(found->context->device, -(long long)found->size);
 	free(found);
 	return r;
-}
-
-/* Looks a function up by its base name: the newest version is the one meant. */
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status)
-{
-	static const struct {
-		const char *name;
-		void *function;
-	} table[] = {
-#define NAME(f) {#f, (void *)f}
-#define SECOND(f) {#f, (void *)f##_v2}
-		NAME(cuInit), NAME(cuDriverGetVersion), NAME(cuDeviceGetCount), NAME(cuDeviceGet), NAME(cuDeviceGetName), SECOND(cuDeviceGetUuid),
-		SECOND(cuDeviceTotalMem), NAME(cuDeviceGetPCIBusId), NAME(cuDeviceGetByPCIBusId), NAME(cuDeviceGetAttribute), SECOND(cuCtxCreate),
-		NAME(cuDevicePrimaryCtxRetain), SECOND(cuDevicePrimaryCtxRelease), SECOND(cuCtxDestroy), NAME(cuCtxSetCurrent), NAME(cuCtxGetCurrent),
-		SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), NAME(cuCtxGetDevice), SECOND(cuMemGetInfo), SECOND(cuMemAlloc), SECOND(cuMemFree),
-		NAME(cuModuleLoadData), NAME(cuModuleUnload), NAME(cuModuleGetFunction), NAME(cuLaunchKernel), NAME(cuCtxSynchronize),
-		NAME(cuStreamCreate), SECOND(cuStreamDestroy), NAME(cuStreamSynchronize), NAME(cuGetErrorName), NAME(cuGetErrorString),
-		NAME(cuLaunchCooperativeKernel), NAME(cuEventCreate), NAME(cuEventRecord), NAME(cuEventQuery), NAME(cuEventSynchronize),
-		NAME(cuEventElapsedTime), SECOND(cuEventDestroy), SECOND(cuStreamBeginCapture), NAME(cuStreamIsCapturing), NAME(cuStreamEndCapture),
-		NAME(cuGraphInstantiateWithFlags), NAME(cuGraphLaunch), NAME(cuGraphExecDestroy), NAME(cuGraphDestroy),
-	};
-	(void)version, (void)flags;
-	NEED(symbol && out, CUDA_ERROR_INVALID_VALUE);
-	*out = NULL;
-	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-		if (strcmp(table[i].name, symbol) == 0)
-			*out = table[i].function;
-	if (status)
-		*status = *out ? 0 : 1; /* 1: symbol not found */
-	return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags)
-{
-	return cuGetProcAddress_v2(symbol, out, version, flags, NULL);
 }
 
 __attribute__((destructor)) static void leave(void)

@@ -1,4 +1,4 @@
-/* What takes time: kernels, alone and in graphs, and events behind them. How long a kernel takes is in its name (anything_250ms, anything_250us), or
+/* What takes time: kernels, and events behind them. How long a kernel takes is in its name (anything_250ms, anything_250us), or
  * FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. A GPU runs one kernel at a time, in the order in which they were launched by all its processes. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -10,19 +10,16 @@
 #include <time.h>
 
 #include "context.h"
+#include "stock.h"
 
 struct module {
-	int unused;
+	struct context *context;
+	size_t bytes;
 };
 
 struct kernel {
 	unsigned long long microseconds;
 	struct kernel *next;
-};
-
-struct graph {
-	_Atomic unsigned long long microseconds;
-	atomic_bool invalid;
 };
 
 struct event {
@@ -34,10 +31,18 @@ static struct kernel *kernels;
 
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image)
 {
-	static struct module only;
 	NEED_CONTEXT();
 	NEED(out && image, CUDA_ERROR_INVALID_VALUE);
-	*out = &only;
+	struct module *m = calloc(1, sizeof *m);
+	NEED(m, CUDA_ERROR_OUT_OF_MEMORY);
+	*m = (struct module){current, context_overhead("FAKEFABRIC_MODULE_MIB")};
+	CUresult r = device_use(current->device, (long long)m->bytes);
+	if (r != CUDA_SUCCESS) {
+		free(m);
+		return r;
+	}
+	current->modules += m->bytes;
+	*out = m;
 	return CUDA_SUCCESS;
 }
 
@@ -45,6 +50,11 @@ EXPORT CUresult cuModuleUnload(CUmodule m)
 {
 	NEED_INIT();
 	NEED(m, CUDA_ERROR_INVALID_VALUE);
+	if (!m->context->destroyed) { /* else it went with its context */
+		m->context->modules -= m->bytes;
+		device_use(m->context->device, -(long long)m->bytes);
+	}
+	free(m);
 	return CUDA_SUCCESS;
 }
 
@@ -76,15 +86,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *nam
 	return CUDA_SUCCESS;
 }
 
-/* Runs for a time on the context's device, behind all that it was given before, or adds that to what is captured. */
-static CUresult run(struct context *c, unsigned long long microseconds)
+CUresult launch_run(struct context *c, unsigned long long microseconds)
 {
-	struct graph *g = c->captured;
 	unsigned long long end, known = c->busy_until;
-	if (g) {
-		g->microseconds += microseconds;
-		return CUDA_SUCCESS;
-	}
 	CUresult r = device_run(c->device, microseconds, &end);
 	while (r == CUDA_SUCCESS && known < end && !atomic_compare_exchange_weak(&c->busy_until, &known, end))
 		;
@@ -97,7 +101,8 @@ EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, u
 	(void)shared, (void)stream, (void)parameters, (void)extra;
 	NEED_CONTEXT();
 	NEED(k && gx && gy && gz && bx && by && bz, CUDA_ERROR_INVALID_VALUE);
-	return run(current, k->microseconds);
+	struct graph *g = current->captured;
+	return g ? graphs_capture(g, k->microseconds) : launch_run(current, k->microseconds);
 }
 
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
@@ -106,7 +111,7 @@ EXPORT CUresult cuLaunchCooperativeKernel(CUfunction k, unsigned int gx, unsigne
 	return cuLaunchKernel(k, gx, gy, gz, bx, by, bz, shared, stream, parameters, NULL);
 }
 
-static unsigned long long now(void)
+unsigned long long launch_now(void)
 {
 	struct timeval t;
 	gettimeofday(&t, NULL);
@@ -115,7 +120,7 @@ static unsigned long long now(void)
 
 static void sleep_until(unsigned long long end)
 {
-	unsigned long long began = now();
+	unsigned long long began = launch_now();
 	if (end > began) {
 		unsigned long long left = end - began;
 		struct timespec d = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
@@ -129,6 +134,7 @@ EXPORT CUresult cuCtxSynchronize(void)
 {
 	NEED_CONTEXT();
 	sleep_until(current->busy_until);
+	pools_synchronized();
 	return CUDA_SUCCESS;
 }
 
@@ -144,6 +150,14 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags)
 EXPORT CUresult cuStreamDestroy_v2(CUstream s)
 {
 	(void)s;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream s, CUcontext *out)
+{
+	NEED_CONTEXT();
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	*out = (uintptr_t)s > 2 ? (CUcontext)s : current; /* 1 and 2 are the legacy stream and the thread's own */
 	return CUDA_SUCCESS;
 }
 
@@ -178,10 +192,10 @@ EXPORT CUresult cuEventRecord(CUevent e, CUstream stream)
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = current->captured;
 	if (g) {
-		g->invalid = true;
+		graphs_invalidate(g);
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	}
-	unsigned long long began = now(), end = current->busy_until;
+	unsigned long long began = launch_now(), end = current->busy_until;
 	e->at = end > began ? end : began;
 	return CUDA_SUCCESS;
 }
@@ -190,7 +204,7 @@ EXPORT CUresult cuEventQuery(CUevent e)
 {
 	NEED_INIT();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
-	return e->at <= now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	return e->at <= launch_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent e)
@@ -198,6 +212,7 @@ EXPORT CUresult cuEventSynchronize(CUevent e)
 	NEED_INIT();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
 	sleep_until(e->at);
+	pools_synchronized();
 	return CUDA_SUCCESS;
 }
 
@@ -205,74 +220,7 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent s
 {
 	NEED_INIT();
 	NEED(milliseconds && first && second && first->at && second->at, CUDA_ERROR_INVALID_VALUE);
-	NEED(first->at <= now() && second->at <= now(), CUDA_ERROR_NOT_READY);
+	NEED(first->at <= launch_now() && second->at <= launch_now(), CUDA_ERROR_NOT_READY);
 	*milliseconds = (float)((double)second->at - (double)first->at) / 1000;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
-{
-	(void)stream, (void)mode;
-	NEED_CONTEXT();
-	NEED(!current->captured, CUDA_ERROR_INVALID_VALUE);
-	struct graph *g = calloc(1, sizeof *g);
-	NEED(g, CUDA_ERROR_OUT_OF_MEMORY);
-	current->captured = g;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
-{
-	(void)stream;
-	NEED_CONTEXT();
-	NEED(status, CUDA_ERROR_INVALID_VALUE);
-	struct graph *g = current->captured;
-	*status = !g ? 0 : g->invalid ? 2 : 1;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
-{
-	(void)stream;
-	NEED_CONTEXT();
-	NEED(out && current->captured, CUDA_ERROR_INVALID_VALUE);
-	struct graph *g = atomic_exchange(&current->captured, NULL);
-	*out = g->invalid ? NULL : g;
-	if (*out)
-		return CUDA_SUCCESS;
-	free(g);
-	return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-}
-
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph g, unsigned long long flags)
-{
-	(void)flags;
-	NEED_INIT();
-	NEED(out && g, CUDA_ERROR_INVALID_VALUE);
-	*out = calloc(1, sizeof **out);
-	NEED(*out, CUDA_ERROR_OUT_OF_MEMORY);
-	(*out)->microseconds = g->microseconds;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphLaunch(CUgraphExec g, CUstream stream)
-{
-	(void)stream;
-	NEED_CONTEXT();
-	NEED(g, CUDA_ERROR_INVALID_VALUE);
-	return run(current, g->microseconds);
-}
-
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec g)
-{
-	NEED_INIT();
-	free(g);
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphDestroy(CUgraph g)
-{
-	NEED_INIT();
-	free(g);
 	return CUDA_SUCCESS;
 }

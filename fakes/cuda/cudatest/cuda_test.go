@@ -52,11 +52,11 @@ type client struct {
 	out *bufio.Reader
 }
 
-// compiled is testdata/client.c, compiled.
-func compiled(t *testing.T) string {
+// compiled is a program of testdata, compiled.
+func compiled(t *testing.T, name string) string {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "client")
-	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, "testdata/client.c", "-ldl").CombinedOutput(); err != nil {
+	binary := filepath.Join(t.TempDir(), name)
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, filepath.Join("testdata", name+".c"), "-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return binary
@@ -64,7 +64,7 @@ func compiled(t *testing.T) string {
 
 func start(t *testing.T, root string, env ...string) *client {
 	t.Helper()
-	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
+	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t, "client"), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
 	c.cmd.Env = append(os.Environ(), env...)
 	if err := c.start(); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 // A container's processes have their own PIDs, and when the container is killed nobody in it remains to clean up.
 func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	root, lib := node(t, "l40s-8")
-	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
+	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t, "client"), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID}
 	if err := c.start(); err != nil {
 		t.Skipf("skipped: this user may make no PID namespace: %v", err)

@@ -14,6 +14,12 @@ import (
 // limited builds the drivers' limiter for a container whose files are in a directory of the test's, with a limit on the first GPU.
 func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload string) {
 	t.Helper()
+	return limitedIn(t, lib, mib, t.TempDir())
+}
+
+// limitedIn does it with the container's files in a directory.
+func limitedIn(t *testing.T, lib nvml.Interface, mib uint64, container string) (preload string) {
+	t.Helper()
 	d, r := lib.DeviceGetHandleByIndex(0)
 	if r != nvml.SUCCESS {
 		t.Fatal(r)
@@ -22,7 +28,7 @@ func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload string) {
 	if r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
-	container, out := t.TempDir(), t.TempDir()
+	out := t.TempDir()
 	target := filepath.Join(out, "testing/libvgpu.so")
 	if said, err := exec.CommandContext(t.Context(), "make", "-C", "../../../drivers/gpu/limiter/library", "OUT="+out, "TESTS="+container,
 		target).CombinedOutput(); err != nil {

@@ -23,7 +23,24 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+// builtDir is where tests keep what several of them use.
+var builtDir string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	var err error
+	if builtDir, err = os.MkdirTemp("", "cudatest-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := memdir.Run(m)
+	if err := os.RemoveAll(builtDir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
 
 // node renders a node and opens its NVML.
 func node(t *testing.T, name string) (root string, lib nvml.Interface) {

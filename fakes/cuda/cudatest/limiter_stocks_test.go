@@ -19,7 +19,7 @@ func everyLookup(t *testing.T, test func(t *testing.T, version, flags int)) {
 //shows:vgpu-limits
 func TestPoolsOfTwoProcessesKeepToTheShareOfTheirContainer(t *testing.T) {
 	root, lib := node(t, "l40s-8")
-	preload := limited(t, lib, 1024)
+	preload, _ := limited(t, lib, 1024)
 	everyLookup(t, func(t *testing.T, version, flags int) {
 		first, second := stocks(t, root, version, flags, preload), stocks(t, root, version, flags, preload)
 		for _, c := range []*client{first, second} {
@@ -41,7 +41,7 @@ func TestPoolsOfTwoProcessesKeepToTheShareOfTheirContainer(t *testing.T) {
 //shows:vgpu-limits
 func TestGraphsKeepToTheShareOfTheirContainer(t *testing.T) {
 	root, lib := node(t, "l40s-8")
-	preload := limited(t, lib, 1024)
+	preload, _ := limited(t, lib, 1024)
 	everyLookup(t, func(t *testing.T, version, flags int) {
 		first, second := stocks(t, root, version, flags, preload), stocks(t, root, version, flags, preload)
 		kind := "graph"
@@ -69,7 +69,8 @@ func TestGraphsKeepToTheShareOfTheirContainer(t *testing.T) {
 //shows:vgpu-limits
 func TestUnusedMemoryOfPoolsAndGraphsServesOtherAllocations(t *testing.T) {
 	root, lib := node(t, "l40s-8")
-	c := stocks(t, root, 12030, 0, limited(t, lib, 1024))
+	preload, _ := limited(t, lib, 1024)
+	c := stocks(t, root, 12030, 0, preload)
 	c.saying("context 0", "0", "default", "0", fmt.Sprintf("set 4 %d", 1024*mib), "0", fmt.Sprintf("async %d", 500*mib), "0", "free", "0", "sync", "0",
 		fmt.Sprintf("graph 0 %d", 500*mib), "0", "instantiate 0", "0", "launch 0", "0", "sync", "0", "info", "0 24",
 		fmt.Sprintf("alloc %d", 1024*mib), "0", "info", "0 0")
@@ -83,8 +84,7 @@ func TestContextsAndModulesAreChargedByNVML(t *testing.T) {
 	for name, namespaces := range map[string]uintptr{"the node's PIDs": 0, "PIDs of its own": syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID} {
 		t.Run(name, func(t *testing.T) {
 			root, lib := node(t, "l40s-8")
-			container := t.TempDir()
-			preload := limitedIn(t, lib, 1024, container)
+			preload, container := limited(t, lib, 1024)
 			libraries := "LD_LIBRARY_PATH=" + filepath.Join(root, "driver/usr/lib64")
 			c := stocksCommand(t, root, 12030, 0, preload, libraries, "FAKEFABRIC_CONTEXT_MIB=300", "FAKEFABRIC_MODULE_MIB=20")
 			if namespaces != 0 {

@@ -1,24 +1,31 @@
 package cudatest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// limited builds the drivers' limiter for a container whose files are in a directory of the test's, with a limit on the first GPU.
-func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload string) {
-	t.Helper()
-	return limitedIn(t, lib, mib, t.TempDir())
-}
+// library is the drivers' limiter, built once for containers whose files are all in one directory: tests come one after another.
+var library = sync.OnceValues(func() (dir string, err error) {
+	dir = filepath.Join(builtDir, "limiter")
+	said, err := exec.CommandContext(context.Background(), "make", "-C", "../../../drivers/gpu/limiter/library", "OUT="+dir,
+		"TESTS="+filepath.Join(dir, "container"), filepath.Join(dir, "testing/libvgpu.so")).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%w\n%s", err, said)
+	}
+	return dir, nil
+})
 
-// limitedIn does it with the container's files in a directory.
-func limitedIn(t *testing.T, lib nvml.Interface, mib uint64, container string) (preload string) {
+// limited is the environment of a new container with a limit on the first GPU, and the directory of its files.
+func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload, container string) {
 	t.Helper()
 	d, r := lib.DeviceGetHandleByIndex(0)
 	if r != nvml.SUCCESS {
@@ -28,18 +35,23 @@ func limitedIn(t *testing.T, lib nvml.Interface, mib uint64, container string) (
 	if r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
-	out := t.TempDir()
-	target := filepath.Join(out, "testing/libvgpu.so")
-	if said, err := exec.CommandContext(t.Context(), "make", "-C", "../../../drivers/gpu/limiter/library", "OUT="+out, "TESTS="+container,
-		target).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, said)
+	dir, err := library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	container = filepath.Join(dir, "container")
+	if err := os.RemoveAll(container); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(container, 0o700); err != nil {
+		t.Fatal(err)
 	}
 	limits := fmt.Sprintf("gpufabric-limits 1\n%s %d 0\n", uuid, mib<<20)
 	//nolint:gosec // as the node's plugin writes it
 	if err := os.WriteFile(filepath.Join(container, "limits"), []byte(limits), 0o444); err != nil {
 		t.Fatal(err)
 	}
-	return "LD_PRELOAD=" + target
+	return "LD_PRELOAD=" + filepath.Join(dir, "testing/libvgpu.so"), container
 }
 
 // The program finds CUDA's functions by dlopen and dlsym, as PyTorch and Triton do.
@@ -47,7 +59,7 @@ func limitedIn(t *testing.T, lib nvml.Interface, mib uint64, container string) (
 //shows:vgpu-limits
 func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
 	root, lib := node(t, "l40s-8")
-	preload := limited(t, lib, 10240)
+	preload, _ := limited(t, lib, 10240)
 	first, second := start(t, root, preload), start(t, root, preload)
 	for _, c := range []*client{first, second} {
 		c.say("init", "0 8 NVIDIA L40S")
@@ -74,7 +86,7 @@ func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
 // The cost for a program without CUDA: a millisecond of processor time at most, however busy the machine is.
 func TestAProgramWithoutCUDAPaysNothing(t *testing.T) {
 	_, lib := node(t, "l40s-8")
-	preload := limited(t, lib, 10240)
+	preload, _ := limited(t, lib, 10240)
 	least := func(env ...string) time.Duration {
 		cost := time.Hour
 		for range 50 {

@@ -42,7 +42,8 @@ static struct {
 	uint64_t bytes;
 } blocks[MOST_BLOCKS];
 static uint64_t graphs_reserved[2], shared[2][MOST_STREAMS];
-static CUdeviceptr next = (CUdeviceptr)1 << 40;
+#define FIRST ((CUdeviceptr)1 << 40)
+static CUdeviceptr next = FIRST;
 
 static void set(struct pool *p, uint64_t reserved)
 {
@@ -97,6 +98,8 @@ static CUresult async(CUdeviceptr *out, size_t n, CUstream s)
 bool warehouse_frees(CUdeviceptr address)
 {
 	bool found = false;
+	if (address < FIRST)
+		return false;
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < MOST_BLOCKS && !found; i++)
 		if (blocks[i].pool && blocks[i].address == address) {

@@ -77,6 +77,22 @@ func TestUnusedMemoryOfPoolsAndGraphsServesOtherAllocations(t *testing.T) {
 	wantUsed(t, lib, "given back", 1024)
 }
 
+func TestAFileOfLimitsThatIsNoneAllowsNoPoolAndNoGraph(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	preload, container := limited(t, lib, 1024)
+	limits := filepath.Join(container, "limits")
+	if err := os.Remove(limits); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(limits, []byte("unlimited\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := stocks(t, root, 12030, 0, preload)
+	c.saying("context 0", "0", "pool", "0", "async 1", outOfMemory, "from 1", outOfMemory, "alloc 1", outOfMemory, "graph 0 1", "0",
+		"instantiate 0", outOfMemory)
+	wantUsed(t, lib, "refused", 0)
+}
+
 // A container's processes do not know their PIDs outside. NVML tells those.
 //
 //shows:vgpu-limits

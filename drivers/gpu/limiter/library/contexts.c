@@ -52,7 +52,7 @@ static void context_gone(CUcontext context)
 	struct holding h;
 	while (context && limits_get() && holdings_take_context(context, &h))
 		memory_freed(&h);
-	stocks_settle_all();
+	stocks_reset();
 	for (int i = 0; limits_get() && i < limits_get()->count; i++)
 		overhead_less(memory_limit(i));
 }

@@ -74,13 +74,13 @@ static bool add_allocation(struct executable *e, struct nodes *n, CUgraphNode no
 		return true;
 	int limit = memory_limit(limit_of(m.pool.location.id));
 	if (limit < 0)
-		return true;
+		return !memory_refused();
 	e->device[limit] = m.pool.location.id;
 	e->bytes[limit] += (m.bytes + MEMORY_STEP - 1) & ~(MEMORY_STEP - 1);
 	return append(&n->allocated, &n->allocations, m.address);
 }
 
-/* Adds what a graph's nodes need, and those of the graphs in it. False: there is no memory for the list of nodes. */
+/* Adds what a graph's nodes need, and those of the graphs in it. False: it may have none, or there is no memory for the list of nodes. */
 static bool add_nodes(struct executable *e, struct nodes *n, CUgraph graph, int depth)
 {
 	CUresult (*list)(CUgraph, CUgraphNode *, size_t *) = REAL(cuda, cuGraphGetNodes);
@@ -135,7 +135,7 @@ static struct executable **bucket_of(CUgraphExec key)
 	return &executables[(uintptr_t)key * 0x9e3779b97f4a7c15u >> 56];
 }
 
-/* Remembers an instantiated graph, if it has memory nodes. False: there is no memory for that. */
+/* Remembers an instantiated graph, if it has memory nodes. False: it may not, or there is no memory for that. */
 static bool remember(CUgraphExec key, CUgraph graph)
 {
 	struct nodes n = {0};
@@ -165,9 +165,12 @@ static struct executable **place(CUgraphExec key)
 	return at;
 }
 
+/* Whether the nodes of graphs matter: they take time to read. */
 static bool any_memory(void)
 {
 	const struct limits *l = limits_get();
+	if (memory_refused())
+		return true;
 	for (int i = 0; l && i < l->count; i++)
 		if (memory_limit(i) >= 0)
 			return true;

@@ -69,10 +69,12 @@ static bool reserved(const struct stock *s, uint64_t *bytes)
  */
 static bool settle(struct stock *s, uint64_t promised)
 {
-	uint64_t has, charged = atomic_load(&s->charged);
+	uint64_t has, charged = atomic_load(&s->charged), used = atomic_load(&s->used);
 	bool fits = true;
 	if (!reserved(s, &has))
-		has = atomic_load(&s->used);
+		has = used;
+	else if (has < used && !s->drawing)
+		atomic_store(&s->used, has); /* a reset of its device has freed more than the program did */
 	if (s->drawing && has < charged - promised)
 		has = charged - promised;
 	if (has < charged)
@@ -123,6 +125,13 @@ bool stocks_begin_growth(struct draw *d, struct stock *from, uint64_t growth)
 	return begun;
 }
 
+/* The caller has the lock. */
+static void take_used(struct stock *s, uint64_t bytes)
+{
+	uint64_t used = atomic_load(&s->used);
+	atomic_store(&s->used, used > bytes ? used - bytes : 0);
+}
+
 bool stocks_end(struct draw *d, bool taken)
 {
 	struct stock *s = d->from;
@@ -130,7 +139,7 @@ bool stocks_end(struct draw *d, bool taken)
 	s->drawing--;
 	if (!taken && d->bytes) {
 		s->count--;
-		atomic_fetch_sub(&s->used, d->bytes);
+		take_used(s, d->bytes);
 	}
 	bool fits = settle(s, d->promised);
 	pthread_mutex_unlock(&s->lock);
@@ -153,7 +162,7 @@ void stocks_freed(struct stock *s, uint64_t bytes)
 {
 	pthread_mutex_lock(&s->lock);
 	s->count--;
-	atomic_fetch_sub(&s->used, bytes);
+	take_used(s, bytes);
 	end(s);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -196,6 +205,12 @@ void stocks_settle_all(void)
 	for (struct stock *s = atomic_load(&first); s; s = s->next)
 		if (may_change(s))
 			stocks_settle(s);
+}
+
+void stocks_reset(void)
+{
+	for (struct stock *s = atomic_load(&first); s; s = s->next)
+		stocks_settle(s);
 }
 
 void stocks_trim(struct stock *s)

@@ -61,6 +61,9 @@ void stocks_settle(struct stock *s);
 /* The same for all that may have given something back. */
 void stocks_settle_all(void);
 
+/* The same for all, when a context has ended. */
+void stocks_reset(void);
+
 /* The program has trimmed a stock. */
 void stocks_trimmed(struct stock *s);
 

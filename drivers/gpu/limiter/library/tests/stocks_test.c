@@ -92,6 +92,19 @@ static void a_pool_that_is_destroyed_is_charged_until_its_last_allocation_is_fre
 	counted("freed", 0);
 }
 
+static void a_pool_that_a_reset_has_emptied_is_charged_for_nothing(void)
+{
+	CUdeviceptr p;
+	CHECK(cuMemAllocAsync(&p, 10 * MIB, NULL) == 0 && warehouse_frees(p), "the driver frees it by itself");
+	CUresult (*synchronize)(CUstream) = real_cuda("cuStreamSynchronize");
+	CHECK(synchronize(NULL) == 0 && cuCtxDestroy_v2((void *)(uintptr_t)1) == 0, "the end of the context");
+	counted("reset", 0);
+	CHECK(cuMemFreeAsync(p, NULL) != 0 && cuMemAllocAsync(&p, 4 * MIB, NULL) == 0, "used again");
+	counted("used again", 4);
+	CHECK(cuMemFreeAsync(p, NULL) == 0 && cuStreamSynchronize(NULL) == 0, "free");
+	counted("freed", 0);
+}
+
 static void what_is_allocated_in_a_capture_costs_nothing_yet(void)
 {
 	CUdeviceptr all, p;
@@ -222,6 +235,7 @@ void test_stocks(void)
 	a_pool_is_charged_by_what_it_reserves();
 	a_pool_that_grows_further_than_it_said_is_undone();
 	a_pool_that_is_destroyed_is_charged_until_its_last_allocation_is_freed();
+	a_pool_that_a_reset_has_emptied_is_charged_for_nothing();
 	what_is_allocated_in_a_capture_costs_nothing_yet();
 	a_graph_is_charged_when_it_is_launched();
 	contexts_and_modules_are_charged_by_what_nvml_tells();

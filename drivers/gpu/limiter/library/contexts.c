@@ -120,7 +120,8 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 
 MODULE(cuModuleLoad, overhead_module(), (CUmodule * out, const char *file), (out, file))
 MODULE(cuModuleLoadData, overhead_module(), (CUmodule * out, const void *image), (out, image))
-MODULE(cuModuleLoadDataEx, overhead_module(), (CUmodule * out, const void *image, unsigned int count, void *options, void **values), (out, image, count, options, values))
+MODULE(cuModuleLoadDataEx, overhead_module(), (CUmodule * out, const void *image, unsigned int count, void *options, void **values),
+       (out, image, count, options, values))
 MODULE(cuModuleLoadFatBinary, overhead_module(), (CUmodule * out, const void *image), (out, image))
 MODULE(cuModuleUnload, overhead_less(-1), (CUmodule module), (module))
 MODULE(cuModuleGetFunction, overhead_kernel(), (CUfunction * out, CUmodule module, const char *kernel), (out, module, kernel))

@@ -103,8 +103,9 @@ bool stocks_begin(struct draw *d, struct stock *from, uint64_t bytes)
 	bool begun = true;
 	*d = (struct draw){.from = from, .bytes = bytes};
 	pthread_mutex_lock(&from->lock);
-	if (atomic_load(&from->used) + bytes > atomic_load(&from->charged))
-		begun = promise(d, (bytes + GRANULE - 1) & ~(GRANULE - 1));
+	uint64_t needs = atomic_load(&from->used) + bytes, has = atomic_load(&from->charged);
+	if (needs > has)
+		begun = promise(d, (needs - has + GRANULE - 1) & ~(GRANULE - 1));
 	if (begun) {
 		from->drawing++;
 		from->count++;

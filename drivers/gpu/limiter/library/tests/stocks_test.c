@@ -44,6 +44,9 @@ static void a_pool_is_charged_by_what_it_reserves(void)
 	atomic_store(&warehouse_threshold, LIMIT);
 	CHECK(cuMemAllocAsync(&p, MIB, NULL) == 0 && cuMemFreeAsync(p, NULL) == 0 && cuStreamSynchronize(NULL) == 0, "a pool that keeps what it has");
 	counted("kept", 32);
+	CHECK(cuMemAlloc_v2(&all, LIMIT - 64 * MIB) == 0 && cuMemAllocAsync(&p, 60 * MIB, NULL) == 0, "what the pool has, and a little more");
+	counted("full", 1024);
+	CHECK(cuMemFree_v2(p) == 0 && cuMemFree_v2(all) == 0, "free");
 	CHECK(cuMemAlloc_v2(&all, LIMIT) == 0, "what a pool keeps and does not use is given back when nothing else is left");
 	counted("given back", 1024);
 	CHECK(cuMemFree_v2(all) == 0, "free");

@@ -7,7 +7,11 @@
 // clock. A container that keeps its turns and does nothing is charged for them. One that says it is done, and is not, goes around the
 // library, as it could without it.
 //
-// What a container can make this program do is bounded: its connections, and the packets that are read of them in a second.
+// What a container can make this program do is bounded: its connections, the packets that are read of them in a second, and the answers
+// that wait for it. This program takes no file descriptors of it.
+//
+// A connection counts as the container's whose socket it was made by, whichever process has it: a container that hands its connection to
+// another one of its tenant shares its percentage with that.
 //
 // A process that dies loses its connection, and so its turn. While this program is away, or does not answer, each process holds itself to
 // its container's percentage.
@@ -18,12 +22,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -45,8 +51,9 @@ const (
 // packet is the size of each packet in bytes: a kind, 4 unused bytes, nanoseconds, a UUID that ends at a NUL.
 const packet = 64
 
-// mostClients is how many connections a container may have: one for each of its processes and GPUs.
-const mostClients = 1024
+// mostClients is how many connections a container may have: one for each of its processes and GPUs. Each takes 4 KiB here, and a node has
+// hundreds of containers.
+const mostClients = 512
 
 // socket is its name in the directory of a container, which is at limiter.Turns there.
 const socket = "socket"
@@ -58,6 +65,9 @@ type Arbiter struct {
 	// Lend lets a container have what others leave of a GPU. Without it, none ever has more than its percentage.
 	Lend bool
 
+	takesRights bool // for tests: as with a kernel that cannot refuse file descriptors
+	closer      closer
+
 	mu         sync.Mutex
 	gpus       map[string]*gpu
 	containers map[string]*container
@@ -68,6 +78,7 @@ type container struct {
 	listener *net.UnixListener
 	stands   map[string]stand // by the GPU's UUID
 	pace     pace             // of its connections
+	closer   *closer          // nil: the kernel refuses packets with file descriptors
 
 	mu      sync.Mutex
 	clients map[*net.UnixConn]bool // nil: it is closed
@@ -92,12 +103,15 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return fmt.Errorf("make the directory by which a container asks for its turns on GPUs: %w", err)
 	}
-	listener, err := listen(directory)
+	listener, refuses, err := listen(directory, a.takesRights)
 	if err != nil {
 		return fmt.Errorf("make the socket by which a container asks for its turns on GPUs: %w", err)
 	}
 	c := &container{listener: listener, stands: map[string]stand{}, clients: map[*net.UnixConn]bool{},
 		pace: pace{every: connectionEvery, burst: mostClients}}
+	if !refuses {
+		c.closer = &a.closer
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.gpus == nil {
@@ -120,27 +134,33 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 	return nil
 }
 
-// listen makes the socket in a directory, whose path may be longer than a socket's may be.
-func listen(directory string) (*net.UnixListener, error) {
+// listen makes the socket in a directory, whose path may be longer than a socket's may be. It says whether the kernel refuses file
+// descriptors for it, with takesRights never.
+func listen(directory string, takesRights bool) (listener *net.UnixListener, refuses bool, err error) {
 	path := filepath.Join(directory, socket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, false, err
 	}
 	opened, err := os.Open(directory)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer func() { _ = opened.Close() }() // only its name was needed
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket",
-		Name: fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), socket)})
+	// Before it has a name, so that nobody can connect earlier.
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		refuses = !takesRights && refuseRights(raw)
+		return nil
+	}}
+	made, err := config.Listen(context.Background(), "unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), socket)) // it waits for nothing
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	listener = made.(*net.UnixListener)
 	listener.SetUnlinkOnClose(false)              // the short name means something else by then
 	if err := os.Chmod(path, 0o666); err != nil { //nolint:gosec // the container's processes may have any user
-		return nil, errors.Join(err, listener.Close())
+		return nil, false, errors.Join(err, listener.Close())
 	}
-	return listener, nil
+	return listener, refuses, nil
 }
 
 // Close ends a container's turns and removes its socket. One that is not there is no error.
@@ -215,18 +235,20 @@ func (a *Arbiter) Used() []Use {
 	return out
 }
 
-// serve accepts processes until the listener is closed.
+// serve accepts processes until the container is closed.
 func (c *container) serve() {
 	for {
 		connection, err := c.listener.AcceptUnix()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
+			if c.closed() {
+				c.away(c.listener)
 				return
 			}
 			time.Sleep(time.Second) // no file descriptors are left; its processes hold themselves to their limits meanwhile
 			continue
 		}
-		c.pace.step()
+		// A process that does not listen has few answers wait for it: they are in this program's memory.
+		_ = connection.SetWriteBuffer(1) // the kernel's least, six answers; the process may have gone
 		c.mu.Lock()
 		welcome := c.clients != nil && len(c.clients) < mostClients
 		if welcome {
@@ -235,45 +257,80 @@ func (c *container) serve() {
 		}
 		c.mu.Unlock()
 		if !welcome {
-			_ = connection.Close() // the process sees it
+			c.leave(connection, func() {}) // the process sees it
 		}
+		if c.closed() {
+			c.away(c.listener)
+			return
+		}
+		c.pace.step()
 	}
 }
 
-// end closes everything, and waits until nobody uses it.
-func (c *container) end() {
-	_ = c.listener.Close()
+// closed says whether the container's turns have ended.
+func (c *container) closed() bool {
 	c.mu.Lock()
-	for connection := range c.clients {
-		_ = connection.Close()
-	}
+	defer c.mu.Unlock()
+	return c.clients == nil
+}
+
+// end ends the container's turns, and waits until nobody uses them.
+func (c *container) end() {
+	c.mu.Lock()
+	clients := c.clients
 	c.clients = nil
 	c.mu.Unlock()
+	_ = c.listener.SetDeadline(time.Unix(1, 0)) // serve closes it
+	for connection := range clients {
+		shut(connection)
+	}
 	c.waits.Wait()
 	for _, s := range c.stands {
 		s.gpu.remove(s.member)
 	}
 }
 
+// banish ends the container's turns without waiting.
+func (c *container) banish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for connection := range c.clients {
+		shut(connection)
+	}
+	c.clients = nil
+	_ = c.listener.SetDeadline(time.Unix(1, 0)) // serve closes it
+}
+
+// leave closes a connection, and calls then once that is done.
+func (c *container) leave(connection *net.UnixConn, then func()) {
+	shut(connection)
+	if c.closer != nil && hasRights(connection) {
+		c.banish()
+		c.away(connection)
+		return
+	}
+	_ = connection.Close()
+	then()
+}
+
+// away closes what a process may have sent file descriptors to.
+func (c *container) away(what io.Closer) {
+	if c.closer != nil {
+		c.closer.close(what)
+		return
+	}
+	_ = what.Close() // it is of no use any more
+}
+
 // talk serves a process until its connection ends. A packet that makes no sense ends it too.
 func (c *container) talk(connection *net.UnixConn) {
-	answers := make(chan []byte, 8)
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for answer := range answers {
-			_, _ = connection.Write(answer) // the reader sees that a connection is gone
-		}
-	})
-	defer func() {
+	defer c.leave(connection, func() {
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		delete(c.clients, connection)
-		c.mu.Unlock()
-		_ = connection.Close()
-		close(answers)
-		writer.Wait()
-	}()
+	})
 	buffer := make([]byte, packet+1)
-	kind, err := receive(connection, buffer)
+	kind, err := c.receive(connection, buffer)
 	if err != nil || kind != hello {
 		return
 	}
@@ -286,16 +343,14 @@ func (c *container) talk(connection *net.UnixConn) {
 		answer := make([]byte, packet)
 		binary.NativeEndian.PutUint32(answer, kind)
 		binary.NativeEndian.PutUint64(answer[8:], uint64(length)) //nolint:gosec // a turn
-		select {
-		case answers <- answer:
-		default:
-			_ = connection.Close() // it asks, and does not listen
+		if !send(connection, answer) {
+			shut(connection) // it asks, and does not listen
 		}
 	}}
 	s.gpu.join(s.member, process)
 	defer s.gpu.leave(process)
 	for {
-		kind, err := receive(connection, buffer)
+		kind, err := c.receive(connection, buffer)
 		s.pace.step()
 		switch {
 		case err != nil:
@@ -315,7 +370,12 @@ func (c *container) talk(connection *net.UnixConn) {
 // errPacket marks a packet of another size.
 var errPacket = errors.New("no packet of a process that asks for its turns")
 
-func receive(connection *net.UnixConn, buffer []byte) (kind uint32, err error) {
+func (c *container) receive(connection *net.UnixConn, buffer []byte) (kind uint32, err error) {
+	if c.closer != nil {
+		if err := withoutRights(connection); err != nil {
+			return 0, err
+		}
+	}
 	n, err := connection.Read(buffer)
 	if err == nil && n != packet {
 		err = errPacket

@@ -29,13 +29,18 @@ func everyRight() map[string]any {
 	return values
 }
 
-// TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right is a changed line in
-// a review.
+// TestEachRoleMayDoWhatIsListedAndNoMore compares every rule and every binding with testdata/rbac.txt, so that a wider right is a changed
+// line in a review.
 func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
+	values := everyRight()
+	values["metrics"] = map[string]any{"authentication": true}
 	var lines []string
-	for _, object := range renderValues(t, "gpufabric", everyRight()) {
+	for _, object := range renderValues(t, "gpufabric", values) {
 		for _, rule := range rules(t, object) {
 			lines = append(lines, describe(object, rule)...)
+		}
+		if of, is := binding(t, object); is {
+			lines = append(lines, bound(object, of)...)
 		}
 	}
 	slices.Sort(lines)
@@ -111,6 +116,9 @@ func describe(object Object, rule rbacv1.PolicyRule) []string {
 			}
 			lines = append(lines, fmt.Sprintf("%s %s: %s %s", object.GetName(), scope, resource, strings.Join(rule.Verbs, ",")))
 		}
+	}
+	for _, path := range rule.NonResourceURLs {
+		lines = append(lines, fmt.Sprintf("%s %s: %s %s", object.GetName(), scope, path, strings.Join(rule.Verbs, ",")))
 	}
 	return lines
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chart"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // rendering is a chart that was rendered with one set of values.
@@ -87,5 +88,18 @@ func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Who said once that an uninstall goes on anyway is reminded of it: the next one would ask nobody.
+func TestTheNotesWarnOfAWordToUninstallAnyway(t *testing.T) {
+	const warns = "The next one will ask nobody"
+	for annotations, want := range map[string]bool{`{"gpufabric.io/uninstall": "anyway"}`: true, `{"gpufabric.io/uninstall": "no"}`: false,
+		`{"a": "b"}`: false} {
+		own := object(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "` + namespace + `", "annotations": ` + annotations + `}}`)
+		notes, err := Notes(load(t, "gpufabric"), nil, Cluster{Objects: []unstructured.Unstructured{*own}})
+		if err != nil || strings.Contains(notes, warns) != want {
+			t.Errorf("namespace with annotations %s: warned %t, want %t (%v)", annotations, !want, want, err)
+		}
 	}
 }

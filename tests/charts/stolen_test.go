@@ -95,6 +95,8 @@ func everybodysAttacks() []try {
 		{"writes another namespace's configuration", patch(maps, "kube-system", "any", `{"data": {"a": "b"}}`)},
 		{"opens a namespace to privileged pods", patch(spaces, "", "other",
 			`{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}`)},
+		{"says that an uninstall ends every ComputeDomain", patch(spaces, "", namespace,
+			`{"metadata": {"annotations": {"gpufabric.io/uninstall": "anyway"}}}`)},
 		{"makes a volume of a host's directory", create(volumes, "", `{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": `+
 			`"mine"}, "spec": {"hostPath": {"path": "/"}, "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}}`)},
 	}
@@ -136,6 +138,7 @@ func tenantsAttacks() []try {
 //attack:stolen-evict A stolen token of any role evicts a tenant's pod
 //attack:stolen-delete-claim A stolen token of any role but the scheduler's deletes a tenant's claim
 //attack:stolen-admin A stolen token of any role makes itself the cluster's administrator
+//attack:uninstall-consent A tenant, or a stolen token of any role, annotates the drivers' namespace so that an uninstall ends every domain
 //attack:stolen-policy A stolen token of any role takes an admission policy away
 //attack:stolen-webhook A stolen token of any role points the webhook elsewhere
 //attack:stolen-certificate A stolen token of any role approves a certificate

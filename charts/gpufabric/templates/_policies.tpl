@@ -103,7 +103,8 @@ Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST). A 
 {{- end }}
 
 {{/*
-A policy's head and its binding. Called with (dict "root" $ "name" NAME), and "namespace" NAMESPACE where the policy looks at that Namespace as its params.
+A policy's head and its binding. Called with (dict "root" $ "name" NAME), and "namespace" NAMESPACE where the policy looks at that Namespace as its params, or
+"every" true where it looks at every object of its paramKind.
 */}}
 {{- define "gpufabric.policy.head" }}
 ---
@@ -116,9 +117,13 @@ metadata:
 spec:
   policyName: gpufabric-{{ .name }}
   validationActions: [Deny]
-  {{- with .namespace }}
+  {{- if or .namespace .every }}
   paramRef:
-    name: {{ . }}
+    {{- if .namespace }}
+    name: {{ .namespace }}
+    {{- else }}
+    selector: {}
+    {{- end }}
     parameterNotFoundAction: Deny
   {{- end }}
 ---

@@ -68,6 +68,7 @@ type Arbiter struct {
 	takesRights bool // for tests: as with a kernel that cannot refuse file descriptors
 	closer      closer
 
+	entry      sync.Once
 	mu         sync.Mutex
 	gpus       map[string]*gpu
 	containers map[string]*container
@@ -103,6 +104,7 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return fmt.Errorf("make the directory by which a container asks for its turns on GPUs: %w", err)
 	}
+	a.entry.Do(a.bar)
 	listener, refuses, err := listen(directory, a.takesRights)
 	if err != nil {
 		return fmt.Errorf("make the socket by which a container asks for its turns on GPUs: %w", err)
@@ -132,6 +134,17 @@ func (a *Arbiter) Open(name string, limits []limiter.Limit) error {
 	a.containers[name] = c
 	c.waits.Go(c.serve)
 	return nil
+}
+
+// bar closes the directory of all containers to whoever needs its permissions: the monitor sees it too, which parses tenants' files, and
+// whoever reaches a socket asks in its container's name. This program and the container runtime need none (CAP_DAC_OVERRIDE).
+func (a *Arbiter) bar() {
+	_ = os.Chmod(a.Directory, 0)
+	if opened, err := os.Open(a.Directory); err == nil {
+		_ = opened.Close() // only whether it may
+		return
+	}
+	_ = os.Chmod(a.Directory, 0o700) //nolint:gosec // without privilege, as on fake hardware
 }
 
 // listen makes the socket in a directory, whose path may be longer than a socket's may be. It says whether the kernel refuses file

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -167,6 +169,46 @@ func (d dialled) sendRights(way, fd int) error {
 	}
 	_, _, err := d.WriteMsgUnix(sent, unix.UnixRights(fd), nil)
 	return err
+}
+
+// The monitor sees vgpu-plugin's directories, and has no capability.
+//
+//attack:cores-monitor A tenant who has taken the monitor over asks for turns on a GPU in other containers' names
+func TestOnlyAContainerReachesItsSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: only root has the capability that the directory asks for")
+	}
+	a := opened(t)
+	link := filepath.Join(t.TempDir(), "turns")
+	if err := os.Symlink(a.Path(name), link); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread ends, without its capabilities
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&head, &none[0]); err != nil {
+			seen <- err
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: filepath.Join(link, socket)}), unix.Close(fd))
+		}
+		seen <- err
+	}()
+	err := <-seen
+	if !errors.Is(err, unix.EACCES) {
+		t.Errorf("without capabilities, root connects to another's socket: %v", err)
+	}
+	t.Logf("attacker sees: %v", err)
+	d := dialAt(t, link) // the container's own mount leads there without the way
+	d.say(hello, uuid)
+	d.say(want, "")
+	if kind, _ := d.hear(); kind != grant {
+		t.Errorf("answer %d", kind)
+	}
 }
 
 // dialTo connects to a container's socket.

@@ -32,6 +32,7 @@ const (
 	// Bounds on a caller's use of the server. A header holds a token, which is below 4 KiB even with many groups.
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
+	bodyTimeout   = time.Second // requests of the page have none
 	idleTimeout   = 2 * time.Minute
 	shutdownTime  = 3 * time.Second
 	maxConns      = 256

@@ -37,7 +37,7 @@ type opinion struct {
 
 // doctor gives the answer of `gpufabric doctor KIND NAME`, with the viewer's rights.
 func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
-	config, _, status, err := s.viewer(r)
+	config, user, status, err := s.viewer(r)
 	if err != nil {
 		s.deny(w, status, err)
 		return
@@ -47,6 +47,11 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, err)
 		return
 	}
+	if err := s.questions.begin(user); err != nil {
+		refuse(w, http.StatusTooManyRequests, err)
+		return
+	}
+	defer s.questions.end(user)
 	ctx, cancel := context.WithTimeout(r.Context(), examining)
 	defer cancel()
 	select {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -49,6 +50,11 @@ func handler(settings Settings, sessions *sessions) http.Handler {
 	mux.HandleFunc("/api/doctor", sessions.doctor)
 	guarded := guard(settings.Hosts, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if hasBody(r) {
+			// The server reads the rest of a body after its answer. A sender who is slow would keep one of its connections for ever.
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection has one
+		}
 		if r.URL.Path == "/healthz" { // the kubelet uses the pod's address
 			_, _ = w.Write([]byte("ok\n"))
 			return
@@ -76,13 +82,15 @@ func guard(hosts []string, next http.Handler) http.Handler {
 			refuse(w, http.StatusMisdirectedRequest, errors.New("this name is not one that the page is served under: --host allows more"))
 		case strings.HasPrefix(r.URL.Path, "/api/") && site != "" && site != "same-origin":
 			refuse(w, http.StatusForbidden, errors.New("another site asks; only the page itself may"))
-		case r.ContentLength > 0 || len(r.TransferEncoding) > 0:
+		case hasBody(r):
 			refuse(w, http.StatusRequestEntityTooLarge, errors.New("requests of the page have no body"))
 		default:
 			next.ServeHTTP(w, r)
 		}
 	})
 }
+
+func hasBody(r *http.Request) bool { return r.ContentLength != 0 || len(r.TransferEncoding) > 0 }
 
 // allowed says whether a request's Host is the loopback, or one of the names.
 func allowed(requested string, names []string) bool {

@@ -35,8 +35,8 @@ const (
 	asking = 10 * time.Second
 	// streamsPerViewer is how many pages a viewer may have open.
 	streamsPerViewer = 8
-	// questions is how many viewers' tokens are checked at once.
-	questions = 4
+	// checks is how many viewers' tokens are checked at once.
+	checks = 4
 )
 
 // sessions are the present viewers. A token is only kept in its session's client: sessions are found by the token's hash.
@@ -46,6 +46,7 @@ type sessions struct {
 	asking   chan struct{}
 	// examining bounds the answers of the doctor that are made at once.
 	examining chan struct{}
+	questions questions
 
 	mu      sync.Mutex
 	all     map[[sha256.Size]byte]*session
@@ -53,7 +54,7 @@ type sessions struct {
 }
 
 func newSessions(ctx context.Context, settings Settings) *sessions {
-	return &sessions{ctx: ctx, settings: settings, asking: make(chan struct{}, questions),
+	return &sessions{ctx: ctx, settings: settings, asking: make(chan struct{}, checks),
 		examining: make(chan struct{}, examinations), all: map[[sha256.Size]byte]*session{}}
 }
 
@@ -145,6 +146,10 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	if current == nil || current.ctx.Err() != nil {
 		if len(s.all) >= s.settings.Viewers {
 			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers)", len(s.all))
+		}
+		if s.settings.Key == "" && s.seats(party(user)) >= max(1, s.settings.Viewers-1) {
+			return nil, http.StatusServiceUnavailable, fmt.Errorf("of the %d places of viewers you have all but one already (--viewers): close the "+
+				"page elsewhere; the service accounts of a namespace count as one viewer", s.settings.Viewers)
 		}
 		if current, err = s.begin(key, config, user); err != nil {
 			return nil, http.StatusInternalServerError, err

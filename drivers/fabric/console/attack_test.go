@@ -1,0 +1,198 @@
+package console
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"gpufabric.io/build/apiserver"
+	"gpufabric.io/drivers/fabric/reader"
+)
+
+// A request that announces a body and sends none gets its answer and loses its connection. The page has few connections.
+//
+//attack:page-bodies A tenant's pod, without a token, keeps the page's connections by requests whose bodies never come
+//shows:fabric-page
+func TestARequestWhoseBodyNeverComesKeepsNoConnection(t *testing.T) {
+	address := serving(t, local())
+	for _, head := range []string{
+		"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n",
+		"POST /api/stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n",
+		"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"PUT / HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n",
+	} {
+		connection, err := net.Dial("tcp", strings.TrimPrefix(address, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := connection.SetDeadline(time.Now().Add(time.Minute)); err != nil { // for a slow machine
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(connection, head); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(connection)
+		if errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(string(answer), "HTTP/1.1 ") {
+			t.Errorf("%q: the connection stays: %.100q, %v", head, answer, err)
+		}
+		t.Logf("attacker sees: %.40q, and the end of the connection", answer)
+		_ = connection.Close()
+	}
+}
+
+//attack:page-seats A tenant takes every place of the page's viewers with tokens of service accounts of its namespace
+//shows:fabric-page
+func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
+	cluster := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/selfsubjectreviews") {
+			_, _ = fmt.Fprintf(w, `{"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "status": {"userInfo": {"username": %q}}}`,
+				token)
+			return
+		}
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}`)
+	}))
+	defer cluster.Close()
+	address := serving(t, Settings{Config: &rest.Config{Host: cluster.URL}, Viewers: 3, Options: reader.Options{Agent: "test"}})
+	opened := func(token string) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/api/stream", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = answer.Body.Close() })
+		return answer.StatusCode
+	}
+	for _, c := range []struct {
+		token string
+		want  int
+	}{
+		{"system:serviceaccount:evil:a", http.StatusOK}, {"system:serviceaccount:evil:b", http.StatusOK},
+		{"system:serviceaccount:evil:c", http.StatusServiceUnavailable}, {"system:serviceaccount:evil:a", http.StatusOK},
+		{"alice", http.StatusOK}, {"bob", http.StatusServiceUnavailable},
+	} {
+		if got := opened(c.token); got != c.want {
+			t.Errorf("%s: status %d, want %d", c.token, got, c.want)
+		}
+	}
+}
+
+//attack:doctor-questions A tenant asks the doctor without end, so that nobody else has an answer
+func TestOnePartyHasFewQuestionsToTheDoctorAtOnce(t *testing.T) {
+	var q questions
+	for i := range 2 * questionsAtOnce {
+		err := q.begin(fmt.Sprintf("system:serviceaccount:evil:%d", i))
+		if (err != nil) != (i >= questionsAtOnce) {
+			t.Errorf("question %d: %v", i, err)
+		}
+	}
+	for _, other := range []string{"alice", "system:serviceaccount:evil-too:a"} {
+		if err := q.begin(other); err != nil {
+			t.Errorf("%s: %v", other, err)
+		}
+		q.end(other)
+	}
+	for i := range questionsAtOnce {
+		q.end(fmt.Sprintf("system:serviceaccount:evil:%d", i))
+	}
+	if len(q.all) > 0 {
+		t.Errorf("left: %v", q.all)
+	}
+}
+
+// A viewer's name, or another object's, leads to no other path of the API server and to no other object.
+//
+//attack:doctor-paths A viewer asks the doctor about an object whose name is a path of the API server, or a second selector
+//shows:fabric-page
+func TestADoctorsSubjectLeadsToNoOtherPath(t *testing.T) {
+	server := apiserver.Start(t)
+	address := serving(t, Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}}, Viewers: 1,
+		Options: reader.Options{Agent: "test"}})
+	for _, name := range []string{"../../../secrets/x", "..%2f..", "kube-system/../../secrets", "a/b,metadata.namespace=kube-system", "/", "a/",
+		"/b", "a/b/c", "\x00", strings.Repeat("a", 317)} {
+		for _, kind := range []string{"pod", "claim", "domain", "node", "pool"} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/api/doctor", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			query := r.URL.Query()
+			query.Set("kind", kind)
+			query.Set("name", name)
+			r.URL.RawQuery = query.Encode()
+			r.Header.Set("Authorization", "Bearer "+apiserver.AdminToken)
+			answer, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(answer.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = answer.Body.Close()
+			if answer.StatusCode != http.StatusNotFound && answer.StatusCode != http.StatusBadRequest {
+				t.Errorf("%s %q: %d %s", kind, name, answer.StatusCode, body)
+			}
+		}
+	}
+}
+
+func FuzzRequests(f *testing.F) {
+	for _, request := range []string{
+		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"GET /../server.go HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: 127.0.0.1:8420\r\n\r\n",
+		"GET http://evil.example/api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"GET /api/doctor?kind=pod&name=%00 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n\r\n",
+		"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n",
+		"POST /api/stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx",
+		"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+		"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"GET /page.css HTTP/1.0\r\n\r\n",
+	} {
+		f.Add([]byte(request))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		request, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
+		if err != nil {
+			t.Skip("skipped: the server's own reader refuses it")
+		}
+		answer := httptest.NewRecorder()
+		handler(local(), newSessions(t.Context(), local())).ServeHTTP(answer, request)
+		switch answer.Code {
+		case http.StatusOK, http.StatusPartialContent, http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusNotModified,
+			http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
+			http.StatusPreconditionFailed, http.StatusRequestEntityTooLarge, http.StatusRequestedRangeNotSatisfiable,
+			http.StatusMisdirectedRequest:
+		default:
+			t.Errorf("%q: status %d %s", raw, answer.Code, answer.Body)
+		}
+		header := answer.Header()
+		if request.URL.Path != "/healthz" && (header.Get("Content-Security-Policy") != policy || header.Get("X-Content-Type-Options") != "nosniff") {
+			t.Errorf("%q is answered without the page's policy: %v", raw, header)
+		}
+		if strings.HasPrefix(request.URL.Path, "/api/") && answer.Code < http.StatusMultipleChoices {
+			t.Errorf("%q is answered without a key", raw)
+		}
+		if to := header.Get("Location"); strings.HasPrefix(to, "//") || strings.Contains(to, ":") {
+			t.Errorf("%q leads elsewhere: %q", raw, to)
+		}
+	})
+}

@@ -90,6 +90,8 @@ func put(t *testing.T, c kubernetes.Interface) {
 		if p.Namespace == "tenant" {
 			ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: canary}}
 			made.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: ended, LastTerminationState: ended}}
+			made.Status.EphemeralContainerStatuses = []corev1.ContainerStatus{{Name: "debugger", State: ended, LastTerminationState: ended}}
+			made.Status.Conditions = []corev1.PodCondition{{Type: "tenant.example/says", Status: corev1.ConditionTrue, Message: canary}}
 			must(c.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, made, metav1.UpdateOptions{}))
 		}
 	}
@@ -117,6 +119,7 @@ func put(t *testing.T, c kubernetes.Interface) {
 			Name: "plain"}}, metav1.CreateOptions{}))
 }
 
+//attack:bundle-secrets An administrator's bundle for a support case carries what a tenant keeps secret in objects that the doctor reads
 //shows:doctor
 func TestABundleHasOurLogsAndNothingThatATenantKeepsSecret(t *testing.T) {
 	config := apiservertest.Start(t)

@@ -112,6 +112,7 @@ func reducePod(p *corev1.Pod) {
 	}
 	p.Spec = spec
 	own := slices.Contains([]string{ownName, PreflightJobs}, p.Labels[labelName]) || p.Labels[v1beta1.LabelComputeDomain] != ""
+	p.Status.EphemeralContainerStatuses = nil // somebody's debugging; no finding needs it
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
 		for i := range statuses {
 			reduceStatus(&statuses[i], own)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"crypto/sha256"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type remembered struct {
 	newest      *v1beta1.ComputeDomain
 	statusWrite time.Time
 	created     map[string]time.Time // by kind and name
+	refused     [sha256.Size]byte    // of the owner that was last refused
 }
 
 func (m *memory) of(uid types.UID) *remembered {
@@ -100,6 +102,16 @@ func (m *memory) once(uid types.UID, what string) bool {
 	_, done := m.of(uid).created[what]
 	m.of(uid).created[what] = time.Time{}
 	return !done
+}
+
+// refuses says whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who may
+// write as many as they like.
+func (m *memory) refuses(uid types.UID, owner string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, now := m.of(uid).refused, sha256.Sum256([]byte(owner))
+	m.of(uid).refused = now
+	return before != now
 }
 
 // atMostEach says whether something may be done about a domain that was not done for a time, and remembers that it is done now.

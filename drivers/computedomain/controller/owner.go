@@ -89,10 +89,10 @@ func (r *Reconciler) ensureOwner(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// refuseOwner says once why the domain has no owner.
+// refuseOwner says why the domain has no owner, once for each that its annotation names in turn.
 func (r *Reconciler) refuseOwner(p *pass, why string) {
 	word := p.domain.Annotations[v1beta1.AnnotationOwner]
-	if r.memory.once(p.domain.UID, "owner "+word) {
+	if r.memory.refuses(p.domain.UID, word) {
 		r.recorder.Event(reference(p.domain), corev1.EventTypeWarning, reasonOwner,
 			fmt.Sprintf("the annotation %s is %.100q: %s; the domain stays until somebody deletes it", v1beta1.AnnotationOwner, word, why))
 	}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,49 @@ func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
 		}
 		if d := c.domain("d"); d.Status.Status != v1beta1.Ready || len(d.OwnerReferences) > 0 {
 			t.Errorf("owner %.20q: status %q, owners %v", owner, d.Status.Status, d.OwnerReferences)
+		}
+	}
+}
+
+// Whoever may write a domain may write its annotation as often as they like. What the controller remembers of it stays as small as it was.
+//
+//attack:owner-words A tenant names ever other owners of its ComputeDomain, with words as long as may be, to fill the controller's memory
+//shows:cd-gangs
+func TestManyImpossibleOwnersLeaveNothingInTheMemory(t *testing.T) {
+	c := newCluster(t, ownedDomain("Job"))
+	c.settle("uid")
+	remembered := len(c.reconciler.memory.of("uid").created)
+	for i := range 50 {
+		domain := c.domain("d")
+		domain.Annotations[v1beta1.AnnotationOwner] = fmt.Sprintf("Cluster%d/%s", i, strings.Repeat("x", 10_000))
+		c.must(c.Update(t.Context(), domain))
+		c.settle("uid")
+		for len(c.events.Events) > 0 {
+			if event := <-c.events.Events; len(event) > 1000 {
+				t.Errorf("an Event has %d bytes", len(event))
+			}
+		}
+	}
+	if more := len(c.reconciler.memory.of("uid").created) - remembered; more > 0 {
+		t.Errorf("the controller remembers %d more things about the domain", more)
+	}
+}
+
+// The words that lead to another namespace, to a path or to a kind without a namespace lead to no owner.
+//
+//attack:owner-elsewhere A tenant's ComputeDomain names as its owner an object of another namespace, of the cluster, or of a path
+//shows:cd-gangs
+func TestAnOwnerIsOfTheDomainsNamespaceAndOfAKnownKind(t *testing.T) {
+	others := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "others"}}
+	for _, owner := range []string{"Job/other/train", "Job/../other/train", "Job/../../namespaces/other/jobs/train", "Namespace/other",
+		"Node/node-0", "ComputeDomain/d", "job/train", "Jobs/train", "Job.batch/train", "batch/v1/Job/train", "Job/train/status", "Job/%2e%2e",
+		" Job/train", "Job /train", "Job/train\n", "Job/train\x00", "Job/*"} {
+		c := newCluster(t, ownedDomain(owner), others.DeepCopy(),
+			&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "train", UID: "own"}})
+		c.reconciler.settings.Owners = OwnerKinds()
+		c.settle("uid")
+		if owners := c.domain("d").OwnerReferences; len(owners) > 0 {
+			t.Errorf("%q: owners %v", owner, owners)
 		}
 	}
 }

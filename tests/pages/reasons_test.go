@@ -32,7 +32,7 @@ var noReasons = map[string]string{
 		"Spread TimeSlicing",
 	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount NodeName " +
 		"SystemGetDriverVersion",
-	"headers of HTTP":          "Allow Authorization Bearer",
+	"headers of HTTP":          "Allow Authorization Bearer Connection",
 	"plugins of the scheduler": "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
 	"states of ports and links": "Disabled Down Ethernet Failing InfiniBand Init LinkErrorRecovery LinkUp Polling " +
 		"PortConfigurationTraining Shutdown Sleep Unknown",

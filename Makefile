@@ -272,16 +272,6 @@ cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs g
 	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
 	$(MAKE) --no-print-directory -C drivers/gpu/limiter/library ARCH=arm64
 
-# A GB200's Grace is arm64. QEMU runs the arm64 programs by this machine's kernel: their instructions, alignment, atomics and layouts are arm64's,
-# the system calls are passed on. Left out are packages whose tests need what QEMU's user mode lacks: seccomp filters, io_uring, another process's memory.
-EMULATOR ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
-#shows:cross
-.PHONY: test-arm64
-test-arm64: cross ## Run what ships for arm64, and its tests, by an emulator (needs qemu-user; half an hour).
-	@$(call need,$(firstword $(EMULATOR)),install QEMU's user emulation (Debian: apt-get install qemu-user))
-	$(MAKE) --no-print-directory -C drivers/gpu/limiter/library ARCH=arm64 RUN='$(EMULATOR)' unit stress fuzz
-	EMULATOR='$(EMULATOR)' tests/arm64/run
-
 #shows:cross
 .PHONY: isolated
 isolated: ## Build each module of go.work by itself, with GOWORK=off (the others are built so by their tests).

@@ -54,7 +54,9 @@ enum {
 	CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
 	CUDA_ERROR_NO_DEVICE = 100,
 	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_IMAGE = 200,
 	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_INVALID_PTX = 218,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
@@ -85,7 +87,7 @@ enum {
 CUresult cuGetErrorName(CUresult error, const char **name);
 CUresult cuGetErrorString(CUresult error, const char **text);
 
-/* launch.c */
+/* module.c and launch.c */
 CUresult cuModuleLoadData(CUmodule *out, const void *image);
 CUresult cuModuleUnload(CUmodule m);
 CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name);

@@ -1,90 +1,18 @@
-/* What takes time: kernels, and events behind them. How long a kernel takes is in its name (anything_250ms, anything_250us), or
- * FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. A GPU runs one kernel at a time, in the order in which they were launched by all its processes. */
+/* What takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the order in which they were
+ * launched by all its processes. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 
 #include "context.h"
+#include "module.h"
 #include "stock.h"
-
-struct module {
-	struct context *context;
-	size_t bytes;
-};
-
-struct kernel {
-	unsigned long long microseconds;
-	struct kernel *next;
-};
 
 struct event {
 	_Atomic unsigned long long at; /* microseconds since the epoch; 0: it was never recorded */
 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct kernel *kernels;
-
-EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image)
-{
-	NEED_CONTEXT();
-	NEED(out && image, CUDA_ERROR_INVALID_VALUE);
-	struct module *m = calloc(1, sizeof *m);
-	NEED(m, CUDA_ERROR_OUT_OF_MEMORY);
-	*m = (struct module){current, context_overhead("FAKEFABRIC_MODULE_MIB")};
-	CUresult r = device_use(current->device, (long long)m->bytes);
-	if (r != CUDA_SUCCESS) {
-		free(m);
-		return r;
-	}
-	current->modules += m->bytes;
-	*out = m;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuModuleUnload(CUmodule m)
-{
-	NEED_INIT();
-	NEED(m, CUDA_ERROR_INVALID_VALUE);
-	if (!m->context->destroyed) { /* else it went with its context */
-		m->context->modules -= m->bytes;
-		device_use(m->context->device, -(long long)m->bytes);
-	}
-	free(m);
-	return CUDA_SUCCESS;
-}
-
-/* The microseconds of a kernel: the time at the end of its name, or the environment's, or 1 ms. */
-static unsigned long long duration(const char *name)
-{
-	const char *ms = getenv("FAKEFABRIC_KERNEL_MS"), *tail = strrchr(name, '_');
-	char unit[3];
-	unsigned long v;
-	if (tail && sscanf(tail, "_%lu%2s", &v, unit) == 2 && strcmp(unit, "ms") == 0)
-		return v * 1000ull;
-	if (tail && sscanf(tail, "_%lu%2s", &v, unit) == 2 && strcmp(unit, "us") == 0)
-		return v;
-	return ms && sscanf(ms, "%lu", &v) == 1 ? v * 1000ull : 1000;
-}
-
-EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
-{
-	NEED_INIT();
-	NEED(out && m && name, CUDA_ERROR_INVALID_VALUE);
-	struct kernel *k = calloc(1, sizeof *k);
-	NEED(k, CUDA_ERROR_OUT_OF_MEMORY);
-	k->microseconds = duration(name);
-	pthread_mutex_lock(&lock);
-	k->next = kernels;
-	kernels = k;
-	pthread_mutex_unlock(&lock);
-	*out = k;
-	return CUDA_SUCCESS;
-}
 
 CUresult launch_run(struct context *c, unsigned long long microseconds)
 {
@@ -98,9 +26,9 @@ CUresult launch_run(struct context *c, unsigned long long microseconds)
 EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
 			       unsigned int shared, CUstream stream, void **parameters, void **extra)
 {
-	(void)shared, (void)stream, (void)parameters, (void)extra;
+	(void)shared, (void)stream;
 	NEED_CONTEXT();
-	NEED(k && gx && gy && gz && bx && by && bz, CUDA_ERROR_INVALID_VALUE);
+	NEED(k && gx && gy && gz && bx && by && bz && kernel_has(k, parameters, extra), CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = current->captured;
 	return g ? graphs_capture(g, k->microseconds) : launch_run(current, k->microseconds);
 }

@@ -228,6 +228,30 @@ func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
 	}
 }
 
+// docs.nvidia.com/cuda/cuda-driver-api: what cuModuleLoadData takes, what cuModuleGetFunction finds, and what cuLaunchKernel needs.
+func TestAModuleHasTheKernelsOfItsText(t *testing.T) {
+	const invalidValue, invalidImage, invalidPTX, notFound = "1", "200", "218", "500"
+	root, _ := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 0", "0")
+	for image, want := range map[string]string{"empty": invalidImage, "words": invalidImage, "no-version": invalidPTX,
+		"no-target": invalidPTX} {
+		c.say("image "+image, want)
+	}
+	c.say("image ptx", "0")
+	for name, want := range map[string]string{
+		"plain_0ms":  "0 0 0",
+		"fed_0ms":    "0 " + invalidValue + " 0",
+		"plain_0":    notFound + " -1 -1", // a part of a name
+		"hidden_0ms": notFound + " -1 -1", // in a comment
+	} {
+		c.say("function "+name, want)
+	}
+	c.say("image cubin", "0")
+	c.say("function any_0ms", "0 0 0") // a binary is not read
+}
+
 func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
 	root, _ := node(t, "l40s-8")
 	c := start(t, root)

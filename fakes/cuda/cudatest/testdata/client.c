@@ -16,6 +16,19 @@ static void ignore(int signal)
 	(void)signal;
 }
 
+/* What may be given to cuModuleLoadData, and what may not. */
+static const struct {
+	const char *name, *text;
+} images[] = {
+	{"empty", ""},
+	{"words", "kernel"},
+	{"no-version", ".target sm_75\n.entry plain_0ms()\n{\n}\n"},
+	{"no-target", ".version 6.3\n.entry plain_0ms()\n{\n}\n"},
+	{"cubin", "\x7f" "ELF"},
+	{"ptx", "// .entry hidden_0ms\n /* .version */ .version 6.3\n.target sm_75\n.visible .entry plain_0ms ( )\n{\n\tret;\n}\n"
+		".entry fed_0ms(\n\t.param .u32 rounds\n)\n{\n\tret;\n}\n"},
+};
+
 int main(int argc, char **argv)
 {
 	void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
@@ -91,9 +104,21 @@ int main(int argc, char **argv)
 			printf("%d %zu %zu\n", r, available, total);
 		} else if (strcmp(word, "launch") == 0) {
 			CUfunction f;
-			cuModuleLoadData(&module, "");
-			cuModuleGetFunction(&f, module, argument);
-			printf("%d\n", cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+			char text[256];
+			snprintf(text, sizeof text, ".version 6.3\n.target sm_75\n.visible .entry %s()\n{\n\tret;\n}\n", argument);
+			CUresult r = cuModuleLoadData(&module, text);
+			r = r ? r : cuModuleGetFunction(&f, module, argument);
+			printf("%d\n", r ? r : cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+		} else if (strcmp(word, "image") == 0) {
+			for (size_t i = 0; i < sizeof images / sizeof *images; i++)
+				if (strcmp(images[i].name, argument) == 0)
+					printf("%d\n", cuModuleLoadData(&module, images[i].text));
+		} else if (strcmp(word, "function") == 0) { /* of the last image, launched without parameters and with some */
+			void *some[] = {line};
+			CUfunction f;
+			CUresult r = cuModuleGetFunction(&f, module, argument);
+			printf("%d %d %d\n", r, r ? -1 : cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL),
+			       r ? -1 : cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, some, NULL));
 		} else if (strcmp(word, "wait") == 0) {
 			printf("%d\n", cuCtxSynchronize());
 		} else if (strcmp(word, "die") == 0) {

@@ -248,6 +248,17 @@ func (a *Arbiter) Used() []Use {
 	return out
 }
 
+// Charged is how much of a GPU's time a container was charged until now, since it was opened; 0 where it has no limit of the GPU's cores.
+func (a *Arbiter) Charged(name, uuid string) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.containers[name]
+	if c == nil || c.stands[uuid].gpu == nil {
+		return 0
+	}
+	return c.stands[uuid].gpu.charged(c.stands[uuid].member)
+}
+
 // serve accepts processes until the container is closed.
 func (c *container) serve() {
 	for {

@@ -268,6 +268,16 @@ func (g *gpu) choose() {
 	next.send(grant, turn)
 }
 
+// charged is how much of the GPU's time a container was charged until now.
+func (g *gpu) charged(m *member) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range m.clients {
+		g.charge(c)
+	}
+	return m.used
+}
+
 // share is how much of a GPU's time a container had since it was last asked, in percent; the same again where that was just now.
 func (g *gpu) share(m *member) float64 {
 	g.mu.Lock()

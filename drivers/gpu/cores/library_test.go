@@ -140,12 +140,8 @@ func TestTheLibraryAsksTheArbiterAndKeepsToItsTurns(t *testing.T) {
 		}
 		all.Wait()
 		charged := map[string]float64{}
-		for name, c := range a.containers {
-			s := c.stands[gpu]
-			s.gpu.share(s.member) // until now
-			s.gpu.mu.Lock()
-			charged[name] = float64(s.member.used.Milliseconds())
-			s.gpu.mu.Unlock()
+		for name := range a.containers {
+			charged[name] = float64(a.Charged(name, gpu).Milliseconds())
 		}
 		for i, cores := range test.cores {
 			had := charged[fmt.Sprintf("uid-%d_main", i)]

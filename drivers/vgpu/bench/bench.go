@@ -1,27 +1,25 @@
-// Package bench is `gpufabric vgpu bench`: it measures what a limit of a GPU's memory costs on this node, and how exact it is.
+// Package bench is `gpufabric vgpu bench`: it measures what limits of a GPU's memory and cores cost on this node, and how exact they are.
 //
-// It runs the same work in one process after another: without a limit, under this project's library, and under NVIDIA's own driver
-// where that can limit memory. The work is what a limit can slow down or stop: allocations with their frees, launches of an empty
-// kernel, and allocations up to the limit and above it. It does not measure cores.
+// It runs the same work in one process after another: without a limit, under this project's library, under the same with a limit of
+// cores, and under NVIDIA's own driver where that can limit memory. The work is what a limit can slow down or stop: allocations with
+// their frees, launches of an empty kernel and of a graph of such, and allocations up to the limit and above it.
+//
+// Then it measures cores: processes that always have work for the GPU, alone and two at a time, with percentages of it. What one did
+// counts beside what one without a limit did in the same time. The turns are given by an arbiter of this program, which is the plugins':
+// theirs serves the containers of this node alone, and lends or not as this node is set.
 package bench
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
-	"syscall"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/gpu/memorylimits"
 )
 
@@ -39,6 +37,14 @@ type Options struct {
 	Cgroups memorylimits.Tree
 	// Bytes is the limit.
 	Bytes uint64
+	// Seconds is how long each percentage of the GPU's cores is measured; 0: none is.
+	Seconds uint
+	// Together are the percentages that are measured.
+	Together []Together
+	// InUse has cores measured beside other processes that use the GPU.
+	InUse bool
+	// Progress is told what is measured, a line each time.
+	Progress io.Writer
 	// Repeats is how often each operation runs in a batch, Rounds how often each process runs.
 	Repeats, Rounds uint
 	// Program is this program; Arguments make it a worker.
@@ -59,12 +65,23 @@ type way struct {
 
 // Result is what was measured.
 type Result struct {
-	gpu, product, driver string
-	bytes                uint64
-	ways                 []*way
+	gpu, product, driver, cuda, library string
+	bytes                               uint64
+	others                              int // processes that use the GPU
+	ways                                []*way
+	cores                               shares
 }
 
-// Run measures. It leaves out a way to limit memory that the node does not have, and the table says why.
+// The ways.
+const (
+	noLimit   = "no limit"
+	byLibrary = "library"
+	inTurns   = "library, cores"
+	byDriver  = "driver"
+)
+
+// Run measures. It leaves out a way to limit that the node does not have, and the table says why. Where only cores could not be
+// measured, it returns an error with the rest.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	r, err := o.look()
 	if err != nil {
@@ -74,8 +91,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(o.libraries) }() // links, in a directory for temporary files
-	without, library, native := &way{name: "no limit"}, &way{name: "library"}, &way{name: "driver"}
-	r.ways = []*way{without, library, native}
+	r.ways = []*way{{name: noLimit}, {name: byLibrary}, {name: inTurns}, {name: byDriver}}
+	o.tell("Measuring limits of memory, and launches")
 	for range o.Rounds { // interleaved in each round, so that other load on the node slows all of them
 		for _, w := range r.ways {
 			if w.absent != nil {
@@ -92,7 +109,17 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 			w.rounds = append(w.rounds, got)
 		}
 	}
+	if err := o.shares(ctx, r); err != nil {
+		return r, fmt.Errorf("measure cores: %w", err)
+	}
 	return r, nil
+}
+
+// tell says what is done now.
+func (o *Options) tell(what string) {
+	if o.Progress != nil {
+		_, _ = fmt.Fprintln(o.Progress, what) // the measurement goes on whoever reads it
+	}
 }
 
 // look finds the GPU.
@@ -116,8 +143,22 @@ func (o *Options) look() (*Result, error) {
 		return nil, fmt.Errorf("a limit of %d MiB of GPU %s, of which %d MiB are free: 4 to that many are allowed", o.Bytes>>20, r.gpu,
 			memory.Free>>20)
 	}
-	r.product, _ = gpu.GetName()                  // for the reader alone
-	r.driver, _ = o.NVML.SystemGetDriverVersion() // for the reader alone
+	if mode, _, ret := gpu.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
+		return nil, fmt.Errorf("GPU %s is divided by MIG, and its hardware keeps its instances apart: choose a GPU without MIG by --gpu", r.gpu)
+	}
+	processes, ret := gpu.GetComputeRunningProcesses()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("find out who uses GPU %s: %w", r.gpu, ret)
+	}
+	r.others = len(processes)
+	r.product, _ = gpu.GetName()                  // these are for the reader alone
+	r.driver, _ = o.NVML.SystemGetDriverVersion() // as above
+	if version, ret := o.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+		r.cuda = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
+	}
+	if content, err := os.ReadFile(o.Library); err == nil { // each process says why it cannot be had
+		r.library = fmt.Sprintf("%s (SHA-256 %.6x)", o.Library, sha256.Sum256(content))
+	}
 	return r, nil
 }
 
@@ -140,107 +181,3 @@ func gather(cuda string) (string, error) {
 
 // errAbsent marks a way that the node does not have.
 var errAbsent = errors.New("not measured")
-
-// once runs one process.
-func (o *Options) once(ctx context.Context, name, gpu string) (figures, error) {
-	todo := order{CUDA: o.CUDA, Most: o.Bytes, Repeats: o.Repeats}
-	process := exec.CommandContext(ctx, o.Program, o.Arguments...)
-	process.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "LD_PRELOAD=") }),
-		"CUDA_VISIBLE_DEVICES="+gpu, "LD_LIBRARY_PATH="+o.libraries)
-	switch name {
-	case "library":
-		if _, err := os.Stat(o.Library); err != nil {
-			return figures{}, fmt.Errorf("%w: %w", errAbsent, err)
-		}
-		text, err := limiter.Text([]limiter.Limit{{UUID: gpu, Bytes: int64(o.Bytes)}}, true) //nolint:gosec // less than a GPU has
-		if err != nil {
-			return figures{}, err
-		}
-		todo.Limits = string(text)
-		process.Env = append(process.Env, "LD_PRELOAD="+o.Library)
-		process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		defer removeEmpty(missing(stages()...))
-	case "driver":
-		cgroup, remove, err := o.limit(gpu)
-		if err != nil {
-			return figures{}, err
-		}
-		got, err := start(process, todo, cgroup)
-		return got, errors.Join(err, remove())
-	}
-	got, err := start(process, todo, "")
-	if name == "library" && errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w: its process needs mounts of its own, which takes CAP_SYS_ADMIN: %w", errAbsent, err)
-	}
-	return got, err
-}
-
-// stages are the directories over which the worker mounts its own.
-func stages() []string { return []string{filepath.Dir(limiter.File), limiter.Accounts} }
-
-func missing(directories ...string) (out []string) {
-	for _, directory := range directories {
-		if _, err := os.Lstat(directory); errors.Is(err, fs.ErrNotExist) {
-			out = append(out, directory)
-		}
-	}
-	return out
-}
-
-// removeEmpty removes the mount points that a worker made. It leaves directories with content, or that the worker did not make.
-func removeEmpty(directories []string) {
-	for _, directory := range directories {
-		_ = os.Remove(directory)
-	}
-}
-
-// limit makes a cgroup, and lets the driver limit it.
-func (o *Options) limit(gpu string) (cgroup string, remove func() error, err error) {
-	driver, limit := memorylimits.Driver{NVML: o.NVML, Cgroups: o.Cgroups}, memorylimits.Limit{UUID: gpu, Bytes: o.Bytes}
-	if err := driver.Available(gpu); err != nil {
-		return "", nil, fmt.Errorf("%w: %w", errAbsent, err)
-	}
-	own, err := o.Cgroups.Own()
-	if err != nil {
-		return "", nil, err
-	}
-	if cgroup, err = os.MkdirTemp(filepath.Join(o.Cgroups.Root, own), "gpufabric-bench-"); err != nil {
-		return "", nil, fmt.Errorf("make a cgroup: %w", err)
-	}
-	if err := driver.Set(cgroup, limit); err != nil {
-		return "", nil, errors.Join(err, os.Remove(cgroup))
-	}
-	return cgroup, func() error {
-		return errors.Join(driver.GiveUp(cgroup, limit), os.Remove(cgroup))
-	}, nil
-}
-
-// start runs a worker in a cgroup, and returns its measurements.
-func start(process *exec.Cmd, todo order, cgroup string) (got figures, err error) {
-	var said, wrong bytes.Buffer
-	process.Stdout, process.Stderr = &said, &wrong
-	in, err := process.StdinPipe()
-	if err != nil {
-		return got, err
-	}
-	if err := process.Start(); err != nil {
-		return got, fmt.Errorf("start a process that measures: %w", err)
-	}
-	if cgroup != "" {
-		err = os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Appendln(nil, process.Process.Pid), 0o600)
-	}
-	if err == nil {
-		err = json.NewEncoder(in).Encode(todo)
-	}
-	err = errors.Join(err, in.Close()) // without an order it ends
-	if failed := process.Wait(); failed != nil {
-		err = errors.Join(err, fmt.Errorf("%w: %.500s", failed, wrong.String()))
-	}
-	if err != nil {
-		return got, err
-	}
-	if err := json.Unmarshal(said.Bytes(), &got); err != nil {
-		return got, fmt.Errorf("read what was measured: %w", err)
-	}
-	return got, nil
-}

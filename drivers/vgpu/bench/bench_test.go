@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/cgrouptest"
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
@@ -35,9 +36,11 @@ func TestMain(m *testing.M) {
 }
 
 // machine is eight L40S with the CUDA stand-in and a driver of this version.
-func machine(t *testing.T, driver string) Options {
+func machine(t *testing.T, driver string) Options { return machineOf(t, "l40s-8", driver) }
+
+func machineOf(t *testing.T, kind, driver string) Options {
 	t.Helper()
-	p, err := profile.Load("l40s-8")
+	p, err := profile.Load(kind)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +104,7 @@ func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
 		}
 		limited := w.name != "no limit"
 		for _, f := range w.rounds {
-			if f.Pair <= 0 || f.Launch <= 0 || (f.Refuse > 0) != limited || (f.Total == 256<<20) != limited {
+			if f.Pair <= 0 || f.Launch <= 0 || f.Graph <= 0 || (f.Refuse > 0) != limited || (f.Total == 256<<20) != limited {
 				t.Errorf("%s: %+v", w.name, f)
 			}
 			want := uint64(256 << 20)
@@ -119,11 +122,15 @@ func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
 	}
 	t.Log("\n" + text.String())
 	for _, line := range []string{
-		`(?m)^NVIDIA L40S, GPU-[-0-9a-f]+, driver 615\.10: a limit of 256 MiB$`,
-		`(?m)^median \(least to most\) +no limit +library +driver$`,
-		`(?m)^memory that cuMemGetInfo shows \(MiB\) +[0-9]{5} +256 +256$`,
-		`(?m)^memory that could be had, in steps of 2 MiB \(MiB\) +258 +256 +256$`,
+		`(?m)^NVIDIA L40S, GPU-[-0-9a-f]+, driver 615\.10, CUDA [0-9.]+$`,
+		`(?m)^library .*/libvgpu\.so \(SHA-256 [0-9a-f]{12}\)$`,
+		`(?m)^Memory and launches, with a limit of 256 MiB$`,
+		`(?m)^median \(least to most\) +no limit +library +library, cores +driver$`,
+		`(?m)^memory that cuMemGetInfo shows \(MiB\) +[0-9]{5} +256 +256 +256$`,
+		`(?m)^memory that could be had, in steps of 2 MiB \(MiB\) +258 +256 +256 +256$`,
 		`(?m)^refuse an allocation \(ns\) +- +[0-9]`,
+		`(?m)^launch a graph of 10 of them \(ns\) +[0-9]`,
+		`(?m)^cores: not measured: --seconds is 0$`,
 	} {
 		if !regexp.MustCompile(line).MatchString(text.String()) {
 			t.Errorf("no line is %s in\n%s", line, text.String())
@@ -150,7 +157,8 @@ func TestWhatANodeDoesNotHaveIsLeftOutWithItsReason(t *testing.T) {
 	if err := result.Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"library: not measured", "driver: not measured", "it came with r615"} {
+	for _, want := range []string{"library: not measured", "library, cores: not measured", "driver: not measured",
+		"it came with r615"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is not in\n%s", want, text.String())
 		}
@@ -177,6 +185,13 @@ func TestWhatCannotBeMeasuredIsAnErrorInWords(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.wrong)
 			}
 		})
+	}
+	divided := machineOf(t, "a100-40", "570.158.01")
+	if err := fault.Apply(filepath.Join(filepath.Dir(divided.CUDA), "../../.."), "mig-mode", fault.Arguments{"gpu": "0"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), divided); err == nil || !strings.Contains(err.Error(), "without MIG") {
+		t.Errorf("a GPU that is divided: %v", err)
 	}
 	if _, err := o.once(t.Context(), "no limit", "GPU-none"); err == nil || errors.Is(err, errAbsent) || !strings.Contains(err.Error(),
 		"cuInit") {

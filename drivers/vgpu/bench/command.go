@@ -15,6 +15,9 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
+// mostSeconds bounds --seconds: a whole run then takes less than an hour.
+const mostSeconds = 300
+
 // worker is the subcommand that one process of the benchmark runs.
 const worker = "bench-worker"
 
@@ -22,7 +25,7 @@ const worker = "bench-worker"
 func Command(h host.Host) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "vgpu",
-		Short: "Measure what limits of shared GPUs cost on this node",
+		Short: "Measure what limits of shared GPUs cost on this node, and how exact they are",
 		Args: func(_ *cobra.Command, args []string) error {
 			return fmt.Errorf("%q is not a subcommand: gpufabric vgpu bench is the only one", args)
 		},
@@ -41,10 +44,11 @@ func benchCommand(h host.Host) *cobra.Command {
 	var limit uint64
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure what a limit of a GPU's memory costs, and how exact it is, and print a table",
+		Short: "Measure what limits of a GPU's memory and cores cost, and how exact they are, and print tables",
 		Long: "Runs the same work without a limit, under this project's library, and under NVIDIA's own driver where that limits memory, and\n" +
-			"prints a table. Run it where vgpu-plugin runs (kubectl exec in its pod), with the same --driver-root. It allocates as much of\n" +
-			"one GPU as --memory says, for seconds.",
+			"prints a table. Then it keeps the GPU busy with processes that have percentages of its cores, alone and two at a time, and prints\n" +
+			"what each had: some ten times --seconds. Run it where vgpu-plugin runs (kubectl exec in its pod), with the same --driver-root. It\n" +
+			"allocates as much of one GPU as --memory says, for seconds.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			o.Bytes = limit << 20
@@ -54,20 +58,25 @@ func benchCommand(h host.Host) *cobra.Command {
 				return err
 			}
 			o.Arguments = []string{"vgpu", worker}
+			o.Together, o.Progress = everything(), cmd.ErrOrStderr()
 			o.NVML = h.Library(node.Driver())
 			if ret := o.NVML.Init(); ret != nvml.SUCCESS {
-				return fmt.Errorf("start NVML: %w", ret)
+				return fmt.Errorf("find the GPUs of this node by NVIDIA's driver in %s: %w: run it on a node with a GPU and its driver, and give "+
+					"--driver-root as vgpu-plugin has it", node.DriverRoot, ret)
 			}
 			defer func() { _ = o.NVML.Shutdown() }() // the process ends
 			result, err := Run(cmd.Context(), o)
-			if err != nil {
-				return err
+			if result != nil {
+				err = errors.Join(err, result.Write(cmd.OutOrStdout()))
 			}
-			return result.Write(cmd.OutOrStdout())
+			return err
 		},
 		PreRunE: func(*cobra.Command, []string) error {
 			if o.Rounds == 0 || o.Repeats == 0 {
 				return errors.New("--rounds and --repeats: 1 and more are allowed")
+			}
+			if o.Seconds == 1 || o.Seconds > mostSeconds {
+				return fmt.Errorf("--seconds=%d: 2 to %d are allowed, and 0 for no measurement of cores", o.Seconds, mostSeconds)
 			}
 			return nil
 		},
@@ -85,6 +94,9 @@ func benchCommand(h host.Host) *cobra.Command {
 		"cgroup below this process's own")
 	flags.StringVar(&o.GPU, "gpu", "", "UUID of the GPU to measure; empty: the first")
 	flags.Uint64Var(&limit, "memory", 1024, "the limit, in MiB")
+	flags.UintVar(&o.Seconds, "seconds", 30, fmt.Sprintf("how long each percentage of the cores is measured: 2 to %d; 0: none is", mostSeconds))
+	flags.BoolVar(&o.InUse, "in-use", false, "measure cores although other processes use the GPU: they are slowed down, and their work is in "+
+		"the figures")
 	flags.UintVar(&o.Repeats, "repeats", 200, "how often each thing is done in a batch; the median of 15 batches counts")
 	flags.UintVar(&o.Rounds, "rounds", 5, "how often each process is run; the table has their median")
 	return cmd

@@ -1,63 +1,12 @@
 #include "cuda.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-typedef unsigned long long pointer;
-
-/* The functions, as every version of CUDA from 3.2 on has them. They are looked up as programs do, so that a library that limits comes before. */
-struct driver {
-	int (*init)(unsigned int);
-	int (*retain)(void **, int);
-	int (*current)(void *);
-	int (*info)(size_t *, size_t *);
-	int (*allocate)(pointer *, size_t);
-	int (*release)(pointer);
-	int (*load)(void **, const void *);
-	int (*function)(void **, void *, const char *);
-	int (*launch)(void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, void *, void **, void **);
-	int (*synchronize)(void);
-};
-
-/* An empty kernel for every GPU from Turing on; the driver compiles it. */
-static const char kernel[] = ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry nothing_0ms()\n{\n\tret;\n}\n";
+#include "driver.h"
 
 #define BATCHES 15
-
-static int lacks(void *handle, void *into, const char *name, struct figures *out)
-{
-	void *found = dlsym(handle, name);
-	memcpy(into, &found, sizeof found);
-	if (!found)
-		snprintf(out->failed, sizeof out->failed, "%s is not in the library", name);
-	return !found;
-}
-
-static int open_driver(const char *library, struct driver *d, struct figures *out)
-{
-	void *handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
-	if (!handle) {
-		snprintf(out->failed, sizeof out->failed, "%s", dlerror());
-		return -1;
-	}
-	if (lacks(handle, &d->init, "cuInit", out) || lacks(handle, &d->retain, "cuDevicePrimaryCtxRetain", out) ||
-	    lacks(handle, &d->current, "cuCtxSetCurrent", out) || lacks(handle, &d->info, "cuMemGetInfo_v2", out) ||
-	    lacks(handle, &d->allocate, "cuMemAlloc_v2", out) || lacks(handle, &d->release, "cuMemFree_v2", out) ||
-	    lacks(handle, &d->load, "cuModuleLoadData", out) || lacks(handle, &d->function, "cuModuleGetFunction", out) ||
-	    lacks(handle, &d->launch, "cuLaunchKernel", out) || lacks(handle, &d->synchronize, "cuCtxSynchronize", out))
-		return -1;
-	return 0;
-}
-
-static double nanoseconds(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static int by_size(const void *a, const void *b)
 {
@@ -71,26 +20,17 @@ static double median(double *times)
 	return times[BATCHES / 2];
 }
 
-#define DO(call, name)                                                        \
-	do {                                                                  \
-		int failed_with = (call);                                     \
-		if (failed_with) {                                            \
-			snprintf(out->failed, sizeof out->failed, "%s", name); \
-			return failed_with;                                   \
-		}                                                             \
-	} while (0)
-
 static int pairs(const struct driver *d, unsigned int repeats, struct figures *out)
 {
 	double times[BATCHES];
 	pointer p;
 	for (int b = 0; b < BATCHES; b++) {
-		double began = nanoseconds();
+		double began = driver_now();
 		for (unsigned int i = 0; i < repeats; i++) {
-			DO(d->allocate(&p, 1 << 20), "cuMemAlloc");
-			DO(d->release(p), "cuMemFree");
+			DO(d->allocate(&p, 1 << 20), "cuMemAlloc", out->failed);
+			DO(d->release(p), "cuMemFree", out->failed);
 		}
-		times[b] = (nanoseconds() - began) / repeats;
+		times[b] = (driver_now() - began) / repeats;
 	}
 	out->pair = median(times);
 	return 0;
@@ -99,17 +39,31 @@ static int pairs(const struct driver *d, unsigned int repeats, struct figures *o
 static int launches(const struct driver *d, unsigned int repeats, struct figures *out)
 {
 	double times[BATCHES];
-	void *module, *function;
-	DO(d->load(&module, kernel), "cuModuleLoadData");
-	DO(d->function(&function, module, "nothing_0ms"), "cuModuleGetFunction");
+	void *module, *function, *stream, *graph;
+	int failed;
+	DO(d->load(&module, driver_kernels), "cuModuleLoadData", out->failed);
+	DO(d->function(&function, module, "nothing_0ms"), "cuModuleGetFunction", out->failed);
 	for (int b = 0; b < BATCHES; b++) {
-		double began = nanoseconds();
+		double began = driver_now();
 		for (unsigned int i = 0; i < repeats; i++)
-			DO(d->launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
-		times[b] = (nanoseconds() - began) / repeats;
-		DO(d->synchronize(), "cuCtxSynchronize");
+			DO(d->launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel", out->failed);
+		times[b] = (driver_now() - began) / repeats;
+		DO(d->synchronize(), "cuCtxSynchronize", out->failed);
 	}
 	out->launch = median(times);
+	if (!d->graphs)
+		return 0;
+	DO(d->stream(&stream, STREAM_NON_BLOCKING), "cuStreamCreate", out->failed);
+	if ((failed = driver_graph(d, function, NULL, stream, GRAPH, &graph, out->failed)))
+		return failed;
+	for (int b = 0; b < BATCHES; b++) {
+		double began = driver_now();
+		for (unsigned int i = 0; i < repeats; i++)
+			DO(d->launch_graph(graph, stream), "cuGraphLaunch", out->failed);
+		times[b] = (driver_now() - began) / repeats;
+		DO(d->synchronize(), "cuCtxSynchronize", out->failed);
+	}
+	out->graph = median(times);
 	return 0;
 }
 
@@ -129,11 +83,11 @@ static int fill(const struct driver *d, uint64_t most, unsigned int repeats, str
 	out->had = count * STEP;
 	if (refused == 2) { /* CUDA_ERROR_OUT_OF_MEMORY */
 		for (int b = 0; b < BATCHES; b++) {
-			double began = nanoseconds();
+			double began = driver_now();
 			for (unsigned int i = 0; i < repeats; i++)
 				if (d->allocate(&more, STEP) == 0)
 					d->release(more);
-			times[b] = (nanoseconds() - began) / repeats;
+			times[b] = (driver_now() - began) / repeats;
 		}
 		out->refuse = median(times);
 		refused = 0;
@@ -141,23 +95,19 @@ static int fill(const struct driver *d, uint64_t most, unsigned int repeats, str
 	while (count > 0)
 		d->release(all[--count]);
 	free(all);
-	DO(refused, "cuMemAlloc");
+	DO(refused, "cuMemAlloc", out->failed);
 	return 0;
 }
 
 int measure(const char *library, uint64_t most, unsigned int repeats, struct figures *out)
 {
 	struct driver d;
-	void *context;
 	size_t available, total;
 	int failed;
 	memset(out, 0, sizeof *out);
-	if (open_driver(library, &d, out))
-		return -1;
-	DO(d.init(0), "cuInit");
-	DO(d.retain(&context, 0), "cuDevicePrimaryCtxRetain");
-	DO(d.current(context), "cuCtxSetCurrent");
-	DO(d.info(&available, &total), "cuMemGetInfo");
+	if ((failed = driver_open(library, &d, out->failed)))
+		return failed;
+	DO(d.info(&available, &total), "cuMemGetInfo", out->failed);
 	out->total = total;
 	if ((failed = pairs(&d, repeats, out)) || (failed = launches(&d, repeats, out)))
 		return failed;

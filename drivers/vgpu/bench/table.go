@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 )
@@ -20,13 +21,21 @@ var rows = []row{
 	{"memory that could be had, in steps of 2 MiB (MiB)", func(f figures) float64 { return float64(f.Had) / mib }},
 	{"allocate 1 MiB and free it (ns)", func(f figures) float64 { return f.Pair }},
 	{"launch an empty kernel (ns)", func(f figures) float64 { return f.Launch }},
+	{fmt.Sprintf("launch a graph of %d of them (ns)", graphKernels), func(f figures) float64 { return f.Graph }},
 	{"refuse an allocation (ns)", func(f figures) float64 { return f.Refuse }},
 }
 
-// Write prints the table: the median of the rounds, and their range.
+// Write prints the tables: for memory and launches the median of the rounds, and their range.
 func (r *Result) Write(to io.Writer) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s, %s, driver %s: a limit of %d MiB\n\n", r.product, r.gpu, r.driver, r.bytes/mib)
+	fmt.Fprintf(&text, "%s, %s, driver %s, CUDA %s", r.product, r.gpu, r.driver, r.cuda)
+	if r.library != "" {
+		fmt.Fprintf(&text, "\nlibrary %s", r.library)
+	}
+	if r.others > 0 {
+		fmt.Fprintf(&text, "\nOther processes use this GPU: %d. Their work is in all figures.", r.others)
+	}
+	fmt.Fprintf(&text, "\n\nMemory and launches, with a limit of %d MiB\n\n", r.bytes/mib)
 	cells := [][]string{{"median (least to most)"}}
 	for _, w := range r.ways {
 		if w.absent == nil {
@@ -42,6 +51,57 @@ func (r *Result) Write(to io.Writer) error {
 		}
 		cells = append(cells, line)
 	}
+	align(&text, cells)
+	text.WriteString("\nWithout a limit no more than the limit is allocated.\n")
+	for _, w := range r.ways {
+		if w.absent != nil {
+			fmt.Fprintf(&text, "%s: %v\n", w.name, w.absent)
+		}
+	}
+	r.cores.write(&text)
+	_, err := io.WriteString(to, text.String())
+	return err
+}
+
+// goal is how many points a percentage may be off.
+const goal = 3
+
+// write prints the table of cores.
+func (s *shares) write(text *strings.Builder) {
+	if len(s.rows) == 0 {
+		fmt.Fprintf(text, "cores: %v\n", s.absent)
+		return
+	}
+	fmt.Fprintf(text, "\nCores, %d s each, by kernels of %.2f ms\n\n", s.seconds, float64(s.kernel)/1e6)
+	cells := [][]string{{"percent", "limit", "had", "off", "charged"}}
+	most := s.rows[0]
+	for _, k := range s.rows {
+		name := k.of.String()
+		if k.which > 0 {
+			name = "  the other one"
+		}
+		cells = append(cells, []string{name, fmt.Sprint(k.of.Cores[k.which]), fmt.Sprintf("%.1f", k.had), fmt.Sprintf("%+.1f", k.off()),
+			fmt.Sprintf("%.1f", k.charged)})
+		if math.Abs(k.off()) > math.Abs(most.off()) {
+			most = k
+		}
+	}
+	align(text, append(cells, []string{"no limit, measured again", "-", fmt.Sprintf("%.1f", s.again), "-", "-"}))
+	fmt.Fprintf(text, "\n100 %% is what a process without a limit did in the same time, before. Charged is the time of turns. What it is above had, no kernel "+
+		"ran in.\n")
+	kept := "is kept"
+	if math.Abs(most.off()) > goal {
+		kept = "is missed"
+	}
+	fmt.Fprintf(text, "Most off is %+.1f points (%d %% in: %s): the goal of %d points %s.\n", most.off(), most.of.Cores[most.which], most.of, goal, kept)
+	if math.Abs(s.again-100) > 1 {
+		fmt.Fprintf(text, "The GPU or its machine was not as fast all the time: what is measured again should be 100. Do not believe differences "+
+			"smaller than %.0f points.\n", math.Ceil(math.Abs(s.again-100)))
+	}
+}
+
+// align writes the cells of a table: the first column to the left, the others to the right.
+func align(text *strings.Builder, cells [][]string) {
 	widths := make([]int, len(cells[0]))
 	for _, line := range cells {
 		for i, c := range line {
@@ -51,21 +111,13 @@ func (r *Result) Write(to io.Writer) error {
 	for _, line := range cells {
 		for i, c := range line {
 			if i == 0 {
-				fmt.Fprintf(&text, "%-*s", widths[i], c)
+				fmt.Fprintf(text, "%-*s", widths[i], c)
 				continue
 			}
-			fmt.Fprintf(&text, "   %*s", widths[i], c)
+			fmt.Fprintf(text, "   %*s", widths[i], c)
 		}
 		text.WriteString("\n")
 	}
-	text.WriteString("\nWithout a limit no more than the limit is allocated. Cores are not measured.\n")
-	for _, w := range r.ways {
-		if w.absent != nil {
-			fmt.Fprintf(&text, "%s: %v\n", w.name, w.absent)
-		}
-	}
-	_, err := io.WriteString(to, text.String())
-	return err
 }
 
 // cell is the median of some values, and their range where they differ.

@@ -1,0 +1,153 @@
+//shows:vgpu-bench
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/drivers/node/host"
+)
+
+// seconds is how long each percentage is measured: with -seconds=30 the test measures what the command does.
+var seconds = flag.Uint("seconds", 1, "how long each percentage of the cores is measured; above 1 all of them are")
+
+// limited is a machine with this project's library, on which cores are measured for a second each.
+func limited(t *testing.T) Options {
+	t.Helper()
+	private(t)
+	o := machine(t, "570.158.01")
+	library := t.TempDir()
+	build(t, "../../gpu/limiter/library", "OUT="+library)
+	o.Library, o.Seconds, o.Rounds = filepath.Join(library, "libvgpu.so"), *seconds, 1
+	return o
+}
+
+// How exact a percentage is depends on how busy the test's machine is: see docs/measurements.md. Here each process has work done in turns
+// that the arbiter gave it.
+func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
+	o := limited(t)
+	o.Together = []Together{{Cores: []int{75}}, {Lend: true, Cores: []int{25, 75}}, {Lend: true, Graph: true, Cores: []int{50, 50}}}
+	if *seconds > 1 {
+		o.Together, o.Repeats, o.Rounds = everything(), 200, 5
+	}
+	var progress strings.Builder
+	o.Progress = &progress
+	result, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(result.cores.rows) < 5 || result.cores.kernel < time.Millisecond || result.cores.again <= 0 {
+		t.Fatalf("measured %+v", result.cores)
+	}
+	for _, k := range result.cores.rows {
+		if k.had <= 0 || k.charged <= 0 {
+			t.Errorf("%s: process %d had %.1f %% and is charged %.1f %%", k.of, k.which, k.had, k.charged)
+		}
+	}
+	if !strings.Contains(progress.String(), "Measuring 25 % beside 75 % for ") {
+		t.Errorf("told: %s", progress.String())
+	}
+	var text strings.Builder
+	if err := result.Write(&text); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + text.String())
+	for _, line := range []string{
+		`(?m)^Cores, [0-9]+ s each, by kernels of [0-9.]+ ms$`,
+		`(?m)^75 %, nothing lent +75 +[0-9.]+ +[-+][0-9.]+ +[0-9.]+$`,
+		`(?m)^25 % beside 75 % +25 +[0-9.]+ +[-+][0-9.]+ +[0-9.]+\n  the other one +75 +[0-9.]+ `,
+		`(?m)^50 % beside 50 %, by graphs +50 +[0-9.]+ `,
+		`(?m)^no limit, measured again +- +[0-9.]+ `,
+		`(?m)^Most off is [-+][0-9.]+ points`,
+	} {
+		if !regexp.MustCompile(line).MatchString(text.String()) {
+			t.Errorf("no line is %s in\n%s", line, text.String())
+		}
+	}
+}
+
+func TestALimitThatIsNotInForceIsAnError(t *testing.T) {
+	o := limited(t)
+	o.Seconds, o.Library = 1, o.CUDA // it can be loaded, and limits nothing
+	o.Together = []Together{{Cores: []int{10}}}
+	result, err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "10 %, nothing lent: the process of 10 % worked without a turn on the GPU") {
+		t.Fatalf("error %v", err)
+	}
+	if len(result.ways) == 0 || len(result.ways[0].rounds) == 0 {
+		t.Error("what was measured before is lost")
+	}
+}
+
+func TestAGPUThatOthersUseIsLeftToThem(t *testing.T) {
+	o := machine(t, "570.158.01")
+	r, err := o.look()
+	if err != nil || r.others != 0 {
+		t.Fatalf("%d others use a GPU that nobody uses (%v)", r.others, err)
+	}
+	if o.libraries, err = gather(o.CUDA); err != nil {
+		t.Fatal(err)
+	}
+	o.Seconds = 1
+	err = converse(t.Context(), o.process(t.Context(), r.gpu), func(in io.WriteCloser, out *json.Decoder) error {
+		var ready report
+		if err := errors.Join(json.NewEncoder(in).Encode(o.order(0, false)), out.Decode(&ready)); err != nil {
+			return err
+		}
+		if r, err = o.look(); err != nil || r.others != 1 {
+			t.Errorf("%d others use the GPU (%v), want 1", r.others, err)
+		}
+		if err := o.shares(t.Context(), r); err != nil || !errors.Is(r.cores.absent, errAbsent) {
+			t.Errorf("measured beside another process: %v, %v", err, r.cores.absent)
+		}
+		return nil
+	})
+	// The process was not told to begin.
+	if err == nil || !strings.Contains(err.Error(), "wait until the others can begin") {
+		t.Errorf("the other process ended with %v", err)
+	}
+}
+
+func TestTheTableSaysWhatWasMissed(t *testing.T) {
+	half := Together{Lend: true, Cores: []int{50, 50}}
+	s := shares{seconds: 30, kernel: 1010 * time.Microsecond, again: 97.5, rows: []kept{
+		{of: Together{Cores: []int{10}}, had: 10.4, charged: 10.6},
+		{of: half, had: 46.2, charged: 49.9}, {of: half, which: 1, had: 48.1, charged: 49.8}}}
+	var text strings.Builder
+	s.write(&text)
+	const want = `
+Cores, 30 s each, by kernels of 1.01 ms
+
+percent                    limit    had    off   charged
+10 %, nothing lent            10   10.4   +0.4      10.6
+50 % beside 50 %              50   46.2   -3.8      49.9
+  the other one               50   48.1   -1.9      49.8
+no limit, measured again       -   97.5      -         -
+
+100 % is what a process without a limit did in the same time, before. Charged is the time of turns. What it is above had, no kernel ran in.
+Most off is -3.8 points (50 % in: 50 % beside 50 %): the goal of 3 points is missed.
+The GPU or its machine was not as fast all the time: what is measured again should be 100. Do not believe differences smaller than 3 points.
+`
+	if text.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", text.String(), want)
+	}
+}
+
+func TestTheMeasurementsDurationIsBounded(t *testing.T) {
+	for _, seconds := range []string{"1", "301", "-1", "x"} {
+		command := benchCommand(host.Host{})
+		command.SetArgs([]string{"--seconds=" + seconds})
+		command.SetOut(io.Discard)
+		command.SetErr(io.Discard)
+		if err := command.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "seconds") {
+			t.Errorf("--seconds=%s: %v", seconds, err)
+		}
+	}
+}

@@ -3,9 +3,10 @@
 //
 // The library in a container (gpufabric.io/drivers/gpu/limiter) launches on a GPU only in a turn, and gives the turn back when the GPU has
 // done what it launched. It asks over a socket that is mounted read-only into that container alone, so that the socket says which container
-// asks. All that a container says and that counts is when its turn is over. It is charged from the grant until then, by this program's
-// clock. A container that keeps its turns and does nothing is charged for them. One that says it is done, and is not, goes around the
-// library, as it could without it.
+// asks. What a container says and that counts is when its turn is over. It is charged from the grant until then, by this program's clock.
+// A container that keeps its turns and does nothing is charged for them. One that says it is done, and is not, goes around the library, as
+// it could without it. A container also says how long the GPU worked for it in the turn, by its events. The difference is the time that
+// processes and this program needed to hear of each other. It is believed up to a small part of the turn, so that a lie gains no more.
 //
 // What a container can make this program do is bounded: its connections, the packets that are read of them in a second, and the answers
 // that wait for it. This program takes no file descriptors of it.
@@ -42,7 +43,7 @@ const (
 	hello  uint32 = 1 + iota // which GPU
 	want                     // a turn; again while it waits: is anybody there?
 	more                     // its turn ends, and it has more to do
-	done                     // its turn is over, and the GPU has nothing of it
+	done                     // its turn is over, and the GPU has nothing of it; so long it worked for it, 0: not known
 	grant                    // a turn of so many nanoseconds
 	wait                     // others have theirs
 	closed                   // finish what is launched, and say done
@@ -354,7 +355,7 @@ func (c *container) talk(connection *net.UnixConn) {
 		delete(c.clients, connection)
 	})
 	buffer := make([]byte, packet+1)
-	kind, err := c.receive(connection, buffer)
+	kind, _, err := c.receive(connection, buffer)
 	if err != nil || kind != hello {
 		return
 	}
@@ -367,6 +368,7 @@ func (c *container) talk(connection *net.UnixConn) {
 		answer := make([]byte, packet)
 		binary.NativeEndian.PutUint32(answer, kind)
 		binary.NativeEndian.PutUint64(answer[8:], uint64(length)) //nolint:gosec // a turn
+		// At once, without another goroutine, whose start a GPU that is free would wait for. It never waits.
 		if !send(connection, answer) {
 			shut(connection) // it asks, and does not listen
 		}
@@ -374,7 +376,7 @@ func (c *container) talk(connection *net.UnixConn) {
 	s.gpu.join(s.member, process)
 	defer s.gpu.leave(process)
 	for {
-		kind, err := c.receive(connection, buffer)
+		kind, length, err := c.receive(connection, buffer)
 		s.pace.step()
 		switch {
 		case err != nil:
@@ -384,7 +386,7 @@ func (c *container) talk(connection *net.UnixConn) {
 		case kind == more:
 			s.gpu.more(process)
 		case kind == done:
-			s.gpu.done(process)
+			s.gpu.done(process, length)
 		default:
 			return
 		}
@@ -394,10 +396,10 @@ func (c *container) talk(connection *net.UnixConn) {
 // errPacket marks a packet of another size.
 var errPacket = errors.New("no packet of a process that asks for its turns")
 
-func (c *container) receive(connection *net.UnixConn, buffer []byte) (kind uint32, err error) {
+func (c *container) receive(connection *net.UnixConn, buffer []byte) (kind uint32, length time.Duration, err error) {
 	if c.closer != nil {
 		if err := withoutRights(connection); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
 	n, err := connection.Read(buffer)
@@ -405,7 +407,7 @@ func (c *container) receive(connection *net.UnixConn, buffer []byte) (kind uint3
 		err = errPacket
 	}
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return binary.NativeEndian.Uint32(buffer), nil
+	return binary.NativeEndian.Uint32(buffer), time.Duration(binary.NativeEndian.Uint64(buffer[8:])), nil //nolint:gosec // done looks at it
 }

@@ -3,6 +3,7 @@ package cores
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -42,7 +43,7 @@ func TestOneThatKeepsItsTurnsHasNoMoreThanItsShare(t *testing.T) {
 			p := begin(g, m, time.Millisecond)
 			for p.takes(until) {
 				time.Sleep(time.Second)
-				g.done(p.client)
+				g.done(p.client, 0)
 			}
 			return []*process{p}
 		},
@@ -62,6 +63,18 @@ func TestOneThatKeepsItsTurnsHasNoMoreThanItsShare(t *testing.T) {
 			}
 			waits.Wait()
 			return all
+		},
+		//attack:cores-lie A tenant says that the GPU did almost nothing for it in its turns
+		"a lie": func(g *gpu, m *member, until time.Time) []*process {
+			p := begin(g, m, time.Millisecond)
+			for p.takes(until) {
+				for range 20 {
+					time.Sleep(p.kernel)
+				}
+				p.ran += turn
+				g.done(p.client, 1)
+			}
+			return []*process{p}
 		},
 		//attack:cores-reconnect A tenant's process ends in each of its turns on the GPU, and another one takes its place
 		"another process for each turn": func(g *gpu, m *member, until time.Time) []*process {
@@ -92,11 +105,35 @@ func TestOneThatKeepsItsTurnsHasNoMoreThanItsShare(t *testing.T) {
 						t.Errorf("it waited %s for a turn, want %s at most", honest.waited, most)
 					}
 					for _, p := range left {
+						if got := 100 * p.ran.Seconds() / long.Seconds(); got > 53 {
+							t.Errorf("the attacker had %.1f %%, want 50", got)
+						}
 						g.leave(p.client)
 					}
 				})
 			})
 		}
+	}
+}
+
+// What a container says that the GPU did for it is believed up to a part of its turn, however often it says so and whatever it says.
+func TestALieAboutATurnGainsLittle(t *testing.T) {
+	for _, worked := range []time.Duration{1, -1, time.Hour, math.MinInt64, math.MaxInt64} {
+		synctest.Test(t, func(t *testing.T) {
+			g, until := &gpu{}, time.Now().Add(30*time.Second)
+			p := begin(g, &member{cores: 75}, time.Millisecond)
+			for p.takes(until) {
+				time.Sleep(turn)
+				p.ran += turn
+				for range 100 {
+					g.done(p.client, worked)
+				}
+			}
+			if got := 100 * p.ran.Seconds() / 30; got > 78 || got < 74 {
+				t.Errorf("one with 75 %% that says it worked for %s had %.1f %%", worked, got)
+			}
+			g.leave(p.client)
+		})
 	}
 }
 

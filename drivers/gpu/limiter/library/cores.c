@@ -21,7 +21,8 @@
 /* A GPU that did nothing for so long in a turn is given back, in nanoseconds. */
 #define IDLE 500000
 
-/* How far ahead of the GPU a process launches, and how far apart its events should be, in nanoseconds. */
+/* How far ahead of the GPU a process is when its turn ends, and how far apart its events should be, in nanoseconds. Before that it is further ahead, by what is
+ * left of its turn: where a busy machine lets the process wait, the GPU goes on. */
 #define AHEAD 8000000
 #define APART 1000000
 
@@ -51,12 +52,15 @@ struct lane {
 	atomic_uint batch;   /* launches to an event */
 	atomic_int marked;   /* events that are outstanding */
 	atomic_int most;     /* events that may be */
+	_Atomic int64_t since; /* when the GPU was given something after it had nothing; 0: it has nothing */
 	struct mark marks[MOST_MARKS], spare[MOST_MARKS];
 	unsigned int first; /* the oldest of the outstanding ones */
 	int spares;
 	struct tail tails[MOST_TAILS];
 	CUcontext watched; /* the thread waits for an event of this context */
-	int64_t seen;	   /* when the last event was over; 0: none was in this turn */
+	int64_t seen;	   /* when the last event was over; 0: none was since the GPU had nothing */
+	int64_t until;	   /* the end of this turn */
+	int64_t worked;	   /* how long the GPU worked in this turn, but for what it does now */
 	int64_t apart;	   /* the measured time between two events */
 	bool running;	   /* the thread was started */
 	atomic_bool unlimited; /* it could not be */
@@ -240,7 +244,7 @@ static bool reap(struct lane *l)
 			atomic_store(&l->batch, batch / 2);
 			l->apart /= 2;
 		}
-		int64_t most = AHEAD / (l->apart ? l->apart : 1);
+		int64_t most = (AHEAD + (l->until > now ? l->until - now : 0)) / (l->apart ? l->apart : 1);
 		atomic_store(&l->most, (int)(most < 2 ? 2 : most > MOST_MARKS / 2 ? MOST_MARKS / 2 : most));
 	}
 	l->seen = now;
@@ -267,21 +271,31 @@ static bool mark_tails(struct lane *l)
 	return some;
 }
 
+/* Counts what the GPU did until the last event, after which it has nothing. What is launched in the very moment is not counted, unless more follows. */
+static void rest(struct lane *l)
+{
+	int64_t since = atomic_exchange(&l->since, 0);
+	if (since && l->seen > since)
+		l->worked += l->seen - since;
+}
+
 /* Lets launches pass for a turn, and returns when the turn is over and the GPU has done them. */
 static void hold(struct lane *l, int64_t length)
 {
-	int64_t now = turns_now(), until = now + length, quiet = now;
-	l->seen = 0;
+	int64_t now = turns_now(), quiet = now;
+	l->until = now + length;
+	l->seen = l->worked = 0;
+	atomic_store(&l->since, 0);
 	atomic_store(&l->open, true);
 	tell(l);
 	while (!atomic_load(&ending)) {
 		unsigned int seen = atomic_load(&l->news);
 		now = turns_now();
-		if (now >= until) {
+		if (now >= l->until) {
 			length = turns_more(&l->turns, limit_in(l));
 			if (length <= 0)
 				break;
-			until = now + length;
+			l->until = now + length;
 		}
 		if (reap(l)) {
 			quiet = turns_now();
@@ -289,12 +303,14 @@ static void hold(struct lane *l, int64_t length)
 		}
 		if (mark_tails(l))
 			continue;
-		l->seen = 0; /* what comes next is no time between two events */
 		if (atomic_load(&l->inside))
-			quiet = now;
+			quiet = now; /* the GPU may have something already */
+		else
+			rest(l);
+		l->seen = 0; /* what comes next is no time between two events */
 		if (now - quiet >= IDLE)
 			break;
-		sleep_until_news(l, seen, (until < quiet + IDLE ? until : quiet + IDLE) - now);
+		sleep_until_news(l, seen, (l->until < quiet + IDLE ? l->until : quiet + IDLE) - now);
 	}
 	atomic_store(&l->open, false);
 	for (;;) {
@@ -305,6 +321,7 @@ static void hold(struct lane *l, int64_t length)
 	}
 	while (!atomic_load(&ending) && (reap(l) || mark_tails(l)))
 		;
+	rest(l);
 }
 
 static void *take_turns(void *argument)
@@ -321,7 +338,7 @@ static void *take_turns(void *argument)
 			continue;
 		}
 		hold(l, turns_take(&l->turns, limit_in(l)));
-		turns_give(&l->turns, limit_in(l));
+		turns_give(&l->turns, limit_in(l), l->worked);
 	}
 	return NULL;
 }
@@ -408,6 +425,8 @@ void cores_begin(struct launch *l)
 	for (;;) {
 		atomic_fetch_add(&lane->inside, 1);
 		if (passes(lane)) {
+			if (!atomic_load_explicit(&lane->since, memory_order_relaxed))
+				atomic_store(&lane->since, turns_now());
 			l->lane = lane;
 			return;
 		}

@@ -49,9 +49,9 @@ static void lose(struct turns *t)
 	t->tried = turns_now();
 }
 
-static bool say(struct turns *t, enum turn_kind kind, const char *uuid)
+static bool say(struct turns *t, enum turn_kind kind, const char *uuid, int64_t nanoseconds)
 {
-	struct turn_message m = {.kind = kind};
+	struct turn_message m = {.kind = kind, .nanoseconds = (uint64_t)nanoseconds};
 	if (uuid)
 		strncpy(m.uuid, uuid, sizeof m.uuid - 1);
 	return send(t->file, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof m;
@@ -74,7 +74,7 @@ static int hear(struct turns *t, struct turn_message *m)
 static bool reach(struct turns *t, const struct sockaddr_un *at, const struct limit *of)
 {
 	t->file = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (t->file >= 0 && connect(t->file, (const struct sockaddr *)at, sizeof *at) == 0 && say(t, TURN_HELLO, of->uuid))
+	if (t->file >= 0 && connect(t->file, (const struct sockaddr *)at, sizeof *at) == 0 && say(t, TURN_HELLO, of->uuid, 0))
 		return true;
 	lose(t);
 	return false;
@@ -105,11 +105,11 @@ static int64_t ask(struct turns *t)
 {
 	struct turn_message m;
 	bool again = false;
-	if (!say(t, TURN_WANT, NULL))
+	if (!say(t, TURN_WANT, NULL, 0))
 		return 0;
 	for (;;) {
 		int r = hear(t, &m);
-		if (r < 0 || (r == 0 && (again || !say(t, TURN_WANT, NULL))))
+		if (r < 0 || (r == 0 && (again || !say(t, TURN_WANT, NULL, 0))))
 			return 0;
 		again = r == 0;
 		if (r > 0 && m.kind == TURN_GRANT && m.nanoseconds > 0)
@@ -144,7 +144,7 @@ int64_t turns_more(struct turns *t, const struct limit *of)
 	struct turn_message m;
 	if (t->file < 0)
 		return of->cores >= 100 ? ALONE : 0;
-	if (!say(t, TURN_MORE, NULL)) {
+	if (!say(t, TURN_MORE, NULL, 0)) {
 		lose(t);
 		return 0;
 	}
@@ -160,10 +160,10 @@ int64_t turns_more(struct turns *t, const struct limit *of)
 	}
 }
 
-void turns_give(struct turns *t, const struct limit *of)
+void turns_give(struct turns *t, const struct limit *of, int64_t worked)
 {
 	int64_t now = turns_now();
-	if (t->file >= 0 && say(t, TURN_DONE, NULL))
+	if (t->file >= 0 && say(t, TURN_DONE, NULL, worked))
 		return;
 	if (t->file >= 0)
 		lose(t);

@@ -20,7 +20,7 @@
 
 enum turn_kind { TURN_HELLO = 1, TURN_WANT, TURN_MORE, TURN_DONE, TURN_GRANT, TURN_WAIT, TURN_CLOSE };
 
-/* A packet, of which each is sent whole. HELLO names the GPU; GRANT has the length of the turn. */
+/* A packet, of which each is sent whole. HELLO names the GPU; GRANT has the length of the turn; DONE says how long the GPU worked for the process in it, 0: not known. */
 struct turn_message {
 	uint32_t kind, unused;
 	uint64_t nanoseconds;
@@ -43,8 +43,8 @@ int64_t turns_take(struct turns *t, const struct limit *of);
 /* Asks for more at the end of a turn. Returns the length, 0 where it is another's turn. */
 int64_t turns_more(struct turns *t, const struct limit *of);
 
-/* Gives a turn back; the process has nothing on the GPU any more. */
-void turns_give(struct turns *t, const struct limit *of);
+/* Gives a turn back, in which the GPU worked for so many nanoseconds; the process has nothing on the GPU any more. */
+void turns_give(struct turns *t, const struct limit *of, int64_t worked);
 
 /* Forgets the connection, which after a fork is the parent's. */
 void turns_forget(struct turns *t);

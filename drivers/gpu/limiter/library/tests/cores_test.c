@@ -26,6 +26,9 @@ static struct {
 	_Atomic int silent;	    /* it answers nothing */
 	_Atomic int generous;	    /* more is always granted */
 	_Atomic uint64_t turns, wants, early; /* early: given back while the GPU still ran */
+	int64_t granted;
+	_Atomic int64_t worked;	  /* how long the GPU worked in all turns, as the library says */
+	_Atomic uint64_t boasted; /* turns in which it worked longer than they lasted, by what the library says */
 } arbiter;
 
 static void answer(enum turn_kind kind)
@@ -49,12 +52,15 @@ static void *arbitrate(void *unused)
 				break;
 			atomic_fetch_add(&arbiter.turns, 1);
 			atomic_store(&launches_allowed, 1);
+			arbiter.granted = turns_now();
 			answer(TURN_GRANT);
 			break;
 		case TURN_MORE:
 			answer(atomic_load(&arbiter.generous) ? TURN_GRANT : TURN_CLOSE);
 			break;
 		case TURN_DONE:
+			atomic_fetch_add(&arbiter.worked, (int64_t)m.nanoseconds);
+			atomic_fetch_add(&arbiter.boasted, (int64_t)m.nanoseconds > turns_now() - arbiter.granted);
 			atomic_store(&launches_allowed, 0);
 			if (launches_idle_at(0) > turns_now())
 				atomic_fetch_add(&arbiter.early, 1);
@@ -131,6 +137,10 @@ static void nothing_is_launched_outside_of_a_turn(void)
 	      (unsigned long long)atomic_load(&launches_done));
 	CHECK(atomic_load(&arbiter.early) == 0, "%llu of %llu turns ended while the GPU ran", (unsigned long long)atomic_load(&arbiter.early),
 	      (unsigned long long)atomic_load(&arbiter.turns));
+	int64_t ran = (int64_t)(atomic_load(&launches_done) * atomic_load(&launches_nanoseconds));
+	CHECK(atomic_load(&arbiter.boasted) == 0 && atomic_load(&arbiter.worked) > ran / 10 * 9,
+	      "%lld us of work in all turns, and kernels of %lld; %llu turns were too short",
+	      (long long)(atomic_load(&arbiter.worked) / 1000), (long long)(ran / 1000), (unsigned long long)atomic_load(&arbiter.boasted));
 	CHECK(atomic_load(&arbiter.turns) > 8, "%llu turns for 160 ms of kernels", (unsigned long long)atomic_load(&arbiter.turns));
 	CHECK(cuCtxDestroy_v2((void *)(uintptr_t)1) == 0 && atomic_load(&launches_events) == 0, "%d events of a context that is gone",
 	      atomic_load(&launches_events));

@@ -15,7 +15,7 @@
 
 #include "devices.h"
 #include "hooks.h"
-#include "turns.h"
+#include "lanes.h"
 #include "words.h"
 
 /* A GPU that did nothing for so long in a turn is given back, in nanoseconds. */
@@ -26,52 +26,14 @@
 #define AHEAD 8000000
 #define APART 1000000
 
-#define MOST_MARKS 64
 #define MOST_BATCH 128
-#define MOST_TAILS 64
 #define PROBES 8
 
-/* An event behind launches. */
-struct mark {
-	CUevent event;
-	CUcontext context;
-};
-
-/* The launches into a stream since its last event. */
-struct tail {
-	_Atomic uintptr_t context, stream; /* stream 0: nobody's */
-	atomic_uint unmarked;
-};
-
-struct lane {
-	pthread_mutex_t lock;
-	atomic_uint news;    /* a futex: it changes when somebody who waits should look again */
-	atomic_bool open;    /* launches may pass */
-	atomic_int inside;   /* launches that passed and have not ended */
-	atomic_int waiting;  /* threads before the gate */
-	atomic_uint batch;   /* launches to an event */
-	atomic_int marked;   /* events that are outstanding */
-	atomic_int most;     /* events that may be */
-	_Atomic int64_t since; /* when the GPU was given something after it had nothing; 0: it has nothing */
-	struct mark marks[MOST_MARKS], spare[MOST_MARKS];
-	unsigned int first; /* the oldest of the outstanding ones */
-	int spares;
-	struct tail tails[MOST_TAILS];
-	CUcontext watched; /* the thread waits for an event of this context */
-	int64_t seen;	   /* when the last event was over; 0: none was since the GPU had nothing */
-	int64_t until;	   /* the end of this turn */
-	int64_t worked;	   /* how long the GPU worked in this turn, but for what it does now */
-	int64_t apart;	   /* the measured time between two events */
-	bool running;	   /* the thread was started */
-	atomic_bool unlimited; /* it could not be */
-	struct turns turns;
-};
-
-static struct lane lanes[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .batch = 1, .most = 2, .turns = {.file = -1}}};
+struct lane lanes[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .batch = 1, .most = 2, .turns = {.file = -1}}};
 static atomic_int wanted = -1; /* whether any GPU has a limit of cores; -1: not known yet */
 static atomic_bool ending;
 
-static bool any(void)
+bool lanes_any(void)
 {
 	int known = atomic_load_explicit(&wanted, memory_order_relaxed);
 	if (known < 0) {
@@ -89,8 +51,7 @@ static const struct limit *limit_in(const struct lane *l)
 	return &limits_get()->devices[l - lanes];
 }
 
-/* Waits for news after those that were seen, for so long at most; below 0: for ever. */
-static void sleep_until_news(struct lane *l, unsigned int seen, int64_t nanoseconds)
+void lanes_sleep(struct lane *l, unsigned int seen, int64_t nanoseconds)
 {
 	struct timespec t = {.tv_sec = nanoseconds / 1000000000, .tv_nsec = nanoseconds % 1000000000};
 	syscall(SYS_futex, &l->news, FUTEX_WAIT_PRIVATE, seen, nanoseconds < 0 ? NULL : &t, NULL, 0);
@@ -123,7 +84,7 @@ static CUevent event_for(struct lane *l, CUcontext context)
 	return create && create(&e, EVENT_BLOCKING_WITHOUT_TIME) == CUDA_SUCCESS ? e : NULL;
 }
 
-static void destroy(CUevent e)
+void lanes_destroy(CUevent e)
 {
 	CUresult (*real)(CUevent) = REAL(cuda, cuEventDestroy_v2);
 	if (real)
@@ -135,11 +96,10 @@ static void keep(struct lane *l, struct mark m)
 	if (l->spares < MOST_MARKS)
 		l->spare[l->spares++] = m;
 	else
-		destroy(m.event);
+		lanes_destroy(m.event);
 }
 
-/* Records an event in a stream of the calling thread's context. The caller has the lock. False: none was recorded. */
-static bool mark(struct lane *l, CUcontext context, CUstream stream, struct tail *t)
+bool lanes_mark(struct lane *l, CUcontext context, CUstream stream, struct tail *t)
 {
 	CUresult (*record)(CUevent, CUstream) = REAL(cuda, cuEventRecord);
 	int marked = atomic_load(&l->marked);
@@ -207,7 +167,7 @@ static void count(struct lane *l, CUcontext context, CUstream stream)
 	bool first = atomic_load(&l->marked) == 0;
 	if (!t && !nameless(stream) && (t = new_tail(l, context, stream)))
 		atomic_fetch_add(&t->unmarked, 1);
-	bool done = mark(l, context, stream, t);
+	bool done = lanes_mark(l, context, stream, t);
 	pthread_mutex_unlock(&l->lock);
 	if (done && first)
 		tell(l);
@@ -263,7 +223,7 @@ static bool mark_tails(struct lane *l)
 		if (!atomic_load(&t->unmarked))
 			continue;
 		if (current && current((CUcontext)atomic_load(&t->context)) == CUDA_SUCCESS)
-			some = mark(l, (CUcontext)atomic_load(&t->context), (CUstream)atomic_load(&t->stream), t) || some;
+			some = lanes_mark(l, (CUcontext)atomic_load(&t->context), (CUstream)atomic_load(&t->stream), t) || some;
 		else
 			atomic_store(&t->unmarked, 0);
 	}
@@ -310,14 +270,14 @@ static void hold(struct lane *l, int64_t length)
 		l->seen = 0; /* what comes next is no time between two events */
 		if (now - quiet >= IDLE)
 			break;
-		sleep_until_news(l, seen, (l->until < quiet + IDLE ? l->until : quiet + IDLE) - now);
+		lanes_sleep(l, seen, (l->until < quiet + IDLE ? l->until : quiet + IDLE) - now);
 	}
 	atomic_store(&l->open, false);
 	for (;;) {
 		unsigned int seen = atomic_load(&l->news);
 		if (!atomic_load(&l->inside))
 			break;
-		sleep_until_news(l, seen, -1);
+		lanes_sleep(l, seen, -1);
 	}
 	while (!atomic_load(&ending) && (reap(l) || mark_tails(l)))
 		;
@@ -334,7 +294,7 @@ static void *take_turns(void *argument)
 	while (!atomic_load(&ending)) {
 		unsigned int seen = atomic_load(&l->news);
 		if (!atomic_load(&l->waiting)) {
-			sleep_until_news(l, seen, -1);
+			lanes_sleep(l, seen, -1);
 			continue;
 		}
 		hold(l, turns_take(&l->turns, limit_in(l)));
@@ -407,7 +367,7 @@ static bool queue(struct lane *l)
 		unsigned int seen = atomic_load(&l->news);
 		if (passes(l))
 			break;
-		sleep_until_news(l, seen, -1);
+		lanes_sleep(l, seen, -1);
 	}
 	atomic_fetch_sub(&l->waiting, 1);
 	return !atomic_load(&ending) && !atomic_load(&l->unlimited);
@@ -416,7 +376,7 @@ static bool queue(struct lane *l)
 void cores_begin(struct launch *l)
 {
 	l->lane = NULL;
-	if (!any())
+	if (!lanes_any())
 		return;
 	int limit = limit_of_current(&l->context);
 	if (limit < 0 || !limits_get()->devices[limit].cores)
@@ -446,88 +406,6 @@ CUresult cores_end(const struct launch *l, CUstream stream, bool per_thread, CUr
 		count(l->lane, l->context, stream);
 	step_out(l->lane);
 	return r;
-}
-
-/* Records an event behind a stream's launches, where the tail is the stream's. The caller has the lock. */
-static void mark_tail(struct lane *l, struct tail *t, CUstream stream)
-{
-	if (atomic_load(&t->stream) == (uintptr_t)stream && atomic_load(&t->unmarked))
-		mark(l, (CUcontext)atomic_load(&t->context), stream, t);
-}
-
-CUresult cores_capture(CUresult (*begin)(CUstream, int), CUstream stream, int mode)
-{
-	if (!any())
-		return begin(stream, mode);
-	for (int i = 0; i < MOST_DEVICES; i++)
-		pthread_mutex_lock(&lanes[i].lock);
-	/* What was launched before the capture is still to be waited for. */
-	for (int i = 0; i < MOST_DEVICES; i++)
-		for (int j = 0; j < MOST_TAILS; j++)
-			mark_tail(&lanes[i], &lanes[i].tails[j], stream);
-	CUresult r = begin(stream, mode);
-	for (int i = MOST_DEVICES - 1; i >= 0; i--)
-		pthread_mutex_unlock(&lanes[i].lock);
-	return r;
-}
-
-static void clear(struct tail *t)
-{
-	atomic_store(&t->stream, 0);
-	atomic_store(&t->context, 0);
-	atomic_store(&t->unmarked, 0);
-}
-
-void cores_forget_stream(CUstream stream)
-{
-	if (!any())
-		return;
-	for (int i = 0; i < MOST_DEVICES; i++) {
-		struct lane *l = &lanes[i];
-		pthread_mutex_lock(&l->lock);
-		for (int j = 0; j < MOST_TAILS; j++)
-			if (atomic_load(&l->tails[j].stream) == (uintptr_t)stream) {
-				mark_tail(l, &l->tails[j], stream);
-				clear(&l->tails[j]);
-			}
-		pthread_mutex_unlock(&l->lock);
-	}
-}
-
-/* Removes the events of a context from a ring or a heap of so many; returns how many stay. */
-static int without(struct mark *marks, unsigned int first, int count, CUcontext context)
-{
-	int stay = 0;
-	for (int i = 0; i < count; i++) {
-		struct mark m = marks[(first + (unsigned int)i) % MOST_MARKS];
-		if (m.context == context)
-			destroy(m.event);
-		else
-			marks[(first + (unsigned int)stay++) % MOST_MARKS] = m;
-	}
-	return stay;
-}
-
-void cores_forget_context(CUcontext context)
-{
-	if (!context || !any())
-		return;
-	for (int i = 0; i < MOST_DEVICES; i++) {
-		struct lane *l = &lanes[i];
-		pthread_mutex_lock(&l->lock);
-		while (l->watched == context) {
-			unsigned int seen = atomic_load(&l->news);
-			pthread_mutex_unlock(&l->lock);
-			sleep_until_news(l, seen, 1000000);
-			pthread_mutex_lock(&l->lock);
-		}
-		for (int j = 0; j < MOST_TAILS; j++)
-			if (atomic_load(&l->tails[j].context) == (uintptr_t)context)
-				clear(&l->tails[j]);
-		atomic_store(&l->marked, without(l->marks, l->first, atomic_load(&l->marked), context));
-		l->spares = without(l->spare, 0, l->spares, context);
-		pthread_mutex_unlock(&l->lock);
-	}
 }
 
 /* The child has no turn, and none of the parent's threads. */

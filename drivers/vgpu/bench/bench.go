@@ -39,6 +39,8 @@ type Options struct {
 	Bytes uint64
 	// Seconds is how long each percentage of the GPU's cores is measured; 0: none is.
 	Seconds uint
+	// LoadAverage is the kernel's file with the machine's load, /proc/loadavg.
+	LoadAverage string
 	// Together are the percentages that are measured.
 	Together []Together
 	// InUse has cores measured beside other processes that use the GPU.

@@ -53,6 +53,7 @@ func benchCommand(h host.Host) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			o.Bytes = limit << 20
 			o.Cgroups.Self = filepath.Join(node.ProcRoot(), "self/cgroup")
+			o.LoadAverage = filepath.Join(node.ProcRoot(), "loadavg")
 			o.CUDA = filepath.Join(filepath.Dir(node.Driver().Locate().Library), "libcuda.so.1")
 			if o.Program, err = os.Executable(); err != nil {
 				return err
@@ -94,7 +95,8 @@ func benchCommand(h host.Host) *cobra.Command {
 		"cgroup below this process's own")
 	flags.StringVar(&o.GPU, "gpu", "", "UUID of the GPU to measure; empty: the first")
 	flags.Uint64Var(&limit, "memory", 1024, "the limit, in MiB")
-	flags.UintVar(&o.Seconds, "seconds", 30, fmt.Sprintf("how long each percentage of the cores is measured: 2 to %d; 0: none is", mostSeconds))
+	flags.UintVar(&o.Seconds, "seconds", 30, fmt.Sprintf("how long each percentage of the cores is measured: 2 to %d; 0: none is",
+		mostSeconds))
 	flags.BoolVar(&o.InUse, "in-use", false, "measure cores although other processes use the GPU: they are slowed down, and their work is in "+
 		"the figures")
 	flags.UintVar(&o.Repeats, "repeats", 200, "how often each thing is done in a batch; the median of 15 batches counts")

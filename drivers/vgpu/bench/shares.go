@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -31,6 +32,8 @@ type shares struct {
 	// again is what a process without a limit did at the end, in percent of what one did at the beginning.
 	again float64
 	rows  []kept
+	// loads are the machine's at the beginning and at the end: how many processes run or wait for a processor; 0: not known.
+	loads [2]float64
 }
 
 // Together are processes that have the GPU at the same time.
@@ -90,6 +93,8 @@ func (o *Options) shares(ctx context.Context, r *Result) error {
 			"uses by --gpu, or allow it by --in-use", errAbsent, r.others, r.gpu)
 		return nil
 	}
+	r.cores.loads[0] = o.load()
+	defer func() { r.cores.loads[1] = o.load() }()
 	base, rounds, err := o.unlimited(ctx, r.gpu, 0)
 	if err != nil {
 		return err
@@ -115,6 +120,13 @@ func (o *Options) shares(ctx context.Context, r *Result) error {
 	}
 	r.cores.again = percent(again, r.cores.kernel)
 	return nil
+}
+
+// load is the machine's load average of the last minute.
+func (o *Options) load() (load float64) {
+	text, _ := os.ReadFile(o.LoadAverage)        // for the reader alone
+	_, _ = fmt.Sscanf(string(text), "%g", &load) // as above
+	return load
 }
 
 // percent is what was done in percent of what a process without a limit does.

@@ -5,12 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpufabric.io/drivers/node/host"
 )
@@ -116,13 +121,19 @@ func TestAGPUThatOthersUseIsLeftToThem(t *testing.T) {
 }
 
 func TestTheTableSaysWhatWasMissed(t *testing.T) {
+	busy := filepath.Join(t.TempDir(), "loadavg")
+	if err := os.WriteFile(busy, []byte("9001.25 4.01 3.14 5/678 91011\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	half := Together{Lend: true, Cores: []int{50, 50}}
 	s := shares{seconds: 30, kernel: 1010 * time.Microsecond, again: 97.5, rows: []kept{
 		{of: Together{Cores: []int{10}}, had: 10.4, charged: 10.6},
 		{of: half, had: 46.2, charged: 49.9}, {of: half, which: 1, had: 48.1, charged: 49.8}}}
+	o, quiet := Options{LoadAverage: busy}, Options{LoadAverage: busy + ".not"}
+	s.loads = [2]float64{quiet.load(), o.load()}
 	var text strings.Builder
 	s.write(&text)
-	const want = `
+	want := `
 Cores, 30 s each, by kernels of 1.01 ms
 
 percent                    limit    had    off   charged
@@ -133,10 +144,36 @@ no limit, measured again       -   97.5      -         -
 
 100 % is what a process without a limit did in the same time, before. Charged is the time of turns. What it is above had, no kernel ran in.
 Most off is -3.8 points (50 % in: 50 % beside 50 %): the goal of 3 points is missed.
+The machine's load was 0.0 at the beginning and 9001.2 at the end, and it has PROCESSORS processors: ` +
+		`processes waited for one, and the GPU for them. Measure again when it is below.
 The GPU or its machine was not as fast all the time: what is measured again should be 100. Do not believe differences smaller than 3 points.
 `
+	want = strings.Replace(want, "PROCESSORS", fmt.Sprint(runtime.NumCPU()), 1)
 	if text.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", text.String(), want)
+	}
+}
+
+func TestTheCommandPrintsTheTables(t *testing.T) {
+	o := machine(t, "570.158.01")
+	command := Command(host.Host{NVML: func(string) nvml.Interface { return o.NVML }})
+	var out, told strings.Builder
+	command.SetOut(&out)
+	command.SetErr(&told)
+	driver := strings.TrimSuffix(o.CUDA, "/usr/lib64/libcuda.so.1")
+	command.SetArgs([]string{"bench", "--driver-root=" + driver, "--seconds=0", "--memory=64", "--repeats=2", "--rounds=1",
+		"--limiter-library="})
+	if err := command.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Memory and launches, with a limit of 64 MiB", "library: not measured: --limiter-library is empty",
+		"cores: not measured: --seconds is 0"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+	if !strings.Contains(told.String(), "Measuring limits of memory, and launches\n") {
+		t.Errorf("told: %s", told.String())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -87,16 +88,21 @@ func (s *shares) write(text *strings.Builder) {
 		}
 	}
 	align(text, append(cells, []string{"no limit, measured again", "-", fmt.Sprintf("%.1f", s.again), "-", "-"}))
-	fmt.Fprintf(text, "\n100 %% is what a process without a limit did in the same time, before. Charged is the time of turns. What it is above had, no kernel "+
-		"ran in.\n")
+	text.WriteString("\n100 % is what a process without a limit did in the same time, before. Charged is the time of turns. What it is " +
+		"above had, no kernel ran in.\n")
 	kept := "is kept"
 	if math.Abs(most.off()) > goal {
 		kept = "is missed"
 	}
-	fmt.Fprintf(text, "Most off is %+.1f points (%d %% in: %s): the goal of %d points %s.\n", most.off(), most.of.Cores[most.which], most.of, goal, kept)
+	fmt.Fprintf(text, "Most off is %+.1f points (%d %% in: %s): the goal of %d points %s.\n", most.off(), most.of.Cores[most.which],
+		most.of, goal, kept)
+	if processors := runtime.NumCPU(); max(s.loads[0], s.loads[1]) > float64(processors) {
+		fmt.Fprintf(text, "The machine's load was %.1f at the beginning and %.1f at the end, and it has %d processors: processes waited "+
+			"for one, and the GPU for them. Measure again when it is below.\n", s.loads[0], s.loads[1], processors)
+	}
 	if math.Abs(s.again-100) > 1 {
-		fmt.Fprintf(text, "The GPU or its machine was not as fast all the time: what is measured again should be 100. Do not believe differences "+
-			"smaller than %.0f points.\n", math.Ceil(math.Abs(s.again-100)))
+		fmt.Fprintf(text, "The GPU or its machine was not as fast all the time: what is measured again should be 100. Do not believe "+
+			"differences smaller than %.0f points.\n", math.Ceil(math.Abs(s.again-100)))
 	}
 }
 

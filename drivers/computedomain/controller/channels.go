@@ -19,7 +19,8 @@ import (
 
 // decideMode records in the status whose IMEX daemons serve the domain. The choice is made once: a later change of the controller's mode
 // does not move the domain. A domain that an earlier version has reconciled has daemons of its own. A domain that still waits for its
-// first channel of a clique follows the controller's mode between Clique and Host, since no daemon serves it yet.
+// first channel of a clique follows the controller's mode, since no daemon serves it yet, and none may come: in mode Domain the controller
+// makes no clique's ComputeDomain. One that has daemons of its own keeps them.
 func (r *Reconciler) decideMode(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
 	told := r.settings.IMEX
@@ -29,7 +30,7 @@ func (r *Reconciler) decideMode(ctx context.Context, p *pass) error {
 		status.IMEX = v1beta1.IMEXHost
 	case p.clique != "":
 		status.IMEX = v1beta1.IMEXClique
-	case status.IMEX.Shared() && told.Shared() && status.IMEX != told && len(status.Nodes) == 0:
+	case r.mayFollow(p.domain):
 		holds, err := r.holdsChannel(ctx, p.domain.UID)
 		if err != nil {
 			return err
@@ -44,6 +45,12 @@ func (r *Reconciler) decideMode(ctx context.Context, p *pass) error {
 		status.IMEX = v1beta1.IMEXDomain
 	}
 	return nil
+}
+
+// mayFollow says whether the controller's mode is another than that of a user's domain which no daemon has served so far. It follows unless
+// it has got a channel (holdsChannel).
+func (r *Reconciler) mayFollow(domain *v1beta1.ComputeDomain) bool {
+	return domain.Status.IMEX.Shared() && domain.Status.IMEX != r.settings.IMEX && len(domain.Status.Nodes) == 0
 }
 
 // holdsChannel says whether a domain holds a channel of any clique.
@@ -194,9 +201,16 @@ func (r *Reconciler) givenBack(ctx context.Context, channel v1beta1.ComputeDomai
 	if cached, err := r.find(ctx, uid); err != nil || cached != nil && cached.DeletionTimestamp == nil {
 		return false, err
 	}
+	// While the cache shows a node with the number there is nothing to ask: the change of that node's label causes another pass.
+	if labelled, _, err := r.observe(ctx, uid); err != nil || slices.ContainsFunc(labelled, memberOf(uid)) {
+		return false, err
+	}
+	// By its name: a list of the namespace for each domain that ends would grow with the square of the domains. The controller may list
+	// domains, and not get one.
 	domains := metav1.PartialObjectMetadataList{}
 	domains.SetGroupVersionKind(v1beta1.SchemeGroupVersion().WithKind("ComputeDomainList"))
-	if err := r.live.List(ctx, &domains, client.InNamespace(channel.Namespace)); err != nil {
+	if err := r.live.List(ctx, &domains, client.InNamespace(channel.Namespace),
+		client.MatchingFields{metav1.ObjectNameField: channel.Name}); err != nil {
 		return false, fmt.Errorf("look for the ComputeDomain that holds channel %d: %w", channel.Number, err)
 	}
 	for _, domain := range domains.Items {
@@ -211,6 +225,14 @@ func (r *Reconciler) givenBack(ctx context.Context, channel v1beta1.ComputeDomai
 	return len(nodes.Items) == 0, nil
 }
 
+// memberOf says whether a node's plugin has labelled it as one that has a domain's channel.
+func memberOf(uid types.UID) func(metav1.PartialObjectMetadata) bool {
+	return func(node metav1.PartialObjectMetadata) bool {
+		_, member := node.Labels[computedomain.MemberLabel(uid)]
+		return member
+	}
+}
+
 // members are a domain's nodes as the cluster shows them now, and the pods of its own daemons.
 func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.Pod, error) {
 	nodes, pods, err := r.observe(ctx, p.domain.UID)
@@ -223,7 +245,11 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 		}
 	}
 	if p.ownDaemons() {
-		return membersOf(nodes, pods), pods, nil
+		members := membersOf(nodes, pods)
+		if p.clique != "" {
+			err = r.explainOwn(ctx, nodes, members)
+		}
+		return members, pods, err
 	}
 	members := make([]member, 0, len(nodes))
 	for i := range nodes {
@@ -240,6 +266,28 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 	}
 	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
 	return members, nil, nil
+}
+
+// explainOwn says why nodes of a clique have no daemon of it: they are part of a domain with daemons of its own.
+func (r *Reconciler) explainOwn(ctx context.Context, nodes []metav1.PartialObjectMetadata, members []member) error {
+	for _, node := range nodes {
+		uid := types.UID(node.Labels[v1beta1.LabelComputeDomain])
+		index := slices.IndexFunc(members, func(m member) bool { return m.name == node.Name })
+		if uid == "" || index < 0 || members[index].ready {
+			continue
+		}
+		domain, err := r.find(ctx, uid)
+		if err != nil {
+			return err
+		}
+		name := "with UID " + string(uid)
+		if domain != nil {
+			name = domain.Namespace + "/" + domain.Name
+		}
+		members[index].why = "ComputeDomain " + name + " has an IMEX daemon of its own there (it was made with computeDomains.imex domain); " +
+			"the clique's daemon comes when that domain has left the node"
+	}
+	return nil
 }
 
 // hostService says whether a node's own nvidia-imex can serve domains, and if not why. The node's plugin has written the answer into a
@@ -262,7 +310,9 @@ func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain
 		return err
 	}
 	if clique == nil {
-		m.why = "its clique " + m.clique + " has no IMEX daemons yet"
+		if m.why = "its clique " + m.clique + " has no IMEX daemons yet"; !r.settings.IMEX.Shared() {
+			m.why = "its clique " + m.clique + " has no IMEX daemons, and gets none while computeDomains.imex is domain: make the domain again"
+		}
 		return nil
 	}
 	if clique.Status.IMEX == v1beta1.IMEXHost {
@@ -275,17 +325,20 @@ func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain
 	}
 	switch {
 	case computedomain.ChannelOf(clique, domain.UID) == nil:
-		m.ready, m.why = false, noChannel(clique, domain)
+		m.ready, m.why = false, noChannel(clique, domain, r.settings.IMEX)
 	case !m.ready && m.why == "":
 		m.why = fmt.Sprintf("the IMEX daemon of its clique is not READY there: see ComputeDomain %s/%s", clique.Namespace, clique.Name)
 	}
 	return nil
 }
 
-// noChannel says why a domain has no channel of a clique.
-func noChannel(clique, domain *v1beta1.ComputeDomain) string {
+// noChannel says why a domain has no channel of a clique. told is the controller's mode.
+func noChannel(clique, domain *v1beta1.ComputeDomain, told v1beta1.IMEXMode) string {
 	held := len(clique.Status.Channels)
 	switch {
+	case clique.Status.IMEX != "" && clique.Status.IMEX != domain.Status.IMEX && domain.Status.IMEX != told:
+		return fmt.Sprintf("its clique is served in mode %s by now, and the domain was made in mode %s: start its pods in a clique of which it "+
+			"has a channel, or make the domain again", clique.Status.IMEX, domain.Status.IMEX)
 	case clique.Status.IMEX != "" && clique.Status.IMEX != domain.Status.IMEX:
 		return fmt.Sprintf("its clique is still served in mode %s, where %d %s a channel: the clique changes to %s when they have ended",
 			clique.Status.IMEX, held, plural(held, "domain holds", "domains hold"), domain.Status.IMEX)
@@ -341,6 +394,9 @@ func (r *Reconciler) concerns(ctx context.Context, o client.Object) []types.UID 
 	domain, ok := o.(*v1beta1.ComputeDomain)
 	if !ok {
 		return concerned
+	}
+	if domain.DeletionTimestamp != nil {
+		r.memory.deletingSince(domain.UID, r.now())
 	}
 	if domain.DeletionTimestamp != nil && domain.Status.IMEX.Shared() {
 		for _, part := range domain.Status.Cliques {

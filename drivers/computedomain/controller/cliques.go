@@ -34,10 +34,52 @@ func (c *cliques) setup(manager ctrl.Manager) error {
 	})
 	skipNameValidation := true // as the Reconciler's
 	return builder.TypedControllerManagedBy[string](manager).Named("imexclique").
-		Watches(&v1beta1.ComputeDomain{}, byLabel).
+		Watches(&v1beta1.ComputeDomain{}, handler.TypedEnqueueRequestsFromMapFunc(c.concerns)).
 		WatchesMetadata(&corev1.Node{}, byLabel).
 		WithOptions(controller.TypedOptions[string]{MaxConcurrentReconciles: 1, SkipNameValidation: &skipNameValidation}).
 		Complete(c)
+}
+
+// concerns are the cliques to look at when a ComputeDomain has changed: its own; and, where cliques of an earlier mode stay only for the
+// domains of that mode, all of them.
+func (c *cliques) concerns(ctx context.Context, o client.Object) []string {
+	if clique := o.GetLabels()[v1beta1.LabelClique]; clique != "" {
+		return []string{clique}
+	}
+	domain, ok := o.(*v1beta1.ComputeDomain)
+	if !ok || c.settings.IMEX.Shared() || !domain.Status.IMEX.Shared() {
+		return nil
+	}
+	var list v1beta1.ComputeDomainList
+	// The cache returns an error only when it has stopped.
+	if err := c.client.List(ctx, &list, client.InNamespace(c.settings.Namespace), client.HasLabels{v1beta1.LabelClique}); err != nil {
+		return nil
+	}
+	var cliques []string
+	for i := range list.Items {
+		cliques = append(cliques, list.Items[i].Labels[v1beta1.LabelClique])
+	}
+	return cliques
+}
+
+// expected says whether a clique's ComputeDomain stays though the controller's mode has none: a domain that shares daemons is left, which may
+// get pods in any clique, and the controller may make none in that mode.
+func (c *cliques) expected(ctx context.Context, clique *v1beta1.ComputeDomain) (bool, error) {
+	if c.settings.IMEX.Shared() {
+		return false, nil
+	}
+	var list v1beta1.ComputeDomainList
+	if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("look for domains that clique %s serves: %w", clique.Labels[v1beta1.LabelClique], err)
+	}
+	for i := range list.Items {
+		domain := &list.Items[i]
+		if computedomain.CliqueOf(domain, c.settings.Namespace) == "" && domain.Status.IMEX.Shared() &&
+			(clique.Status.IMEX == "" || clique.Status.IMEX == domain.Status.IMEX) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Reconcile makes the clique's ComputeDomain, or removes it when it is not needed any more. One with channels in its table stays, even
@@ -60,6 +102,9 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 			return ctrl.Result{}, fmt.Errorf("make the ComputeDomain of clique %s: %w", clique, err)
 		}
 	case err == nil && (!wanted || ofOtherMode) && len(found.Status.Channels) == 0 && found.DeletionTimestamp == nil:
+		if stays, err := c.expected(ctx, found); err != nil || stays && len(nodes.Items) > 0 {
+			return ctrl.Result{}, err
+		}
 		// Only the version that was read is deleted: a domain may have got a channel since.
 		precondition := client.Preconditions{UID: &found.UID, ResourceVersion: &found.ResourceVersion}
 		err := c.client.Delete(ctx, found, precondition)

@@ -62,6 +62,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 		ObjectMeta: metav1.ObjectMeta{Labels: domainLabels(domain.UID)},
 		Spec: corev1.PodSpec{
 			NodeSelector:                  daemonNodes(domain, s.Namespace),
+			Affinity:                      besideNone(domain, s.Namespace),
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			PriorityClassName:             "system-node-critical",
 			ServiceAccountName:            s.DaemonServiceAccount,
@@ -103,6 +104,19 @@ func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]str
 		return map[string]string{v1beta1.LabelClique: clique}
 	}
 	return map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}
+}
+
+// besideNone keeps the daemons of a clique off nodes that are part of a domain with daemons of its own (computeDomains.imex: domain), since a
+// node has one IMEX session. A node plugin labels its node with such a domain only while no pod there has a channel of the clique.
+func besideNone(domain *v1beta1.ComputeDomain, namespace string) *corev1.Affinity {
+	if computedomain.CliqueOf(domain, namespace) == "" {
+		return nil
+	}
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: v1beta1.LabelComputeDomain, Operator: corev1.NodeSelectorOpDoesNotExist},
+		}}},
+	}}}
 }
 
 // daemonSecurity: the user is root, because root owns the domain's directory on the node and /etc/hosts, but without root's

@@ -147,7 +147,8 @@ func TestADomainWithoutNodesFollowsTheControllersMode(t *testing.T) {
 		"new":                       {v1beta1.ComputeDomainStatus{}, v1beta1.IMEXHost, v1beta1.IMEXHost},
 		"running":                   {running, v1beta1.IMEXHost, v1beta1.IMEXClique},
 		"waiting":                   {waiting, v1beta1.IMEXHost, v1beta1.IMEXHost},
-		"waiting, told Domain":      {waiting, v1beta1.IMEXDomain, v1beta1.IMEXClique},
+		"waiting, told Domain":      {waiting, v1beta1.IMEXDomain, v1beta1.IMEXDomain},
+		"running, told Domain":      {running, v1beta1.IMEXDomain, v1beta1.IMEXClique},
 		"with daemons of its own":   {own, v1beta1.IMEXHost, v1beta1.IMEXDomain},
 		"of a version without mode": {v1beta1.ComputeDomainStatus{Conditions: own.Conditions}, v1beta1.IMEXHost, v1beta1.IMEXDomain},
 	} {

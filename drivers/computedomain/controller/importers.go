@@ -3,8 +3,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,36 +61,13 @@ func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomai
 		}
 		return domains, nil
 	}
-	var claims resourceapi.ResourceClaimList
-	if err := r.live.List(ctx, &claims, client.InNamespace(domain.Namespace)); err != nil {
-		return nil, fmt.Errorf("look for pods that use the domain: %w", err)
+	// A list of before the deletion may lack a claim, and one of a second ago is good enough for a domain that waits.
+	now := r.now()
+	notBefore := r.memory.deletingSince(domain.UID, now)
+	if waited := now.Add(-importersInterval / 2); waited.After(notBefore) {
+		notBefore = waited
 	}
-	var pods []string
-	for i := range claims.Items {
-		if !claimsChannelOf(&claims.Items[i], domain) {
-			continue
-		}
-		for _, consumer := range claims.Items[i].Status.ReservedFor {
-			pods = append(pods, consumer.Name)
-		}
-	}
-	slices.Sort(pods)
-	return slices.Compact(pods), nil
-}
-
-// claimsChannelOf says whether a claim is for a channel of the domain.
-func claimsChannelOf(claim *resourceapi.ResourceClaim, domain *v1beta1.ComputeDomain) bool {
-	return slices.ContainsFunc(claim.Spec.Devices.Config, func(config resourceapi.DeviceClaimConfiguration) bool {
-		if config.Opaque == nil || config.Opaque.Driver != computedomain.Driver {
-			return false
-		}
-		decoded, err := v1beta1.Decode(config.Opaque.Parameters.Raw)
-		if err != nil {
-			return false
-		}
-		channel, ok := decoded.(*v1beta1.ComputeDomainChannelConfig)
-		return ok && strings.EqualFold(channel.DomainID, string(domain.UID))
-	})
+	return r.consumers.of(ctx, domain, notBefore)
 }
 
 // tellDeleting writes what a deletion waits for into the status, once that has taken so long that somebody may ask.

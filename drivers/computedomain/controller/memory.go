@@ -24,6 +24,7 @@ type memory struct {
 type remembered struct {
 	newest      *v1beta1.ComputeDomain
 	statusWrite time.Time
+	deleting    time.Time            // when it was first seen that the domain is being deleted
 	created     map[string]time.Time // by kind and name
 	refused     [sha256.Size]byte    // of the owner that was last refused
 }
@@ -71,6 +72,17 @@ func (m *memory) sinceStatus(uid types.UID, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return now.Sub(m.of(uid).statusWrite)
+}
+
+// deletingSince returns when it was first known that a domain is being deleted; now where nobody knew.
+func (m *memory) deletingSince(uid types.UID, now time.Time) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.of(uid)
+	if known.deleting.IsZero() {
+		known.deleting = now
+	}
+	return known.deleting
 }
 
 // made remembers that an object was created.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -53,10 +54,16 @@ type Reconciler struct {
 	memory   memory
 	clocks   clocks
 	survey   survey
+	// consumers are the pods that use domains which are being deleted.
+	consumers consumers
+	// modes is held while a domain goes to another mode, and read-held while a clique's table of channels is written: a domain that gets a
+	// channel keeps its mode.
+	modes sync.RWMutex
 }
 
 func newReconciler(cached client.Client, live client.Reader, recorder record.EventRecorder, s Settings) *Reconciler {
 	r := &Reconciler{client: cached, live: live, recorder: recorder, settings: s, now: time.Now}
+	r.consumers = consumers{live: live, now: func() time.Time { return r.now() }}
 	r.survey = survey{reader: cached, namespace: s.Namespace, ask: newAsker().ask, now: func() time.Time { return r.now() }}
 	return r
 }
@@ -140,11 +147,22 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	}
 	p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace)}
 	before := domain.Status.DeepCopy()
+	if p.clique != "" {
+		r.modes.RLock()
+		defer r.modes.RUnlock()
+	} else if r.mayFollow(domain) {
+		r.modes.Lock()
+		defer r.modes.Unlock()
+	}
 	if err := r.decideMode(ctx, p); err != nil {
 		return ctrl.Result{}, err
 	}
+	steps := r.steps(p)
+	if before.IMEX != "" && before.IMEX != domain.Status.IMEX {
+		steps = nil // what another mode needs is made once the mode is recorded; the write causes another pass
+	}
 	var failed error
-	for _, step := range r.steps(p) {
+	for _, step := range steps {
 		if failed = step(ctx, p); failed != nil {
 			p.problem = &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonFailed, Message: failed.Error()}
 			break

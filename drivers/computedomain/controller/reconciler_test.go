@@ -52,6 +52,7 @@ func newCluster(t *testing.T, objects ...client.Object) *cluster {
 	c := &cluster{t: t, now: time.Unix(1_800_000_000, 0), events: record.NewFakeRecorder(100)}
 	inMemory := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1beta1.ComputeDomain{}).
 		WithIndex(&v1beta1.ComputeDomain{}, byDomain, func(o client.Object) []string { return []string{string(o.GetUID())} }).
+		WithIndex(&v1beta1.ComputeDomain{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).
 		WithIndex(&corev1.Node{}, byDomain, domainsOfNode).
 		WithIndex(&corev1.Node{}, byClique, func(o client.Object) []string { return []string{o.GetLabels()[v1beta1.LabelClique]} }).
 		WithIndex(&corev1.Pod{}, byDomain, labelIndex).

@@ -141,6 +141,8 @@ const (
 	// addressPause: nodes joined, left or changed their address or clique, or were lost; daemons are not connected any more, or are again;
 	// or the last of the known nodes is ready.
 	addressPause = 200 * time.Millisecond
+	// joinPause: further nodes joined a domain that is a channel, and it still lacks some. No daemon waits for its list of nodes.
+	joinPause = 2 * time.Second
 	// progressPause: further nodes are ready.
 	progressPause = 20 * time.Second
 	// wordsPause: only messages changed.
@@ -162,11 +164,17 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	if old.Status != new.Status || old.ObservedGeneration != new.ObservedGeneration || len(old.Conditions) == 0 {
 		return atOnce, true
 	}
+	if old.IMEX != new.IMEX && old.IMEX != "" {
+		return atOnce, true // nothing is made for the new mode before it is recorded
+	}
 	if !equality.Semantic.DeepEqual(old.Channels, new.Channels) {
 		return atOnce, true // a pod waits for its channel
 	}
 	if len(old.Nodes) < wanted && len(new.Nodes) >= wanted {
 		return atOnce, true
+	}
+	if new.IMEX.Shared() && len(new.Nodes) < wanted && onlyGained(old.Nodes, new.Nodes) {
+		return joinPause, true
 	}
 	if len(old.Nodes) != len(new.Nodes) {
 		return addressPause, true
@@ -192,4 +200,24 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	default:
 		return wordsPause, true
 	}
+}
+
+// onlyGained says whether nodes joined, and those of before are as they were, or ready since.
+func onlyGained(old, new []v1beta1.ComputeDomainNode) bool {
+	if len(new) <= len(old) {
+		return false
+	}
+	now := make(map[string]*v1beta1.ComputeDomainNode, len(new))
+	for i := range new {
+		now[new[i].Name] = &new[i]
+	}
+	for i := range old {
+		was := &old[i]
+		is := now[was.Name]
+		if is == nil || !samePlace(was, is) || was.Status == v1beta1.Ready && is.Status != v1beta1.Ready ||
+			!equality.Semantic.DeepEqual(was.Disconnected, is.Disconnected) {
+			return false
+		}
+	}
+	return true
 }

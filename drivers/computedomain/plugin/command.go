@@ -109,7 +109,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	// Everything the kubelet's first call may need is under way before the kubelet can call.
 	group.Go(func() error { p.node.follow(ctx); return nil })
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
-	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.shared, &p.hostState); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.sharing, &p.hostState); return nil })
 	group.Go(func() error { p.clique.follow(ctx, &p.fabric, finder, namespace); return nil })
 	switch mode {
 	case v1beta1.IMEXClique:
@@ -208,12 +208,20 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 
 // publish keeps the node's ResourceSlice as the fabric says until the plugin stops.
 func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *kind) error {
+	type offered struct {
+		fabric fabric
+		shared bool
+		lame   string
+	}
+	var last offered // claims come and go far more often than what is offered changes
 	for {
 		f, changed := k.fabric.Get()
 		lame, lameChanged := k.lame.Get()
-		if f.known {
+		shared, sharingChanged := k.sharing()
+		if now := (offered{f, shared, lame}); f.known && now != last {
+			last = now
 			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, k.shared, lame)}}},
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame)}}},
 			}})
 			if ctx.Err() != nil {
 				return nil // a write that was cut short by the end is no failure
@@ -225,6 +233,7 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 		select {
 		case <-changed:
 		case <-lameChanged:
+		case <-sharingChanged:
 		case <-plugin.Done():
 			return plugin.Err()
 		case <-ctx.Done():

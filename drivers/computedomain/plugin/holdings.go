@@ -18,10 +18,58 @@ type holdings struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
+// admit records what a claim for a channel is for, unless claims of another domain keep it off the node; then it returns that domain, and
+// a channel that is closed when they may have ended. joined says that the node is in an NVLink fabric. undo takes the record back.
+//
+// A node has one IMEX session. A domain with daemons of its own has it alone; domains that share a clique's daemons have it together. The
+// scheduler keeps them apart while the node's slice is right (kind.sharing), but a slice may be older than the claims.
+func (h *holdings) admit(claim types.UID, namespace string, data held, joined bool) (other types.UID, changed <-chan struct{}, undo func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for uid, found := range h.byClaim {
+		if uid == claim || found.Channel == "" || found.Channel == data.Channel || found.Shared && data.Shared {
+			continue
+		}
+		// Without a fabric no daemon serves a shared channel. The node still has one label for a domain with daemons of its own.
+		if !joined && found.Shared != data.Shared {
+			continue
+		}
+		return found.Channel, h.watch(), nil
+	}
+	before, had := h.byClaim[claim]
+	h.record(claim, namespace, data)
+	return "", nil, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if had {
+			h.record(claim, namespace, before)
+			return
+		}
+		h.drop(claim)
+	}
+}
+
+// sharing says whether claims of the node have channels of domains with daemons of their own, and whether they have shared ones; and
+// returns a channel that is closed when that may have changed.
+func (h *holdings) sharing() (own, shared bool, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, data := range h.byClaim {
+		own = own || data.Channel != "" && !data.Shared
+		shared = shared || data.Shared
+	}
+	return own, shared, h.watch()
+}
+
 // hold records what a claim is for; namespace is the claim's.
 func (h *holdings) hold(claim types.UID, namespace string, data held) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.record(claim, namespace, data)
+}
+
+// record is hold for a caller that has locked h.mu.
+func (h *holdings) record(claim types.UID, namespace string, data held) {
 	if h.byClaim == nil {
 		h.byClaim, h.namespaces = map[types.UID]held{}, map[types.UID]string{}
 	}
@@ -47,14 +95,21 @@ func (h *holdings) release(claim types.UID, data held, last func(domain types.UI
 			return err
 		}
 	}
-	if _, known := h.byClaim[claim]; known {
-		delete(h.byClaim, claim)
-		if !h.others(claim, data.Channel) {
-			delete(h.namespaces, data.Channel)
-		}
-		h.tell()
-	}
+	h.drop(claim)
 	return nil
+}
+
+// drop forgets a claim. The caller has locked h.mu.
+func (h *holdings) drop(claim types.UID) {
+	data, known := h.byClaim[claim]
+	if !known {
+		return
+	}
+	delete(h.byClaim, claim)
+	if !h.others(claim, data.Channel) {
+		delete(h.namespaces, data.Channel)
+	}
+	h.tell()
 }
 
 func (h *holdings) others(claim, domain types.UID) bool {
@@ -71,15 +126,12 @@ func (h *holdings) others(claim, domain types.UID) bool {
 func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.changed == nil {
-		h.changed = make(chan struct{})
-	}
 	for _, data := range h.byClaim {
 		if data.Channel != "" && !data.Shared {
-			return data.Channel, true, h.changed
+			return data.Channel, true, h.watch()
 		}
 	}
-	return "", !h.unsure, h.changed
+	return "", !h.unsure, h.watch()
 }
 
 // members returns the domains with a shared channel that a claim here has, whether these are all, and a channel that is closed when they
@@ -87,32 +139,38 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.changed == nil {
-		h.changed = make(chan struct{})
-	}
 	for _, data := range h.byClaim {
 		if data.Shared {
 			domains = append(domains, data.Channel)
 		}
 	}
 	slices.Sort(domains)
-	return slices.Compact(domains), !h.unsure, h.changed
+	return slices.Compact(domains), !h.unsure, h.watch()
 }
 
 // servers returns the domains whose daemons serve the channels of claims here, and a channel that is closed when they may have changed.
 func (h *holdings) servers() (domains []types.UID, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.changed == nil {
-		h.changed = make(chan struct{})
-	}
 	for _, data := range h.byClaim {
 		if server := data.server(); server != "" {
 			domains = append(domains, server)
 		}
 	}
 	slices.Sort(domains)
-	return slices.Compact(domains), h.changed
+	return slices.Compact(domains), h.watch()
+}
+
+// lastChannel says whether no other claim has a channel of a domain.
+func (h *holdings) lastChannel(claim, domain types.UID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for other, data := range h.byClaim {
+		if other != claim && data.Channel == domain {
+			return false
+		}
+	}
+	return true
 }
 
 // only says whether a claim's domain has no other claim.
@@ -144,6 +202,18 @@ func (h *holdings) daemonOf(claim types.UID) types.UID {
 	return h.byClaim[claim].Daemon
 }
 
+// own says whether a claim has a channel of a domain with daemons of its own.
+func (h *holdings) own(domain types.UID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, data := range h.byClaim {
+		if data.Channel == domain && !data.Shared {
+			return true
+		}
+	}
+	return false
+}
+
 // namespaceOf is the namespace of a domain whose channel is held: that of the claim, which can only be for a domain of its own
 // namespace.
 func (h *holdings) namespaceOf(domain types.UID) string {
@@ -157,6 +227,14 @@ func (h *holdings) doubt() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unsure = true
+}
+
+// watch returns a channel that is closed at the next change. The caller has locked h.mu.
+func (h *holdings) watch() <-chan struct{} {
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	return h.changed
 }
 
 func (h *holdings) tell() {

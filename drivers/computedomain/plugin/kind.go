@@ -170,18 +170,25 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	if domain.Status.IMEX.Shared() {
 		return k.prepareShared(ctx, claim, config, domain, data)
 	}
-	if _, err := k.awaitFabric(ctx, claim); err != nil {
+	before, err := k.awaitFabric(ctx, claim)
+	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	if err := k.refuseBesideHost(); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	// Before the label, which a crash must not leave without a claim to answer for it.
-	if err := k.intend(claim, *data); err != nil {
+	if err := k.enter(ctx, claim, *data, domain, before, k.node.join); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if err := k.node.join(ctx, data.Channel); err != nil {
+	if domain, err = k.confirmMode(ctx, claim, domain); err != nil {
 		return specs.ContainerEdits{}, err
+	}
+	if domain.Status.IMEX.Shared() {
+		// The controller has gone to a mode that this node has not yet. The label would keep the clique's daemon away.
+		if err := k.node.leave(ctx, data.Channel); err != nil {
+			return specs.ContainerEdits{}, err
+		}
+		return k.prepareShared(ctx, claim, config, domain, data)
 	}
 	if err := k.awaitDaemon(ctx, claim, domain, domain.UID); err != nil {
 		return specs.ContainerEdits{}, err
@@ -381,10 +388,7 @@ func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 		return k.leaveShared(ctx, record.UID, data)
 	}
 	if data.Channel != "" {
-		// The channel is held by one claim at a time, so this was the last of its domain here.
-		if err := k.node.leave(ctx, data.Channel); err != nil {
-			return err
-		}
+		return k.leaveOwn(ctx, record.UID, data)
 	}
 	return k.holdings.release(record.UID, data, k.removeDir)
 }

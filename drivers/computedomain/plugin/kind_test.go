@@ -88,6 +88,7 @@ func newTestNode(t *testing.T, f fabric) *testNode {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"}})
 	domain := &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d", UID: domainUID}}
 	domain.Spec.Channel.AllocationMode, domain.Spec.NumNodes = v1beta1.AllocationModeAll, 2
+	domain.Status.IMEX = v1beta1.IMEXDomain
 	domain.Status.Nodes = []v1beta1.ComputeDomainNode{{Name: "other", CliqueID: cliqueID}, {Name: nodeName, CliqueID: cliqueID, Index: 3}}
 	n := &testNode{client: client, events: record.NewFakeRecorder(100), dir: dir,
 		kind: newPlugin(at, system, client, finder{"user": domain})}
@@ -433,7 +434,7 @@ func TestTheCliqueLabelFollowsTheFabric(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); n.node.labelClique(ctx, &n.fabric, false, &n.hostState) }()
+	go func() { defer close(done); n.node.labelClique(ctx, &n.fabric, n.sharing, &n.hostState) }()
 	for _, step := range []fabric{inFabric, noFabric, inFabric} {
 		n.fabric.Set(step)
 		if _, ok := n.node.labels.Await(t.Context(), func(l nodeLabels) bool { return l.clique == step.clique }); !ok {

@@ -116,12 +116,14 @@ func keepMetadata(obj any) (any, error) {
 // are shared; and the state of the node's own nvidia-imex. It restores them when somebody else changes them or when the Node object is
 // made again. While GPUs are in trouble or drained the labels stay, since running jobs do. Where GPUs disagree about their clique, the
 // clique's label is removed.
-func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool, host *observed.Value[hostState]) {
+func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], sharing func() (bool, <-chan struct{}),
+	host *observed.Value[hostState]) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff
 	for ctx.Err() == nil {
 		now, fabricChanged := current.Get()
 		service, serviceChanged := host.Get()
+		shared, sharingChanged := sharing()
 		labels, labelsChanged := n.labels.Get()
 		var again <-chan time.Time
 		if wanted := labels.differences(now, shared, service); len(wanted) > 0 {
@@ -135,6 +137,7 @@ func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric],
 		select {
 		case <-fabricChanged:
 		case <-serviceChanged:
+		case <-sharingChanged:
 		case <-labelsChanged:
 		case <-again:
 		case <-ctx.Done():

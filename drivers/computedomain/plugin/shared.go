@@ -17,11 +17,19 @@ import (
 )
 
 // awaitMode waits until the controller has said whose daemons serve the domain: a pod may be faster than the first write of a status. Where
-// the node's channels are for one claim at a time nobody has to say.
+// the node's channels are for one claim at a time the claim goes on meanwhile, and confirmMode asks later.
 func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
+	if !k.shared {
+		return domain, nil
+	}
+	return k.confirmMode(ctx, claim, domain)
+}
+
+// confirmMode is awaitMode on any node. While a cluster goes from one mode to another its controller may have a mode that this node has not.
+func (k *kind) confirmMode(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Steps: 8, Cap: time.Second}
 	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		if !k.shared || domain.Status.IMEX != "" || len(domain.Status.Conditions) > 0 {
+		if domain.Status.IMEX != "" || len(domain.Status.Conditions) > 0 {
 			return true, nil
 		}
 		again, err := k.findDomain(ctx, claim, domain.UID)
@@ -53,7 +61,7 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 	if now, _ := k.clique.wanted.Get(); !now {
 		k.clique.wanted.Set(true)
 	}
-	if err := k.joinShared(ctx, claim, *data); err != nil {
+	if err := k.enter(ctx, claim, *data, domain, before, k.node.joinShared); err != nil {
 		return none, err
 	}
 	if domain, err = k.findDomain(ctx, claim, domain.UID); err != nil || before.state != nvml.Joined {
@@ -112,20 +120,6 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 		return none, err
 	}
 	return specs.ContainerEdits{Env: env, DeviceNodes: deviceNodes(channels)}, nil
-}
-
-// joinShared makes the node part of a domain. The claim is noted before the label, so that another claim of the domain which ends now
-// leaves the label.
-func (k *kind) joinShared(ctx context.Context, claim *draplugin.Claim, data held) error {
-	unlock, err := k.joining.Lock(ctx, string(data.Channel))
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := k.intend(claim, data); err != nil {
-		return err
-	}
-	return k.node.joinShared(ctx, data.Channel)
 }
 
 // leaveShared gives the domain's channel back with the last claim of the domain here.

@@ -31,6 +31,7 @@ func claims() []Finding {
 		{"NotExclusive", Prepare, "Read the message: the device cannot be given with network: Exclusive."},
 		{"IMEXModeChanged", Prepare, "Set computeDomains.imex to host again, or make the ComputeDomain again."},
 		{"WaitingForChannel", Prepare, "Read the message: delete ComputeDomains that nobody needs, which frees their channels."},
+		{"WaitingForIMEXSession", Prepare, "Wait for the pods of the other mode on the node, or delete the pod so that another node takes it."},
 		{"WaitingForController", Prepare, "Look at the controller's pods and their log: the claim waits for what it writes."},
 		{"WaitingForIMEXDaemon", Prepare, "Look at the daemon's pod in gpufabric's namespace."},
 

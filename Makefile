@@ -151,6 +151,11 @@ kind-kueue: build ## Place gangs by the real Kueue in a kind cluster of two cliq
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
 	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -p 1 -timeout 240m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
 
+#shows:cd-several
+.PHONY: soak-domains
+soak-domains: prerequisites toolchain-sim ## Let compute domains come and go on 36 simulated nodes in both modes, and look for what is left (DOMAINS=2000 in each; hours; LIMIT=10m ends each mode early).
+	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -timeout 12h -v ./domainsoak/ -nodes 36 -domains $(or $(DOMAINS),2000) -limit $(or $(LIMIT),0)
+
 #shows:cd-gangs
 .PHONY: test-gangs
 test-gangs: prerequisites toolchain-sim ## Place gangs by the real Kueue, JobSet and LeaderWorkerSet on the simulated cluster (the first build of Kueue takes minutes).
@@ -187,6 +192,13 @@ bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --cliques --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --roles --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
+
+# The nodes are objects only. 10,080 of them take some minutes, and 6 GiB.
+#shows:sim-scale
+.PHONY: bench-controller
+bench-controller: build toolchain-sim ## Measure the controller of compute domains alone, with 56 and 560 racks (NODES="1008 10080").
+	cd tests/simcluster && dir=$$(mktemp -d) && GOWORK=off $(GO) run ./cmd/simcluster bench-controller --dir $$dir --nodes "$(or $(NODES),1008 10080)" --out $(CURDIR)/docs; \
+	rc=$$?; rm -rf $$dir; exit $$rc
 
 #shows:gpu-scheduling
 .PHONY: bench-scheduling

@@ -20,6 +20,8 @@ type message struct {
 	State    State  `json:"state"`
 	// Connections is the sender's view of its own connections, in the order of the list of nodes.
 	Connections []Connection `json:"connections"`
+	// Identity, see Options.Identity.
+	Identity string `json:"identity,omitempty"`
 }
 
 // peer is one node of the list, this machine included (which has no connection to make).
@@ -183,7 +185,11 @@ func (p *peer) exchange(conn net.Conn, replies *bufio.Reader) bool {
 	d.mu.Lock()
 	p.told = m
 	d.mu.Unlock()
-	p.setStatus(d.compare(m))
+	status := d.compare(m)
+	p.setStatus(status)
+	if d.options.Heard != nil {
+		d.options.Heard(m.Identity, status)
+	}
 	return true
 }
 
@@ -201,7 +207,8 @@ func (d *Daemon) compare(m message) Connection {
 func (d *Daemon) say() message {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	m := message{Version: d.options.Version, NodesMap: d.hash, HostName: d.options.HostName, State: d.state}
+	m := message{Version: d.options.Version, NodesMap: d.hash, HostName: d.options.HostName, State: d.state,
+		Identity: d.options.Identity}
 	for _, p := range d.peers {
 		m.Connections = append(m.Connections, p.status)
 	}

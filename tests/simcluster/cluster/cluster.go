@@ -38,6 +38,8 @@ type Options struct {
 	PrepareRetry, RestartBackoff, MaxRestartBackoff time.Duration
 	// Proxy puts an apiproxy.Proxy between the pods and the API server, for tests that disturb the drivers' watches and writes.
 	Proxy bool
+	// ReuseAddresses gives a new pod the lowest free address of its node, which another pod may have had a moment ago.
+	ReuseAddresses bool
 }
 
 // Cluster is a running cluster whose nodes live in this process.
@@ -92,6 +94,7 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: access, Runtime: options.Runtime,
 		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry,
 		RestartBackoff: options.RestartBackoff, MaxRestartBackoff: options.MaxRestartBackoff,
+		ReuseAddresses: options.ReuseAddresses,
 		// Four heartbeats within the grace period, as in Kubernetes.
 		Heartbeat: options.NodeGrace / 4,
 	})

@@ -30,6 +30,8 @@ type FleetOptions struct {
 	Hardware Hardware
 	// PrepareRetry, RestartBackoff, MaxRestartBackoff and Heartbeat are those of simnode.Config.
 	PrepareRetry, RestartBackoff, MaxRestartBackoff, Heartbeat time.Duration
+	// ReuseAddresses, see Options.
+	ReuseAddresses bool
 }
 
 // Fleet is a number of simulated nodes in one process; they share one inotify instance.
@@ -92,9 +94,11 @@ func (f *Fleet) makeNode(ctx context.Context, index int) (*simnode.Node, error) 
 			return nil, fmt.Errorf("make the hardware of %s: %w", NodeName(index), err)
 		}
 	}
+	addresses := simnode.NewAddresses(f.options.Block, index)
+	addresses.Reuse = f.options.ReuseAddresses
 	return simnode.New(simnode.Config{
 		Name: NodeName(index), Labels: labels, Dir: dir, Hardware: mappings,
-		Addresses: simnode.NewAddresses(f.options.Block, index), Access: f.options.Access, Runtime: f.options.Runtime, Sockets: f.sockets,
+		Addresses: addresses, Access: f.options.Access, Runtime: f.options.Runtime, Sockets: f.sockets,
 		PrepareRetry: f.options.PrepareRetry, RestartBackoff: f.options.RestartBackoff, MaxRestartBackoff: f.options.MaxRestartBackoff,
 		Heartbeat: f.options.Heartbeat,
 	})

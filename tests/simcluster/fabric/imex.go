@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"gpufabric.io/drivers/computedomain"
@@ -35,6 +36,27 @@ const (
 type imexDaemons struct {
 	heartbeat time.Duration
 	container simnode.Container
+	messages  *Messages
+}
+
+// Messages counts what the fake IMEX daemons of a cluster have answered each other. Only those that run as goroutines are counted.
+type Messages struct{ own, refused, taken atomic.Int64 }
+
+// Own are answers of daemons of the same domain and clique. Refused are those of other domains, which got through since a pod has the address
+// of an earlier one, and were refused. Taken are those of other domains that were taken for a peer's: there must be none.
+func (m *Messages) Own() int64     { return m.own.Load() }
+func (m *Messages) Refused() int64 { return m.refused.Load() }
+func (m *Messages) Taken() int64   { return m.taken.Load() }
+
+func (m *Messages) heard(own bool, status fakeimex.Connection) {
+	switch {
+	case own:
+		m.own.Add(1)
+	case status == fakeimex.Connected:
+		m.taken.Add(1)
+	default:
+		m.refused.Add(1)
+	}
 }
 
 var _ imex.Runner = imexDaemons{}
@@ -50,6 +72,10 @@ func (r imexDaemons) Start(ctx context.Context, spec imex.Spec) (imex.Daemon, er
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
 	options.HostName = spec.BindAddress
+	options.Identity = r.container.Env[computedomain.EnvUID] + "/" + r.container.Env[computedomain.EnvClique]
+	options.Heard = func(identity string, status fakeimex.Connection) {
+		r.messages.heard(identity == options.Identity, status)
+	}
 	options.Resolve = fakeimex.HostsFile(spec.HostsFile)
 	daemon, err := fakeimex.New(config, options)
 	if err != nil {

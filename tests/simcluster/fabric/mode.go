@@ -30,6 +30,8 @@ func Modes() []Mode { return []Mode{AsGoroutines, AsProcesses, Sampled} }
 type Setup struct {
 	Hardware cluster.Hardware
 	Runtime  simnode.Runtime
+	// Messages are those of the IMEX daemons that run as goroutines.
+	Messages *Messages
 }
 
 // New makes the setup of a cluster of nodes of a profile (a name or a file).
@@ -37,15 +39,18 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 	switch mode {
 	case AsGoroutines:
 		hardware, err := hardware(profileName, nodes, built{})
-		return Setup{Hardware: hardware, Runtime: newGoroutines(nodes)}, err
+		runtime := newGoroutines(nodes)
+		return Setup{Hardware: hardware, Runtime: runtime, Messages: runtime.messages}, err
 	case AsProcesses, Sampled:
 		assets, err := findBuilt()
 		if err != nil {
 			return Setup{}, err
 		}
-		setup := Setup{Runtime: &processes{program: assets.program, scheduler: assets.scheduler}}
+		setup := Setup{Messages: &Messages{}, Runtime: &processes{program: assets.program, scheduler: assets.scheduler}}
 		if mode == Sampled {
-			setup.Runtime = &sampled{goroutines: newGoroutines(nodes), processes: &processes{program: assets.program, scheduler: assets.scheduler}}
+			played := newGoroutines(nodes)
+			setup.Messages = played.messages
+			setup.Runtime = &sampled{goroutines: played, processes: &processes{program: assets.program, scheduler: assets.scheduler}}
 		}
 		setup.Hardware, err = hardware(profileName, nodes, assets)
 		return setup, err

@@ -29,14 +29,15 @@ const Repository = "ghcr.io/gpufabric/gpufabric"
 type goroutines struct {
 	heartbeat time.Duration // of the fake IMEX daemons
 	// files is shared by all roles: a thousand nodes take one inotify instance.
-	files *filewatch.Watcher
+	files    *filewatch.Watcher
+	messages *Messages
 }
 
 var _ simnode.Runtime = (*goroutines)(nil)
 
 // newGoroutines makes the runtime for a cluster of that many nodes.
 func newGoroutines(nodes int) *goroutines {
-	g := &goroutines{heartbeat: defaultHeartbeat, files: &filewatch.Watcher{}}
+	g := &goroutines{heartbeat: defaultHeartbeat, files: &filewatch.Watcher{}, messages: &Messages{}}
 	if nodes > 2*rack {
 		// 1,008 nodes in racks of 18 keep about 17,000 connections. With two messages a second on each they would use both
 		// cores.
@@ -68,7 +69,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container}, Execute: execute, Files: g.files,
+		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container, messages: g.messages}, Execute: execute, Files: g.files,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")

@@ -14,7 +14,9 @@ const podsPerNode = 253
 // Addresses are a simulated node's: 127.A.B.1 is the node, 127.A.B.2 to 127.A.B.254 are its pods. All of 127.0.0.0/8 is
 // this machine, so programs can listen on the same port at each, without root.
 type Addresses struct {
-	a, b byte
+	// Reuse gives a new pod the lowest free address, whoever had it before.
+	Reuse bool
+	a, b  byte
 
 	mu    sync.Mutex
 	inUse map[byte]bool
@@ -42,6 +44,9 @@ func (a *Addresses) Take(wanted string) (string, error) {
 	}
 	// The next one after the last, so that an address is not reused at once. Late connections to the earlier pod are then
 	// refused, and do not reach another pod.
+	if a.Reuse {
+		a.last = 1
+	}
 	for range podsPerNode {
 		a.last++
 		if a.last < 2 || a.last > 254 {

@@ -42,8 +42,8 @@ type Options struct {
 	// Heartbeat is how often peers report to each other that they live; zero means 500 ms. A peer that is silent for four of them is
 	// lost.
 	Heartbeat time.Duration
-	// Identity is told to peers, for tests that have to know who answered; the real daemon sends none. Heard, if not nil, is called with that of
-	// a peer that has answered, and with what this daemon made of the answer.
+	// Identity is told to peers, for tests that have to know who answered; the real daemon sends none. Heard, if not nil, is called with
+	// that of a peer that has answered, and with what this daemon made of the answer.
 	Identity string
 	Heard    func(identity string, status Connection)
 }

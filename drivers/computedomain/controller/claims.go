@@ -16,9 +16,9 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// consumers knows which pods claims of a channel are reserved for, by namespace and domain. Claims are not watched: that would be all claims
-// of the cluster. Those of a namespace are listed when a domain there is being deleted, once for all domains that wait: a list for each of
-// 560 domains would read 10,080 claims 560 times. Of a list only the names of pods are kept.
+// consumers knows which pods claims of a channel are reserved for, by namespace and domain. Claims are not watched: that would be all
+// claims of the cluster. Those of a namespace are listed when a domain there is being deleted, once for all domains that wait: a list for
+// each of 560 domains would read 10,080 claims 560 times. Of a list only the names of pods are kept.
 type consumers struct {
 	live client.Reader
 	now  func() time.Time

@@ -62,8 +62,8 @@ func (c *cliques) concerns(ctx context.Context, o client.Object) []string {
 	return cliques
 }
 
-// expected says whether a clique's ComputeDomain stays though the controller's mode has none: a domain that shares daemons is left, which may
-// get pods in any clique, and the controller may make none in that mode.
+// expected says whether a clique's ComputeDomain stays though the controller's mode has none: a domain that shares daemons is left, which
+// may get pods in any clique, and the controller may make none in that mode.
 func (c *cliques) expected(ctx context.Context, clique *v1beta1.ComputeDomain) (bool, error) {
 	if c.settings.IMEX.Shared() {
 		return false, nil

@@ -106,8 +106,8 @@ func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]str
 	return map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}
 }
 
-// besideNone keeps the daemons of a clique off nodes that are part of a domain with daemons of its own (computeDomains.imex: domain), since a
-// node has one IMEX session. A node plugin labels its node with such a domain only while no pod there has a channel of the clique.
+// besideNone keeps the daemons of a clique off nodes that are part of a domain with daemons of its own (computeDomains.imex: domain),
+// since a node has one IMEX session. A node plugin labels its node with such a domain only while no pod there has a channel of the clique.
 func besideNone(domain *v1beta1.ComputeDomain, namespace string) *corev1.Affinity {
 	if computedomain.CliqueOf(domain, namespace) == "" {
 		return nil

@@ -23,7 +23,8 @@ type holdings struct {
 //
 // A node has one IMEX session. A domain with daemons of its own has it alone; domains that share a clique's daemons have it together. The
 // scheduler keeps them apart while the node's slice is right (kind.sharing), but a slice may be older than the claims.
-func (h *holdings) admit(claim types.UID, namespace string, data held, joined bool) (other types.UID, changed <-chan struct{}, undo func()) {
+func (h *holdings) admit(claim types.UID, namespace string, data held,
+	joined bool) (other types.UID, changed <-chan struct{}, undo func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for uid, found := range h.byClaim {

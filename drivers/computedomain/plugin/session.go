@@ -24,9 +24,9 @@ func (k *kind) sharing() (bool, <-chan struct{}) {
 	return !own && (shared || k.shared), changed
 }
 
-// enter makes the node part of a claim's domain by a label, once no pod of another domain has the node's IMEX session. The claim is recorded
-// before the label, which a crash must not leave without a claim to answer for it, and which another claim of the domain that ends now must
-// not take away.
+// enter makes the node part of a claim's domain by a label, once no pod of another domain has the node's IMEX session. The claim is
+// recorded before the label, which a crash must not leave without a claim to answer for it, and which another claim of the domain that
+// ends now must not take away.
 func (k *kind) enter(ctx context.Context, claim *draplugin.Claim, data held, domain *v1beta1.ComputeDomain, f fabric,
 	label func(context.Context, types.UID) error) error {
 	var failed error
@@ -81,8 +81,8 @@ func (k *kind) heldBy(ctx context.Context, claim *draplugin.Claim, other types.U
 	if domain, err := k.domains.ByUID(ctx, namespace, "", other); err == nil && domain != nil {
 		name = domain.Name
 	}
-	klog.FromContext(ctx).Info("A claim waits for pods of a domain of another mode", "claim", klog.KObj(claim), "namespace", namespace, "domain",
-		name)
+	klog.FromContext(ctx).Info("A claim waits for pods of a domain of another mode", "claim", klog.KObj(claim), "namespace", namespace,
+		"domain", name)
 	if namespace != claim.Namespace {
 		name = "of another namespace (the log of this node's plugin names it)"
 	}

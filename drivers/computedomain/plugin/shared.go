@@ -25,7 +25,8 @@ func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1
 	return k.confirmMode(ctx, claim, domain)
 }
 
-// confirmMode is awaitMode on any node. While a cluster goes from one mode to another its controller may have a mode that this node has not.
+// confirmMode is awaitMode on any node. While a cluster goes from one mode to another its controller may have a mode that this node has
+// not.
 func (k *kind) confirmMode(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Steps: 8, Cap: time.Second}
 	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {

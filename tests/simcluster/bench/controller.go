@@ -69,8 +69,8 @@ type Formation struct {
 	Ready, Lag []float64
 	// Deleted is from the deletion of all of them until none was left.
 	Deleted float64
-	// Writes are the controller's until all were Ready, and DeletedWrites those of their end, by verb and resource, Events apart. Reads are its
-	// requests that are neither writes nor watches, in both.
+	// Writes are the controller's until all were Ready, and DeletedWrites those of their end, by verb and resource, Events apart. Reads are
+	// its requests that are neither writes nor watches, in both.
 	Writes, DeletedWrites, Reads map[string]int
 	Events, Conflicts            int
 	// Processor is the controller's processor time, in seconds.
@@ -156,7 +156,8 @@ func (m *controllerMeasurement) run(ctx context.Context) (err error) {
 	return m.used()
 }
 
-// start brings a control plane up with the chart's objects. No DaemonSet or Deployment starts anything: the controller manager runs no more.
+// start brings a control plane up with the chart's objects. No DaemonSet or Deployment starts anything: the controller manager runs no
+// more.
 func (m *controllerMeasurement) start(ctx context.Context) (err error) {
 	m.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: m.dir, Binaries: m.options.Binaries, Audit: []string{system}})
 	if err != nil {

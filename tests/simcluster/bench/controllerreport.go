@@ -14,8 +14,8 @@ type controllerQuantity struct {
 	of           func(ControllerResult) float64
 }
 
-// formation is a result's first formation or, where all is true, that of a domain for each rack. At a size with no more racks than the first
-// formation has domains they are the same.
+// formation is a result's first formation or, where all is true, that of a domain for each rack. At a size with no more racks than the
+// first formation has domains they are the same.
 func formation(r ControllerResult, all bool) Formation {
 	if all {
 		return r.Formations[len(r.Formations)-1]

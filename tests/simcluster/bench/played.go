@@ -135,8 +135,8 @@ func (p *played) err() error {
 	return p.failed
 }
 
-// daemons plays Kubernetes' DaemonSet controller and the nodes' kubelets for the IMEX daemons of a clique: a pod on each of its nodes, which
-// gets an address and is ready.
+// daemons plays Kubernetes' DaemonSet controller and the nodes' kubelets for the IMEX daemons of a clique: a pod on each of its nodes,
+// which gets an address and is ready.
 func (p *played) daemons(ctx context.Context, set *appsv1.DaemonSet) error {
 	nodes, err := p.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ // from the API server's cache
 		LabelSelector: labels.Set(set.Spec.Template.Spec.NodeSelector).String(), ResourceVersion: "0",
@@ -180,8 +180,8 @@ func (p *played) expect(template string, nodes []string) {
 	p.byDomain[template] = nodes
 }
 
-// join plays what follows on each node when a domain's claim template is there: a pod's claim, allocated and reserved, and the node plugin's
-// label.
+// join plays what follows on each node when a domain's claim template is there: a pod's claim, allocated and reserved, and the node
+// plugin's label.
 func (p *played) join(ctx context.Context, template *resourceapi.ResourceClaimTemplate) error {
 	uid := template.Labels[labelDomain]
 	p.mu.Lock()

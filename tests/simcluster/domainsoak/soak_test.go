@@ -334,8 +334,8 @@ func (s *soak) endPods(ctx context.Context, of string) error {
 
 var channel = regexp.MustCompile(`^/dev/nvidia-caps-imex-channels/channel\d+$`)
 
-// channels fails unless the pods of a domain have one channel each, the same in each clique, and in clique mode none that another domain has
-// now. It returns what it noted.
+// channels fails unless the pods of a domain have one channel each, the same in each clique, and in clique mode none that another domain
+// has now. It returns what it noted.
 func (s *soak) channels(ctx context.Context, of string, members []int) (held []string, err error) {
 	byClique := map[string]string{}
 	for _, i := range members {

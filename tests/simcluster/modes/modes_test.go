@@ -157,7 +157,8 @@ func (g *ground) taint(i int) string {
 	return ""
 }
 
-// nothingLeft ends everything of the test, and waits until nothing of it is left. The last mode was that of domains with daemons of their own.
+// nothingLeft ends everything of the test, and waits until nothing of it is left. The last mode was that of domains with daemons of their
+// own.
 func (g *ground) nothingLeft() {
 	g.t.Helper()
 	claims := g.ClaimUIDs()

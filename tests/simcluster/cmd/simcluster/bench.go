@@ -113,8 +113,8 @@ func writeBench(cmd *cobra.Command, out, machine string, cliques bool, results [
 	if cliques {
 		header := "# Scale, clique mode\n\nWritten by `make bench-scale`; do not edit. As [in the default mode](scale.md), but a node has one " +
 			"IMEX daemon\nthat stays (`computeDomains.imex: clique`), and a domain is a channel. " +
-			"No pod is started to form one.\nGET nodes are the simulated kubelets' looks at their own nodes with each heartbeat: they grow with the " +
-			"time that a round takes.\n\n" + machine + "\n\n"
+			"No pod is started to form one.\nGET nodes are the simulated kubelets' looks at their own nodes with each heartbeat: they grow " +
+			"with the time that a round takes.\n\n" + machine + "\n\n"
 		if err := os.WriteFile(filepath.Join(out, "scale-cliques.md"), []byte(header+table.String()), 0o644); err != nil {
 			return fmt.Errorf("write the report: %w", err)
 		}

@@ -79,11 +79,11 @@ func writeController(cmd *cobra.Command, out, machine string, results []bench.Co
 		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
-	header := "# Scale, the controller alone\n\nWritten by `make bench-controller`; do not edit. The controller's own program in clique mode " +
-		"(`computeDomains.imex: clique`), before\na real API server and etcd. The nodes are objects only: one process writes what their plugins, " +
-		"kubelets and IMEX daemons would write\n(the daemons' pods and their readiness, a claim and a label for each node of a domain), so that " +
-		"the times have that process's writes in\nthem. What follows a domain's last label is the controller's. Events apart, a node plugin writes " +
-		"its node once for a domain, and once\nfor its end.\n\n" + machine + "\n\n"
+	header := "# Scale, the controller alone\n\nWritten by `make bench-controller`; do not edit. The controller's own program in " +
+		"clique mode (`computeDomains.imex: clique`), before\na real API server and etcd. The nodes are objects only: one process writes " +
+		"what their plugins, kubelets and IMEX daemons would write\n(the daemons' pods and their readiness, a claim and a label for each " +
+		"node of a domain), so that the times have that process's writes in\nthem. What follows a domain's last label is the controller's. " +
+		"Events apart, a node plugin writes its node once for a domain, and once\nfor its end.\n\n" + machine + "\n\n"
 	if err := os.WriteFile(filepath.Join(out, "scale-controller.md"), []byte(header+table.String()), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}

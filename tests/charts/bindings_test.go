@@ -85,7 +85,8 @@ func TestEveryBindingIsOfOurAccountsAndItsRoleIsKnown(t *testing.T) {
 		}
 		for _, s := range of.Subjects {
 			if s.Kind != rbacv1.ServiceAccountKind || !accounts[s.Namespace+"/"+s.Name] {
-				t.Errorf("%s %s binds %s %s/%s, which is no service account of the chart", object.GetKind(), object.GetName(), s.Kind, s.Namespace, s.Name)
+				t.Errorf("%s %s binds %s %s/%s, which is no service account of the chart", object.GetKind(), object.GetName(), s.Kind,
+					s.Namespace, s.Name)
 			}
 		}
 	}
@@ -188,7 +189,8 @@ func (s *server) probe(t *testing.T, account, token string, guarded bool) {
 	}
 	_, err = client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:default:tenant",
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "secrets", Namespace: "default"}}}, metav1.CreateOptions{})
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "secrets", Namespace: "default"}}},
+		metav1.CreateOptions{})
 	if may && err != nil || !may && !apierrors.IsForbidden(err) {
 		t.Errorf("%s asks who may do what: %v, allowed: %t", account, err, may)
 	}

@@ -25,7 +25,8 @@ func nicDriver(pod, container, metadata string) *unstructured.Unstructured {
 		"volumes": [{"name": "run-mofed", "hostPath": {"path": "/run/mellanox/drivers", "type": "DirectoryOrCreate"}},
 			{"name": "modules", "hostPath": {"path": "/lib/modules", "type": "DirectoryOrCreate"}}],
 		"containers": [{"name": "ofed-driver", "image": "mellanox/ofed-driver-5.0:ubuntu24.04-amd64", "securityContext": {"privileged": true},
-			"env": [{"name": "UNLOAD_STORAGE_MODULES", "value": "true"}, {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+			"env": [{"name": "UNLOAD_STORAGE_MODULES", "value": "true"},
+				{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
 			"startupProbe": {"exec": {"command": ["test", "-e", "/.driver-ready"]}, "failureThreshold": 60},
 			"readinessProbe": {"exec": {"command": ["grep", "-q", "^mlx5_core ", "/proc/modules"]}},
 			"volumeMounts": [{"name": "run-mofed", "mountPath": "/run/mellanox/drivers", "mountPropagation": "Bidirectional"},
@@ -132,7 +133,8 @@ func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 		{"the node's root", `"volumes": [{"name": "modules", "hostPath": {"path": "/"}}]`, `"volumeMounts": [{"name": "modules", "mountPath":
 			"/lib/modules", "readOnly": true}]`, "", token},
 		{"a directory over its programs", "", `"volumeMounts": [{"name": "run-mofed", "mountPath": "/usr/bin"}]`, "", volumes},
-		{"a part of a directory", "", `"volumeMounts": [{"name": "run-mofed", "mountPath": "/run/mellanox/drivers", "subPath": "x"}]`, "", volumes},
+		{"a part of a directory", "", `"volumeMounts": [{"name": "run-mofed", "mountPath": "/run/mellanox/drivers", "subPath":
+			"x"}]`, "", volumes},
 		{"the kernel's modules to write to", "", `"volumeMounts": [{"name": "modules", "mountPath": "/lib/modules"}]`, "", volumes},
 		{"a directory of another name", `"volumes": [{"name": "evil", "hostPath": {"path": "/lib/modules"}}]`, `"volumeMounts": []`, "", volumes},
 		{"an empty directory", `"volumes": [{"name": "modules", "emptyDir": {}}]`, `"volumeMounts": [{"name": "modules", "mountPath":
@@ -150,12 +152,15 @@ func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 		{"another runtime", `"runtimeClassName": "evil"`, "", "", nodes},
 		{"other addresses of hosts", `"hostAliases": [{"ip": "192.0.2.1", "hostnames": ["archive.ubuntu.com"]}]`, "", "", nodes},
 		{"another name server", `"dnsConfig": {"nameservers": ["192.0.2.1"]}`, "", "", nodes},
-		{"a sysctl", `"hostNetwork": false, "securityContext": {"sysctls": [{"name": "kernel.core_pattern", "value": "|/evil"}]}`, "", "", nodes},
-		{"a claim's devices", `"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]`, `"resources": {"claims": [{"name": "c"}]}`, "", nodes},
+		{"a sysctl", `"hostNetwork": false, "securityContext": {"sysctls": [{"name": "kernel.core_pattern", "value":
+			"|/evil"}]}`, "", "", nodes},
+		{"a claim's devices", `"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]`, `"resources": {"claims":
+			[{"name": "c"}]}`, "", nodes},
 		{"every GPU", "", `"resources": {"limits": {"nvidia.com/gpu": "8"}}`, "", nodes},
 		{"a port of its node", "", `"ports": [{"containerPort": 10250, "hostPort": 10250}]`, "", nodes},
 		{"an annotation that injects devices", "", "", `"annotations": {"cdi.k8s.io/x": "gpu.nvidia.com/gpu=all"}`, nodes},
-		{"the labels of the webhook", "", "", `"labels": {"app.kubernetes.io/name": "ofed-driver", "app.kubernetes.io/component": "webhook"}`, nodes},
+		{"the labels of the webhook", "", "", `"labels": {"app.kubernetes.io/name": "ofed-driver",
+			"app.kubernetes.io/component": "webhook"}`, nodes},
 	} {
 		err := try(test.pod, test.container, test.metadata)
 		switch {

@@ -116,8 +116,8 @@ func (m *memory) once(uid types.UID, what string) bool {
 	return !done
 }
 
-// refuses says whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who may
-// write as many as they like.
+// refuses says whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who
+// may write as many as they like.
 func (m *memory) refuses(uid types.UID, owner string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

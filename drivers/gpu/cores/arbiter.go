@@ -165,7 +165,8 @@ func listen(directory string, takesRights bool) (listener *net.UnixListener, ref
 		refuses = !takesRights && refuseRights(raw)
 		return nil
 	}}
-	made, err := config.Listen(context.Background(), "unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), socket)) // it waits for nothing
+	short := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), socket)
+	made, err := config.Listen(context.Background(), "unixpacket", short) // it waits for nothing
 	if err != nil {
 		return nil, false, err
 	}

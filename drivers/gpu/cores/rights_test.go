@@ -148,7 +148,7 @@ func TestDescriptorsThatAreSentStopNobody(t *testing.T) {
 			if kind, _ := honest.hear(); kind != grant {
 				t.Errorf("another container is answered %d", kind)
 			}
-			t.Logf("attacker sees: %d of %d packets refused by the kernel; after the others its connections end, and it has no more turns", refused, many)
+			t.Logf("attacker sees: %d of %d packets refused; after the others its connections end, and it has no more turns", refused, many)
 		})
 	}
 }

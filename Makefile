@@ -140,7 +140,6 @@ kind-upgrade: build ## Upgrade a kind cluster of four workers from an earlier ve
 	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestForms|TestARuntimeWithoutCDI' -earlier $$dir -v .); \
 	rc=$$?; git worktree remove --force $$dir; exit $$rc
 
-#shows:cd-gangs
 .PHONY: kind-kueue
 kind-kueue: build ## Place gangs by the real Kueue in a kind cluster of two cliques (needs Docker; the first build of Kueue takes minutes).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))

@@ -104,6 +104,7 @@ var attempts = regexp.MustCompile(`(?m)^attempt (\S+): (.*)$`)
 //attack:forged-share-in-kind A tenant writes which shares a pod has, when it makes the pod and later
 func testHostileContainer(t *testing.T, e *environment) {
 	node := e.Workers()[0]
+	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
 	uuids := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")
 	e.counted(t, node)
 	share := uuids[6] + ",NVIDIA,1024,30:;"

@@ -53,13 +53,11 @@ func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 	return nil, ambiguous(alone, len(ids))
 }
 
-// nothing is the answer where the container runtime's hook provides the GPUs. It hides all GPUs, also from a runtime that reads
-// this variable from the image, and adds a device that prevents the container's start if the hook is skipped.
+// nothing is the answer where the container runtime's hook provides the GPUs. It adds a device that prevents the container's start if
+// the hook is skipped. It has no variable: where the pod sets NVIDIA_VISIBLE_DEVICES too, the runtime has two of that name, and NRI
+// replaces only the first.
 func (n number) nothing() *pluginapi.ContainerAllocateResponse {
-	return &pluginapi.ContainerAllocateResponse{
-		Envs:       map[string]string{injection.VisibleDevices: "void"},
-		CdiDevices: []*pluginapi.CDIDevice{{Name: n.hook.Device(hook.Unshared)}},
-	}
+	return &pluginapi.ContainerAllocateResponse{CdiDevices: []*pluginapi.CDIDevice{{Name: n.hook.Device(hook.Unshared)}}}
 }
 
 // number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only

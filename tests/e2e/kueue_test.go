@@ -48,7 +48,6 @@ spec:
 `
 
 // TestKueue has the real Kueue, installed by its own chart with the values of examples/kueue, place gangs on four nodes in two cliques.
-//
 func TestKueue(t *testing.T) {
 	if !*kueue {
 		t.Skip("skipped: the first build of Kueue takes minutes, and it wants four workers in two cliques; `make kind-kueue` runs it")

@@ -53,7 +53,8 @@ func (e *environment) operator(t *testing.T) {
 	tools, err := chain.Ensure(t.Context(), "mpi-operator")
 	must(t, err)
 	must(t, e.ServeProgram(t.Context(), kindcluster.Program{
-		Reference: "mpioperator/mpi-operator:" + strings.TrimPrefix(toolchain.MPIOperator, "v"), From: tools["mpi-operator"], Path: "/mpi-operator",
+		Reference: "mpioperator/mpi-operator:" + strings.TrimPrefix(toolchain.MPIOperator, "v"),
+		From:      tools["mpi-operator"], Path: "/mpi-operator",
 	}))
 
 	module := filepath.Join(e.root, "build/toolchain/modules/mpi-operator")

@@ -73,7 +73,8 @@ type client struct {
 func compiled(t *testing.T, name string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), name)
-	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, filepath.Join("testdata", name+".c"), "-ldl").CombinedOutput(); err != nil {
+	source := filepath.Join("testdata", name+".c")
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, source, "-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return binary

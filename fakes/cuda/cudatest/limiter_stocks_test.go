@@ -54,7 +54,8 @@ func TestGraphsKeepToTheShareOfTheirContainer(t *testing.T) {
 			"instantiate 0", "0", "launch 0", outOfMemory, "upload 0", outOfMemory)
 		wantUsed(t, lib, "refused", 600)
 		first.saying("end 0", "0", "info", "0 424", "trimgraphs", "0", "info", "0 1024")
-		second.saying("launch 0", "0", "info", "0 598", fmt.Sprintf("keeps 1 %d", 598*mib), "0", "instantiate 1", "0", "launch 1", "0", "info", "0 0")
+		second.saying("launch 0", "0", "info", "0 598", fmt.Sprintf("keeps 1 %d", 598*mib), "0", "instantiate 1", "0",
+			"launch 1", "0", "info", "0 0")
 		first.saying("instantiate 0", "0", "launch 0", outOfMemory)
 		if err := second.cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -71,7 +72,8 @@ func TestUnusedMemoryOfPoolsAndGraphsServesOtherAllocations(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 1024)
 	c := stocks(t, root, 12030, 0, preload)
-	c.saying("context 0", "0", "default", "0", fmt.Sprintf("set 4 %d", 1024*mib), "0", fmt.Sprintf("async %d", 500*mib), "0", "free", "0", "sync", "0",
+	c.saying("context 0", "0", "default", "0", fmt.Sprintf("set 4 %d", 1024*mib), "0", fmt.Sprintf("async %d", 500*mib),
+		"0", "free", "0", "sync", "0",
 		fmt.Sprintf("graph 0 %d", 500*mib), "0", "instantiate 0", "0", "launch 0", "0", "sync", "0", "info", "0 24",
 		fmt.Sprintf("alloc %d", 1024*mib), "0", "info", "0 0")
 	wantUsed(t, lib, "given back", 1024)

@@ -55,19 +55,22 @@ func TestAPoolGivesBackWhatIsAboveItsThresholdWhenSynchronized(t *testing.T) {
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", fmt.Sprintf("async %d", 3*mib), "0")
 	wantUsed(t, lib, "granules of 2 MiB", 4)
-	c.saying(fmt.Sprintf("async %d", mib), "0", "reserved", "4 4 4 4 0 0 0 0", "freeasync", "0", "freeasync 1", "0", "reserved", "4 4 0 4 0 0 0 0",
+	c.saying(fmt.Sprintf("async %d", mib), "0", "reserved", "4 4 4 4 0 0 0 0", "freeasync", "0", "freeasync 1", "0",
+		"reserved", "4 4 0 4 0 0 0 0",
 		"trim 0", "0", "reserved", "4 4 0 4 0 0 0 0") // the free was not seen to be over
 	wantUsed(t, lib, "freed", 4)
 	c.saying("sync", "0", "reserved", "0 4 0 4 0 0 0 0", "set 6 0", "0", "set 8 0", "0", "reserved", "0 0 0 0 0 0 0 0")
 	wantUsed(t, lib, "synchronized", 0)
 
-	c.saying(fmt.Sprintf("set 4 %d", 6*mib), "0", fmt.Sprintf("async %d", 10*mib), "0", "free", "0", "sync", "0", "reserved", "6 10 0 10 0 0 0 0",
+	c.saying(fmt.Sprintf("set 4 %d", 6*mib), "0", fmt.Sprintf("async %d", 10*mib), "0", "free", "0", "sync", "0",
+		"reserved", "6 10 0 10 0 0 0 0",
 		fmt.Sprintf("async %d", 6*mib), "0", "reserved", "6 10 6 10 0 0 0 0", "free", "0", "trim 0", "0", "reserved", "0 10 0 10 0 0 0 0")
 	wantUsed(t, lib, "trimmed", 0)
 
 	c.saying("pool", "0", "use 0", "0", fmt.Sprintf("async %d", 8*mib), "0", "drop", "0")
 	wantUsed(t, lib, "a pool that is destroyed, with an allocation", 8)
-	c.saying("freeasync", "0", "default", "0", fmt.Sprintf("async %d", 2*mib), "0", "reserved", "2 10 2 10 0 0 0 0") // the current pool is the default one again
+	c.saying("freeasync", "0", "default", "0", fmt.Sprintf("async %d", 2*mib), "0", "reserved",
+		"2 10 2 10 0 0 0 0") // the current pool is the default one again
 	wantUsed(t, lib, "the last one is freed", 2)
 }
 
@@ -75,7 +78,8 @@ func TestPoolsRefuseWhatTheDriverRefuses(t *testing.T) {
 	root, _ := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", "drop", invalid, "use 1", invalid, "async 0", invalid, "set 5 0", invalid, "set 6 1", invalid,
-		"set 9 0", invalid, fmt.Sprintf("async %d", 1<<40), outOfMemory, "pool", "0", "use 1", invalid, "drop", "0", "drop", invalid, "trim 0", invalid,
+		"set 9 0", invalid, fmt.Sprintf("async %d", 1<<40), outOfMemory, "pool", "0", "use 1", invalid, "drop", "0", "drop",
+		invalid, "trim 0", invalid,
 		"from 1", invalid, "async 512", "0", "freeasync", "0", "freeasync", invalid, "free", invalid)
 }
 
@@ -92,19 +96,22 @@ func TestAGraphTakesItsMemoryWhenItIsLaunched(t *testing.T) {
 		"launch 2", invalid, // its allocation was not freed
 		"end 0", "0", "end 1", "0", "reserved", "0 0 0 0 130 130 130 130", "trimgraphs", "0", "reserved", "0 0 0 0 30 130 30 130")
 	wantUsed(t, lib, "trimmed", 30)
-	c.saying("freeasync", "0", "launch 2", "0", "free", "0", "free", invalid, "end 2", "0", "trimgraphs", "0", "setgraphs 1 0", "0", "setgraphs 3 0", "0",
+	c.saying("freeasync", "0", "launch 2", "0", "free", "0", "free", invalid, "end 2", "0", "trimgraphs", "0",
+		"setgraphs 1 0", "0", "setgraphs 3 0", "0",
 		"reserved", "0 0 0 0 0 0 0 0")
 	wantUsed(t, lib, "freed and trimmed", 0)
 
 	// A kernel that runs keeps its graph's memory.
-	c.saying("capture", "0", fmt.Sprintf("async %d", 10*mib), "0", "kernel busy_200ms", "0", "freeasync", "0", "captured 3", "0", "instantiate 3", "0",
+	c.saying("capture", "0", fmt.Sprintf("async %d", 10*mib), "0", "kernel busy_200ms", "0", "freeasync", "0", "captured 3",
+		"0", "instantiate 3", "0",
 		"launch 3", "0", "trimgraphs", "0")
 	wantUsed(t, lib, "trimmed while it runs", 10)
 	c.saying("sync", "0", "trimgraphs", "0")
 	wantUsed(t, lib, "trimmed when it has run", 0)
 
 	// One frees what the other has allocated; with the flag, a launch frees what the last one left.
-	c.saying(fmt.Sprintf("keeps 4 %d", 4*mib), "0", "frees 5", "0", "instantiate 4", "0", "instantiate 5", "0", "launch 4", "0", "launch 5", "0",
+	c.saying(fmt.Sprintf("keeps 4 %d", 4*mib), "0", "frees 5", "0", "instantiate 4", "0", "instantiate 5", "0", "launch 4",
+		"0", "launch 5", "0",
 		"launch 4", "0", "end 4", "0", "instantiate 4 1", "0", "launch 4", "0", "launch 4", "0", "free", "0", "trimgraphs", "0")
 	wantUsed(t, lib, "freed by another graph", 0)
 }
@@ -112,7 +119,8 @@ func TestAGraphTakesItsMemoryWhenItIsLaunched(t *testing.T) {
 func TestGraphsRefuseWhatTheDriverRefuses(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
-	c.saying("context 0", "0", "default", "0", "graph 0 0", invalid, fmt.Sprintf("graph 1 %d", mib), "0", "frees 1", invalid, "frees 2", invalid,
+	c.saying("context 0", "0", "default", "0", "graph 0 0", invalid, fmt.Sprintf("graph 1 %d", mib), "0", "frees 1",
+		invalid, "frees 2", invalid,
 		"instantiate 1", "0", "instantiate 1", invalid, "instantiate 1 16", invalid, "setgraphs 0 0", invalid, "setgraphs 2 0", invalid,
 		"setgraphs 1 1", invalid, fmt.Sprintf("graph 3 %d", 1<<40), "0", "instantiate 3", "0", "launch 3", outOfMemory, "upload 3", outOfMemory)
 	wantUsed(t, lib, "refused", 0)

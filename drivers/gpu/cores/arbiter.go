@@ -150,6 +150,8 @@ func (a *Arbiter) bar() {
 
 // listen makes the socket in a directory, whose path may be longer than a socket's may be. It says whether the kernel refuses file
 // descriptors for it, with takesRights never.
+//
+//nolint:contextcheck // it waits for nothing
 func listen(directory string, takesRights bool) (listener *net.UnixListener, refuses bool, err error) {
 	path := filepath.Join(directory, socket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

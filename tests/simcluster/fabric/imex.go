@@ -42,11 +42,14 @@ type imexDaemons struct {
 // Messages counts what the fake IMEX daemons of a cluster have answered each other. Only those that run as goroutines are counted.
 type Messages struct{ own, refused, taken atomic.Int64 }
 
-// Own are answers of daemons of the same domain and clique. Refused are those of other domains, which got through since a pod has the
-// address of an earlier one, and were refused. Taken are those of other domains that were taken for a peer's: there must be none.
-func (m *Messages) Own() int64     { return m.own.Load() }
+// Own is how many answers came from daemons of the same domain and clique.
+func (m *Messages) Own() int64 { return m.own.Load() }
+
+// Refused is how many answers of other domains' daemons were refused. They get through where a pod has the address of an earlier one.
 func (m *Messages) Refused() int64 { return m.refused.Load() }
-func (m *Messages) Taken() int64   { return m.taken.Load() }
+
+// Taken is how many answers of other domains' daemons were taken for a peer's: there must be none.
+func (m *Messages) Taken() int64 { return m.taken.Load() }
 
 func (m *Messages) heard(own bool, status fakeimex.Connection) {
 	switch {

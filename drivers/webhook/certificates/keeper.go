@@ -157,7 +157,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", one.name).String()
 		}
 		_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-			ListerWatcher: &cache.ListWatch{
+			ListerWatcher: cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 					only(&o)
 					return one.list(ctx, o)
@@ -166,7 +166,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 					only(&o)
 					return one.watch(ctx, o)
 				},
-			},
+			}, k.client),
 			ObjectType: one.object,
 			Handler: cache.ResourceEventHandlerFuncs{
 				AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() },

@@ -229,7 +229,7 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer seen.Stop()
-	watched := c.watched()
+	watched, looked := c.watched(), c.looked()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.keeper.run(ctx) }()
@@ -239,6 +239,8 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	// What the first step sees needs no watch to be mended.
+	<-looked
 	<-watched
 	configuration, err := configurations.Get(t.Context(), "w", metav1.GetOptions{})
 	if err != nil {
@@ -274,6 +276,19 @@ func (c *cluster) watched() <-chan struct{} {
 		return true, watcher, err
 	})
 	return watched
+}
+
+// looked is closed once the keeper has read the configuration.
+func (c *cluster) looked() <-chan struct{} {
+	looked := make(chan struct{})
+	once := sync.OnceFunc(func() { close(looked) })
+	c.client.PrependReactor("get", "validatingwebhookconfigurations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		get := action.(clienttesting.GetAction)
+		object, err := c.client.Tracker().Get(get.GetResource(), get.GetNamespace(), get.GetName())
+		once()
+		return true, object, err
+	})
+	return looked
 }
 
 func TestAMissingSecretSaysWhatToDo(t *testing.T) {

@@ -4,6 +4,7 @@
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
+comma := ,
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := build drivers fakes provider tests
 # Others' programs that tests/conformance shows the fakes.
@@ -19,6 +20,11 @@ ARCH ?= $(shell $(GO) env GOARCH)
 # The text begins beside a 2 MiB boundary, because Linux 6.18 and later map a whole 2 MiB folio at a touch where address and file
 # offset are aligned alike: then all of the program soon counts as resident in every plugin. See drivers/program/footprint.
 PROGRAM_FLAGS := -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS) -extldflags=-Wl,-Ttext-segment=0x410000"
+
+# SHORT=1 leaves out what is long and rarely breaks: see build/short.
+ifdef SHORT
+export GPUFABRIC_SHORT := $(SHORT)
+endif
 
 # go-nvml binds deprecated NVML functions too, and gcc says so at length.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
@@ -75,7 +81,7 @@ unit: fakes ## Run the quick tests, results of unchanged packages from Go's cach
 # Most of the tests wait for something, so their parts run two at a time. Nothing is taken from Go's cache of results (TESTFLAGS): the tests read charts,
 # examples and programs of other modules, whose changes it does not see. `make lint` vets.
 .PHONY: test
-test: build toolchain-sim ## Run every test that needs no Docker.
+test: build toolchain-sim ## Run every test that needs no Docker (40 minutes on two cores; SHORT=1 leaves out what is long and rarely breaks).
 	@$(MAKE) --no-print-directory -j 2 test-modules test-sim charts test-scheduler test-conformance
 
 # The workspace's modules in one go, the provider first: it has the longest test of all, beside which the others run. The charts are others' code at
@@ -85,9 +91,12 @@ test-modules: fakes toolchain-sim ## Run the tests of the four modules in go.wor
 	@echo "== go test $(MODULES)"; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./build/cmd/toolchain terraform); \
 	$(GO) test -race -p 3 $(TESTFLAGS) ./provider/... ./drivers/... ./fakes/... ./build/... $$($(GO) list ./tests/... | grep -v '^gpufabric.io/tests/charts$$')
 
+# SIM_LONG are packages of minutes, which a short run leaves out.
+SIM_LONG := domainsoak modes vgpumemory
 .PHONY: test-sim
 test-sim: build toolchain-sim ## Run the tests on the simulated cluster.
-	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) ./...
+	@echo "== go test tests/simcluster$(if $(SHORT),: without $(SIM_LONG)$(comma) which make test-sim without SHORT=1 runs)"; cd tests/simcluster && export GOWORK=off && \
+	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -v $(if $(SHORT),$(SIM_LONG:%=-e '/%$$'),'^$$'))
 
 #shows:tenants
 .PHONY: test-tenants
@@ -102,7 +111,8 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.
 	@echo "== go test tests/firstday"; cd tests/firstday && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 	@echo "== go test tests/console"; cd tests/console && GOWORK=off $(GO) test $(TESTFLAGS) ./...
-	@echo "== go test tests/conformance"; $(GO) run ./build/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
+	@$(if $(SHORT),echo "tests/conformance is left out: make test-conformance without SHORT=1 builds the programs of others that it needs"; exit 0;) \
+	echo "== go test tests/conformance"; $(GO) run ./build/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: nvidia-programs
 nvidia-programs: ## Fetch the programs of NVIDIA's that Debian packages, for the tests that show the fakes to them (installs nothing).
@@ -128,7 +138,7 @@ fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 	@tests/fuzz $(or $(FUZZTIME),15s)
 
 .PHONY: kind-e2e
-kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; CHURN=5 has five times 40 pods with slices come and go, not twice 10).
+kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; SHORT=1 leaves out what is long and rarely breaks; CHURN=5 has five times 40 pods with slices come and go, not twice 10).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 75m -v . $(if $(CHURN),-churn $(CHURN))
 
@@ -211,11 +221,13 @@ bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 
 bench-doctor: prerequisites ## Measure gpufabric doctor's seconds and requests before an API server with 18 and 1,008 nodes (two minutes).
 	cd drivers && $(GO) test -run '^$$' -bench Doctor -benchmem -benchtime $(or $(BENCHTIME),5x) -timeout 30m ./doctor/diagnosis
 
+# DEEP are the linters that compute on all that a package imports: half an hour, where nothing of it is in their cache.
+DEEP := bodyclose,contextcheck,staticcheck,unparam
 .PHONY: lint
-lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated.
+lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated (SHORT=1 leaves out the linters that take long).
 	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
-	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel,certmanager ./...); done; \
-	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs,causes ./...); done
+	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel,certmanager $(if $(SHORT),--disable $(DEEP)) ./...); done; \
+	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults,gangs,causes $(if $(SHORT),--disable $(DEEP)) ./...); done
 	provider/generate-docs --check
 
 # A few seconds: no program of others is built for it.
@@ -314,10 +326,15 @@ toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, 
 toolchain-lock: prerequisites ## Write the checksums of the tools' published files into build/toolchain/releases.lock (needs an internet).
 	$(GO) run ./build/cmd/toolchain -lock
 
-# What `make test` runs of others: the control plane, Terraform and OpenTofu, and the programs that the fakes are shown to.
+# What `make test SHORT=1` runs of others.
 .PHONY: toolchain-test
 toolchain-test: prerequisites
-	@$(GO) run ./build/cmd/toolchain etcd kube-apiserver kube-controller-manager kube-scheduler kubectl terraform tofu $(PEERS) >/dev/null
+	@$(GO) run ./build/cmd/toolchain etcd kube-apiserver kube-controller-manager kube-scheduler kubectl terraform >/dev/null
+
+# What `make kind-e2e SHORT=1` and `make lint` run besides, but for what is in the nodes' image.
+.PHONY: toolchain-kind
+toolchain-kind: prerequisites
+	@$(GO) run ./build/cmd/toolchain kind kubectl helm mpi-operator golangci-lint >/dev/null
 
 .PHONY: toolchain-sim
 toolchain-sim:

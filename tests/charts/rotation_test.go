@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"gpufabric.io/build/port"
+	"gpufabric.io/build/short"
 )
 
 const webhookSecret = "gpufabric-webhook-certificate"
@@ -115,6 +116,7 @@ func mountSecret(t *testing.T, admin kubernetes.Interface, dir string, late time
 //
 //shows:chart-webhook
 func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
+	short.Skip(t, "make charts without SHORT=1")
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}

@@ -22,18 +22,18 @@ func (e *environment) examplesOn(machine string) []example {
 	switch machine {
 	case profile:
 		return []example{
-			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, nil, testRack},
+			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, nil, testRack, false},
 			{"training-job", map[string]any{"storage_class": "checkpoints", "checkpoint_size": "1Gi", "steps": 20}, checkpointVolume,
-				testTrainingJob},
+				testTrainingJob, true},
 			{"rdma-cluster", map[string]any{"rails": map[string]any{"rail-0": map[string]any{"master": "eth0", "range": "10.56.0.0/16"},
-				"rail-1": map[string]any{"master": "eth0", "range": "10.57.0.0/16"}}}, (*environment).secondaryNetworks, testRails},
+				"rail-1": map[string]any{"master": "eth0", "range": "10.57.0.0/16"}}}, (*environment).secondaryNetworks, testRails, true},
 		}
 	case "h100-hgx":
 		return []example{
-			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/hostname": e.Workers()[0]}}, nil, testPlatform},
+			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/hostname": e.Workers()[0]}}, nil, testPlatform, true},
 		}
 	case "l40s-8":
-		return []example{{"vgpu-sharing", nil, nil, testSlices}}
+		return []example{{"vgpu-sharing", nil, nil, testSlices, false}}
 	}
 	return nil
 }
@@ -44,6 +44,9 @@ func (e *environment) examplesOn(machine string) []example {
 func (e *environment) testExamples(t *testing.T, machine string) {
 	for _, x := range e.examplesOn(machine) {
 		t.Run("example "+x.name+" on "+machine, func(t *testing.T) {
+			if x.long {
+				notInShort(t)
+			}
 			e.turnInto(t, machine)
 			if x.before != nil {
 				x.before(e, t)
@@ -74,6 +77,7 @@ type example struct {
 	vars   map[string]any
 	before func(*environment, *testing.T) // brings what the example needs
 	look   func(*testing.T, *environment, *terraform.Options)
+	long   bool // a short run leaves it out
 }
 
 // example prepares a copy of an example's directory.

@@ -65,20 +65,25 @@ func (e *environment) testLayouts(t *testing.T) {
 		// placed is the place of the driver. late: it appears after the plugins have started.
 		placed kindcluster.Layout
 		late   bool
+		// long: a short run leaves it out.
+		long   bool
 		values []string
 		before string
 		parts  []part
 	}{
-		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, rackValues, rackBefore, rack},
-		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, rackValues, rackBefore, rack},
-		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=clique"}, "", clique},
-		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, []string{"computeDomains.imex=host"}, "", service},
-		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, boardValues, "", board},
-		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, guardedValues, "", guarded},
-		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, cardsValues, "", cards},
-		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, cardsValues, "", cards},
+		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, true, rackValues, rackBefore, rack},
+		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, false, rackValues, rackBefore, rack},
+		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, false, []string{"computeDomains.imex=clique"}, "", clique},
+		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, true, []string{"computeDomains.imex=host"}, "", service},
+		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, true, boardValues, "", board},
+		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, false, guardedValues, "", guarded},
+		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, false, cardsValues, "", cards},
+		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, true, cardsValues, "", cards},
 	} {
 		t.Run(machine.name, func(t *testing.T) {
+			if machine.long {
+				notInShort(t)
+			}
 			if machine.before != "" {
 				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
 			}
@@ -110,6 +115,7 @@ func (e *environment) testLayouts(t *testing.T) {
 //
 //shows:gpu-programs cd-libc
 func (e *environment) testForeignLibraries(t *testing.T) {
+	notInShort(t)
 	if runtime.GOARCH != "amd64" {
 		t.Skipf("skipped: the launcher of linked programs is for amd64, and this machine is %s", runtime.GOARCH)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"gpufabric.io/build/short"
 	"gpufabric.io/tests/docker"
 )
 
@@ -34,7 +35,7 @@ func TestMachines(t *testing.T) {
 			{"the seed's MPI job runs over two nodes' GPUs and IMEX channels", testMPIJob},
 			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
 			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
-			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
+			{"two pods on two nodes ping each other on a secondary network", long(testSecondaryNetwork)},
 		}},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
@@ -81,6 +82,20 @@ func TestMachines(t *testing.T) {
 type part struct {
 	name string
 	run  func(*testing.T, *environment)
+}
+
+// long is a part that a short run leaves out.
+func long(run func(*testing.T, *environment)) func(*testing.T, *environment) {
+	return func(t *testing.T, e *environment) {
+		notInShort(t)
+		run(t, e)
+	}
+}
+
+// notInShort skips the test in a short run.
+func notInShort(t *testing.T) {
+	t.Helper()
+	short.Skip(t, "make kind-e2e without SHORT=1")
 }
 
 func (e *environment) run(t *testing.T, parts []part) {

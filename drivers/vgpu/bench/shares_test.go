@@ -17,6 +17,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"gpufabric.io/build/short"
 	"gpufabric.io/drivers/node/host"
 )
 
@@ -37,6 +38,7 @@ func limited(t *testing.T) Options {
 // How exact a percentage is depends on how busy the test's machine is: see docs/measurements.md. Here each process has work done in turns
 // that the arbiter gave it.
 func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
+	short.Skip(t, "make test without SHORT=1")
 	o := limited(t)
 	o.Together = []Together{{Cores: []int{75}}, {Lend: true, Cores: []int{25, 75}}, {Lend: true, Graph: true, Cores: []int{50, 50}}}
 	if *seconds > 1 {

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 
+	"gpufabric.io/build/short"
 	"gpufabric.io/provider/internal/apiserver"
 )
 
@@ -88,6 +89,7 @@ func needTerraform(t testing.TB) {
 // underOpenTofu lets a test run under OpenTofu instead, and skips it where that is not there.
 func underOpenTofu(t *testing.T) {
 	t.Helper()
+	short.Skip(t, "make test without SHORT=1")
 	tofu := apiserver.Find("tofu", "")
 	if tofu == "" {
 		t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")

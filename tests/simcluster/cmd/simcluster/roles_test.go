@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gpufabric.io/build/short"
 )
 
 // TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has,
@@ -13,6 +15,7 @@ import (
 //
 //shows:sim-scale-roles
 func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {
+	short.Skip(t, "make test-sim without SHORT=1")
 	if testing.Short() {
 		t.Skip("starts a cluster of 18 nodes; -short asks for none")
 	}

@@ -51,6 +51,51 @@ func TestARequestWhoseBodyNeverComesKeepsNoConnection(t *testing.T) {
 	}
 }
 
+// Connections from one address, four more than all that the page has, each kept open after an answer, keep neither another's open one nor its next.
+//
+//attack:page-connections A tenant's pod, without a token, takes all connections of the page and keeps them
+//shows:fabric-page
+func TestConnectionsFromOneAddressKeepNoOtherFromThePage(t *testing.T) {
+	address := strings.TrimPrefix(serving(t, local()), "http://")
+	from := func(ip string) net.Conn {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+		c, err := dialer.DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil { // for a slow machine
+			t.Fatal(err)
+		}
+		return c
+	}
+	asks := func(c net.Conn) {
+		t.Helper()
+		if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("another viewer gets no answer: %v", err)
+		}
+		_ = answer.Body.Close()
+	}
+	viewer := from("127.0.0.2")
+	asks(viewer)
+	attackers := make([]net.Conn, maxConns+4)
+	for i := range attackers {
+		attackers[i] = from("127.0.0.3")
+		_, _ = io.WriteString(attackers[i], "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") // if it is closed already, its read says so below
+	}
+	asks(viewer)
+	asks(from("127.0.0.4"))
+	answer, err := io.ReadAll(attackers[0])
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the attacker's oldest connection stays: %v", err)
+	}
+	t.Logf("attacker sees: %.40q, and the end of its oldest connection", answer)
+}
+
 //attack:page-seats A tenant takes every place of the page's viewers with tokens of service accounts of its namespace
 //shows:fabric-page
 func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/net/netutil"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -158,7 +157,7 @@ func Serve(ctx context.Context, settings Settings, listener net.Listener) error 
 	server := &http.Server{Handler: handler(settings, sessions), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx }}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(netutil.LimitListener(listener, maxConns)) }()
+	go func() { ended <- server.Serve(&fairListener{Listener: listener, most: maxConns}) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve the page: %w", err)

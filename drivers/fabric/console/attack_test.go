@@ -96,7 +96,7 @@ func TestConnectionsFromOneAddressKeepNoOtherFromThePage(t *testing.T) {
 	t.Logf("attacker sees: %.40q, and the end of its oldest connection", answer)
 }
 
-//attack:page-seats A tenant takes every place of the page's viewers with tokens of service accounts of its namespace
+//attack:page-seats A tenant takes every place of the page's viewers with tokens of service accounts of its namespaces
 //shows:fabric-page
 func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
 	cluster := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +111,7 @@ func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
 		_, _ = fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}`)
 	}))
 	defer cluster.Close()
-	address := serving(t, Settings{Config: &rest.Config{Host: cluster.URL}, Viewers: 3, Options: reader.Options{Agent: "test"}})
+	address := serving(t, Settings{Config: &rest.Config{Host: cluster.URL}, Viewers: 4, Options: reader.Options{Agent: "test"}})
 	opened := func(token string) int {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/api/stream", nil)
 		if err != nil {
@@ -130,8 +130,10 @@ func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
 		want  int
 	}{
 		{"system:serviceaccount:evil:a", http.StatusOK}, {"system:serviceaccount:evil:b", http.StatusOK},
-		{"system:serviceaccount:evil:c", http.StatusServiceUnavailable}, {"system:serviceaccount:evil:a", http.StatusOK},
-		{"alice", http.StatusOK}, {"bob", http.StatusServiceUnavailable},
+		{"system:serviceaccount:evil:b", http.StatusOK}, {"system:serviceaccount:evil-too:a", http.StatusOK},
+		{"system:serviceaccount:evil-too:b", http.StatusOK}, {"system:serviceaccount:evil:c", http.StatusServiceUnavailable},
+		{"alice", http.StatusOK}, {"bob", http.StatusOK}, {"alice", http.StatusOK}, {"carol", http.StatusServiceUnavailable},
+		{"system:serviceaccount:evil:c", http.StatusServiceUnavailable},
 	} {
 		if got := opened(c.token); got != c.want {
 			t.Errorf("%s: status %d, want %d", c.token, got, c.want)

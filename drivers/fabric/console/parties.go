@@ -19,14 +19,29 @@ func party(user string) string {
 	return user
 }
 
-// seats is how many sessions a party has. Call it with the lock.
-func (s *sessions) seats(of string) (count int) {
+var errPushed = errors.New("another viewer has no place, and your accounts have several")
+
+// makePlace ends a session of the party that has most, where that leaves it no less than the newcomer gets. Call it with the lock.
+func (s *sessions) makePlace(newcomer string) bool {
+	seats, greatest := map[string]int{}, newcomer
 	for _, other := range s.all {
-		if other.ctx.Err() == nil && party(other.about.User) == of {
-			count++
+		of := party(other.about.User)
+		seats[of]++
+		if seats[of] > seats[greatest] {
+			greatest = of
 		}
 	}
-	return count
+	if seats[greatest] < seats[newcomer]+2 {
+		return false
+	}
+	for key, other := range s.all {
+		if party(other.about.User) == greatest {
+			delete(s.all, key)
+			other.end(errPushed)
+			return true
+		}
+	}
+	return false
 }
 
 var errAsks = errors.New("you ask the doctor several questions already; ask again once these are answered")

@@ -144,12 +144,9 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	key := sha256.Sum256([]byte(bearer(r)))
 	current := s.all[key]
 	if current == nil || current.ctx.Err() != nil {
-		if len(s.all) >= s.settings.Viewers {
-			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers)", len(s.all))
-		}
-		if s.settings.Key == "" && s.seats(party(user)) >= max(1, s.settings.Viewers-1) {
-			return nil, http.StatusServiceUnavailable, fmt.Errorf("of the %d places of viewers you have all but one already (--viewers): close the "+
-				"page elsewhere; the service accounts of a namespace count as one viewer", s.settings.Viewers)
+		if len(s.all) >= s.settings.Viewers && !s.makePlace(party(user)) {
+			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers); the service "+
+				"accounts of a namespace count as one viewer", len(s.all))
 		}
 		if current, err = s.begin(key, config, user); err != nil {
 			return nil, http.StatusInternalServerError, err

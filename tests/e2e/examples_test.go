@@ -12,6 +12,7 @@ import (
 
 	"github.com/gruntwork-io/terratest/modules/terraform"
 
+	"gpufabric.io/build/short"
 	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
 )
@@ -47,6 +48,7 @@ func (e *environment) testExamples(t *testing.T, machine string) {
 			if x.long {
 				notInShort(t)
 			}
+			short.SkipLate(t)
 			e.turnInto(t, machine)
 			if x.before != nil {
 				x.before(e, t)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/build/short"
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/kindcluster"
 )
@@ -76,7 +77,7 @@ func (e *environment) testLayouts(t *testing.T) {
 		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, false, []string{"computeDomains.imex=clique"}, "", clique},
 		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, true, []string{"computeDomains.imex=host"}, "", service},
 		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, true, boardValues, "", board},
-		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, false, guardedValues, "", guarded},
+		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, true, guardedValues, "", guarded},
 		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, false, cardsValues, "", cards},
 		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, true, cardsValues, "", cards},
 	} {
@@ -84,6 +85,7 @@ func (e *environment) testLayouts(t *testing.T) {
 			if machine.long {
 				notInShort(t)
 			}
+			short.SkipLate(t)
 			if machine.before != "" {
 				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
 			}

@@ -67,6 +67,10 @@ func TestMachines(t *testing.T) {
 		}},
 	} {
 		t.Run(machine.profile, func(t *testing.T) {
+			short.SkipLate(t)
+			if machine.profile == "a100-40" {
+				notInShort(t)
+			}
 			if machine.before != "" {
 				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
 			}
@@ -100,7 +104,10 @@ func notInShort(t *testing.T) {
 
 func (e *environment) run(t *testing.T, parts []part) {
 	for _, p := range parts {
-		t.Run(p.name, func(t *testing.T) { p.run(t, e) })
+		t.Run(p.name, func(t *testing.T) {
+			short.SkipLate(t)
+			p.run(t, e)
+		})
 	}
 }
 

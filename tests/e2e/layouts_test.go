@@ -73,9 +73,12 @@ func (e *environment) testLayouts(t *testing.T) {
 		parts  []part
 	}{
 		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, true, rackValues, rackBefore, rack},
-		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, false, rackValues, rackBefore, rack},
-		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, false, []string{"computeDomains.imex=clique"}, "", clique},
-		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, true, []string{"computeDomains.imex=host"}, "", service},
+		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, false,
+			rackValues, rackBefore, rack},
+		{"a GB200 with one IMEX daemon a node", "gb200-nvl72", kindcluster.LayoutHost, false, false,
+			[]string{"computeDomains.imex=clique"}, "", clique},
+		{"a GB200 with nvidia-imex of its own", "gb200-nvl72", kindcluster.LayoutHost, false, true,
+			[]string{"computeDomains.imex=host"}, "", service},
 		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, true, boardValues, "", board},
 		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, true, guardedValues, "", guarded},
 		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, false, cardsValues, "", cards},

@@ -51,7 +51,8 @@ func TestARequestWhoseBodyNeverComesKeepsNoConnection(t *testing.T) {
 	}
 }
 
-// Connections from one address, four more than all that the page has, each kept open after an answer, keep neither another's open one nor its next.
+// Connections from one address, four more than all that the page has, each kept open after an answer, keep
+// neither another's open one nor its next.
 //
 //attack:page-connections A tenant's pod, without a token, takes all connections of the page and keeps them
 //shows:fabric-page

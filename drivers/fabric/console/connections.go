@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// fairListener bounds the connections that are open at a time. One more closes the oldest of the address that has most, so that whoever opens connections
-// without end pushes out its own, and the kubelet's probes and other viewers are served.
+// fairListener bounds the connections that are open at a time. One more closes the oldest of the address that has most, so that
+// whoever opens connections without end pushes out its own, and the kubelet's probes and other viewers are served.
 type fairListener struct {
 	net.Listener
 	most int

@@ -145,8 +145,8 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	current := s.all[key]
 	if current == nil || current.ctx.Err() != nil {
 		if len(s.all) >= s.settings.Viewers && !s.makePlace(party(user)) {
-			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers); the service "+
-				"accounts of a namespace count as one viewer", len(s.all))
+			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers); "+
+				"the service accounts of a namespace count as one viewer", len(s.all))
 		}
 		if current, err = s.begin(key, config, user); err != nil {
 			return nil, http.StatusInternalServerError, err

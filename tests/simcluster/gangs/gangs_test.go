@@ -39,8 +39,9 @@ type ground struct {
 
 func newGround(t *testing.T) *ground {
 	t.Helper()
-	g := &ground{Namespace: shared.Namespace(t), t: t, cliques: map[string]string{}}
-	for _, node := range shared.Nodes(t) {
+	up := two.cluster(t)
+	g := &ground{Namespace: up.Namespace(t), t: t, cliques: map[string]string{}}
+	for _, node := range up.Nodes(t) {
 		g.cliques[node.Name] = node.Labels[cliqueLabel]
 	}
 	if found := slices.Compact(slices.Sorted(maps.Values(g.cliques))); len(found) != 2 || found[0] == "" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,13 +25,58 @@ const (
 	stopTime  = 10 * time.Second
 )
 
-// shared is the package's cluster; each test has a namespace of its own in it.
-var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
+// racks is the cluster of two racks, which the tests share; each has a namespace of its own in it. It comes up with the first of them, since
+// the test of 56 racks does not need it.
+type racks struct {
+	once    sync.Once
+	up      *fixture.Cluster
+	running []*process.Process
+	err     error
+}
+
+var two racks //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
+
+// cluster brings the cluster up, if no test has.
+func (r *racks) cluster(t *testing.T) *fixture.Cluster {
+	t.Helper()
+	r.once.Do(func() { r.err = r.start() })
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	return r.up
+}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	up, err := fixture.Up(context.Background(), fixture.Options{
+	defer two.stop()
+	code := m.Run()
+	for _, p := range two.running {
+		if err := p.Err(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if two.up != nil {
+		if err := two.up.Err(); err != nil {
+			fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+func (r *racks) stop() {
+	for _, p := range r.running {
+		p.Stop(stopTime)
+	}
+	if r.up != nil {
+		r.up.Down()
+	}
+}
+
+func (r *racks) start() (err error) {
+	r.up, err = fixture.Up(context.Background(), fixture.Options{
 		Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")),
 		Values: map[string]any{
 			"gpus":           map[string]any{"enabled": true},
@@ -38,33 +84,12 @@ func run(m *testing.M) int {
 		},
 	})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
-		return 1
+		return fmt.Errorf("bring the cluster up: %w", err)
 	}
-	defer up.Down()
-	shared = up
-	running, err := startControllers(up)
-	defer func() {
-		for _, p := range running {
-			p.Stop(stopTime)
-		}
-	}()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start the controllers of gangs:", err)
-		return 1
+	if r.running, err = startControllers(r.up); err != nil {
+		return fmt.Errorf("start the controllers of gangs: %w", err)
 	}
-	code := m.Run()
-	for _, p := range running {
-		if err := p.Err(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	if err := up.Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
-		code = 1
-	}
-	return code
+	return nil
 }
 
 // startControllers starts Kueue last, since Kueue looks for the kinds of the others at its start.

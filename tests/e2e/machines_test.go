@@ -30,13 +30,15 @@ func TestMachines(t *testing.T) {
 		before string
 		// parts run in this order, since each leaves something in a kubelet that the next one finds.
 		parts []part
+		// long says that a short run leaves the machine out.
+		long bool
 	}{
 		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", []part{
 			{"the seed's MPI job runs over two nodes' GPUs and IMEX channels", testMPIJob},
 			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
 			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
 			{"two pods on two nodes ping each other on a secondary network", long(testSecondaryNetwork)},
-		}},
+		}, false},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
 			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", "console.enabled=true",
@@ -54,21 +56,21 @@ func TestMachines(t *testing.T) {
 			{"slices of a VGPUProfile are spread, limited and counted", testProfileSlices},
 			{"VGPUProfiles hand out MIG devices and whole GPUs", testProfileModes},
 			{"our own scheduler preempts for what DRA hands out", testDRAPreempted},
-		}},
+		}, false},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}, "", []part{
 			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
 			{"slices are limited, watched and given back", testGPUSlices},
 			{"a hostile container gets no more than its share", testHostileContainer},
 			{"our own scheduler places pods with slices", testOwnScheduler},
-		}},
+		}, false},
 		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler, "scheduler.enabled=true", "scheduler.name=volcano",
 			"scheduler.nodeLock=true"}, "", []part{
 			{"MIG instances are made for slots and for sizes", testMIGSlots},
-		}},
+		}, true},
 	} {
 		t.Run(machine.profile, func(t *testing.T) {
 			short.SkipLate(t)
-			if machine.profile == "a100-40" {
+			if machine.long {
 				notInShort(t)
 			}
 			if machine.before != "" {

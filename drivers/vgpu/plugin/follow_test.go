@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -12,12 +13,14 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
@@ -213,6 +216,27 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 		Device:  func(uuid string) string { return uuid },
 		Limiter: injection.Limiter{Containers: filepath.Join(t.TempDir(), "containers"), Locks: t.TempDir()},
 	}}
+}
+
+// A variable of ours would be the second of its name where the pod sets NVIDIA_VISIBLE_DEVICES itself, and the pod's own would win.
+func TestWithNRIAnAllocationHasTheStopDeviceAndNoVariable(t *testing.T) {
+	n := withoutNRI(t, fake.NewClientset(), "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
+	n.nri = true
+	if _, err := n.hook.Synchronize(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, resource := range map[string]interface {
+		Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error)
+	}{"number": n, "memory": memory{n}} {
+		answer, err := resource.Allocate(t.Context(), []string{"0"})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := &pluginapi.ContainerAllocateResponse{CdiDevices: []*pluginapi.CDIDevice{{Name: hook.Unshared}}}
+		if !proto.Equal(answer, want) {
+			t.Errorf("%s: got %v, want %v", name, answer, want)
+		}
+	}
 }
 
 // The list of pods does not show the first pod's refusal yet when the kubelet asks for the second.

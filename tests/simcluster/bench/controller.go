@@ -67,6 +67,8 @@ type Formation struct {
 	Domains, Nodes int
 	// Ready are from a domain's creation to its Ready, and Lag from the label of its last node to that, sorted.
 	Ready, Lag []float64
+	// SlowestLabelled is when the domain with the largest Lag had its last label, in seconds after the first domain was made.
+	SlowestLabelled float64
 	// Deleted is from the deletion of all of them until none was left.
 	Deleted float64
 	// Writes are the controller's until all were Ready, and DeletedWrites those of their end, by verb and resource, Events apart. Reads are
@@ -310,7 +312,12 @@ func (m *controllerMeasurement) form(ctx context.Context, count int) error {
 	formed := time.Now()
 	for i := range count {
 		f.Ready = append(f.Ready, ready[name(i)].Sub(created[i]).Seconds())
-		f.Lag = append(f.Lag, max(0, ready[name(i)].Sub(m.played.lastLabel(name(i)+"-channel")).Seconds()))
+		labelled := m.played.lastLabel(name(i) + "-channel")
+		lag := max(0, ready[name(i)].Sub(labelled).Seconds())
+		if len(f.Lag) == 0 || lag > slices.Max(f.Lag) {
+			f.SlowestLabelled = labelled.Sub(begin).Seconds()
+		}
+		f.Lag = append(f.Lag, lag)
 	}
 	slices.Sort(f.Ready)
 	slices.Sort(f.Lag)

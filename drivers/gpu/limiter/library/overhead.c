@@ -9,6 +9,7 @@
 #include "account.h"
 #include "devices.h"
 #include "memory.h"
+#include "words.h"
 
 /* The shortest time between two questions to NVML about a GPU, in nanoseconds. */
 #ifndef OVERHEAD_APART
@@ -135,6 +136,11 @@ static void learn_pid(int limit)
 	own.before.known = false;
 }
 
+static void tell_uncounted(void)
+{
+	words_once("NVML does not say how much memory this process has: its contexts and modules do not count against its limit");
+}
+
 /* Charges what NVML says above what is counted. The caller has the lock. */
 static void ask(int limit)
 {
@@ -145,6 +151,8 @@ static void ask(int limit)
 	list_processes(limit, &own.now);
 	account_mine(limit, &total, had);
 	p = find(&own.now, own.pid);
+	if (!own.now.known || (p ? p->bytes == UNKNOWN : own.gpus[limit].context))
+		tell_uncounted();
 	if (!own.now.known || (p && p->bytes == UNKNOWN))
 		return;
 	uint64_t counted = total - had[0] - had[1], above = p && p->bytes > counted ? p->bytes - counted : 0;
@@ -187,6 +195,8 @@ void overhead_context(CUdevice device)
 		return;
 	pthread_mutex_lock(&own.lock);
 	learn_pid(limit);
+	if (limits_get()->devices[limit].memory && (!open_nvml() || !own.pid))
+		tell_uncounted();
 	own.gpus[limit].asked = 0; /* contexts are few, and each is asked about at once */
 	pthread_mutex_unlock(&own.lock);
 	note(limit, true, false);

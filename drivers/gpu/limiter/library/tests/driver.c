@@ -160,18 +160,25 @@ static CUresult create_context(CUcontext *c, unsigned int flags, CUdevice d)
 	return CUDA_SUCCESS;
 }
 
+/* A driver that does not say how much (NVML_VALUE_NOT_AVAILABLE) does not say it then either. */
+static void more_overhead(int64_t bytes)
+{
+	if (atomic_load(&driver_overhead[current]) != ~0ull)
+		atomic_fetch_add(&driver_overhead[current], (uint64_t)bytes);
+}
+
 static CUresult load(CUmodule *m, const void *image)
 {
 	(void)image;
 	*m = (void *)1;
-	atomic_fetch_add(&driver_overhead[current], (uint64_t)10 << 20);
+	more_overhead(10 << 20);
 	return CUDA_SUCCESS;
 }
 
 static CUresult unload(CUmodule m)
 {
 	(void)m;
-	atomic_fetch_sub(&driver_overhead[current], (uint64_t)10 << 20);
+	more_overhead(-(10 << 20));
 	return CUDA_SUCCESS;
 }
 

@@ -179,7 +179,16 @@ static void contexts_and_modules_are_charged_by_what_nvml_tells(void)
 	account_mine(0, &total, overhead);
 	CHECK(overhead[1] == 0 && total == before + 304 * MIB, "%llu for modules that were unloaded", (unsigned long long)overhead[1]);
 	atomic_store(&driver_overhead[0], ~0ull);
+	char said[256] = "";
+	int ends[2], own = dup(2);
+	CHECK(pipe(ends) == 0 && dup2(ends[1], 2) == 2, "read what is said");
 	CHECK(cuModuleLoadData(&m, "") == 0, "a module, when the driver does not say how much");
+	CHECK(cuModuleLoadData(&m, "") == 0, "and another");
+	CHECK(dup2(own, 2) == 2 && close(ends[1]) == 0 && close(own) == 0, "say the rest elsewhere");
+	ssize_t length = read(ends[0], said, sizeof said - 1);
+	close(ends[0]);
+	const char *words = strstr(said, "do not count against its limit");
+	CHECK(length > 0 && words && !strstr(words + 1, "do not count"), "said, and once: %s", said);
 	account_mine(0, &total, overhead);
 	CHECK(overhead[0] == 300 * MIB, "what is known stays: %llu", (unsigned long long)overhead[0]);
 	CHECK(cuMemFree_v2(p) == 0 && cuCtxDestroy_v2((void *)(uintptr_t)1) == 0, "destroy");

@@ -25,7 +25,7 @@ const (
 	stopTime  = 10 * time.Second
 )
 
-// racks is the cluster of two racks, which the tests share; each has a namespace of its own in it. It comes up with the first of them, since
+// racks is the cluster of two racks, which the tests share; each has a namespace of its own in it. It comes up with the first of them:
 // the test of 56 racks does not need it.
 type racks struct {
 	once    sync.Once

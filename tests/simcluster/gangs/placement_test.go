@@ -354,9 +354,9 @@ func (f *fleet) told(by string, looks []placement) (split int, whole float64) {
 	}
 	count := float64(len(looks))
 	whole = float64(free) / count / float64(*rackCount)
-	f.t.Logf("%s: of %.1f gangs at a time %.1f are split over cliques (%.1f %%); of %d racks %.1f are whole (%.1f %%; %.1f could be), %.1f have "+
-		"some nodes free; mean of %d looks", by, float64(gangs)/count, float64(split)/count, 100*float64(split)/float64(gangs), *rackCount,
-		float64(free)/count, 100*whole, float64(possible)/count, float64(partly)/count, len(looks))
+	f.t.Logf("%s, mean of %d looks: of %.1f gangs at a time %.1f are split over cliques (%.1f %%); of %d racks %.1f are whole (%.1f %%; "+
+		"%.1f could be), %.1f have some nodes free", by, len(looks), float64(gangs)/count, float64(split)/count,
+		100*float64(split)/float64(gangs), *rackCount, float64(free)/count, 100*whole, float64(possible)/count, float64(partly)/count)
 	return split, whole
 }
 

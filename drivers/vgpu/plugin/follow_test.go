@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -222,19 +221,14 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 func TestWithNRIAnAllocationHasTheStopDeviceAndNoVariable(t *testing.T) {
 	n := withoutNRI(t, fake.NewClientset(), "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
 	n.nri = true
-	if _, err := n.hook.Synchronize(t.Context(), nil, nil); err != nil {
+	ofMemory, err := memory{n}.Allocate(t.Context(), []string{"0"})
+	if err != nil {
 		t.Fatal(err)
 	}
-	for name, resource := range map[string]interface {
-		Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error)
-	}{"number": n, "memory": memory{n}} {
-		answer, err := resource.Allocate(t.Context(), []string{"0"})
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		want := &pluginapi.ContainerAllocateResponse{CdiDevices: []*pluginapi.CDIDevice{{Name: hook.Unshared}}}
+	want := &pluginapi.ContainerAllocateResponse{CdiDevices: []*pluginapi.CDIDevice{{Name: hook.Unshared}}}
+	for resource, answer := range map[string]*pluginapi.ContainerAllocateResponse{"memory": ofMemory, "number": n.nothing()} {
 		if !proto.Equal(answer, want) {
-			t.Errorf("%s: got %v, want %v", name, answer, want)
+			t.Errorf("%s: got %v, want %v", resource, answer, want)
 		}
 	}
 }

@@ -136,13 +136,14 @@ static void learn_pid(int limit)
 	own.before.known = false;
 }
 
+/* Called without the lock: nobody may read standard error, and then only the thread that writes waits. */
 static void tell_uncounted(void)
 {
 	words_once("NVML does not say how much memory this process has: its contexts and modules do not count against its limit");
 }
 
-/* Charges what NVML says above what is counted. The caller has the lock. */
-static void ask(int limit)
+/* Charges what NVML says above what is counted. The caller has the lock. It returns whether NVML says something. */
+static bool ask(int limit)
 {
 	uint64_t total, had[2], now[2];
 	const struct process *p;
@@ -151,19 +152,18 @@ static void ask(int limit)
 	list_processes(limit, &own.now);
 	account_mine(limit, &total, had);
 	p = find(&own.now, own.pid);
-	if (!own.now.known || (p ? p->bytes == UNKNOWN : own.gpus[limit].context))
-		tell_uncounted();
 	if (!own.now.known || (p && p->bytes == UNKNOWN))
-		return;
+		return false;
 	uint64_t counted = total - had[0] - had[1], above = p && p->bytes > counted ? p->bytes - counted : 0;
 	/*
 	 * What allocations of other threads have reserved and not yet got makes this too low, and nothing makes it too high. So it is believed when it is
 	 * more, or when something has ended.
 	 */
 	bool less = own.gpus[limit].less || !p, context = own.gpus[limit].context || had[0] == 0;
+	bool told = p || !own.gpus[limit].context;
 	own.gpus[limit].less = own.gpus[limit].context = false;
 	if (above <= had[0] + had[1] && !less)
-		return;
+		return told;
 	if (!p)
 		now[0] = now[1] = 0;
 	else if (context) /* modules were there before, or none */
@@ -171,6 +171,7 @@ static void ask(int limit)
 	else
 		now[0] = above < had[0] ? above : had[0], now[1] = above - now[0];
 	account_overhead(limit, now);
+	return told;
 }
 
 /* Notes that a GPU is to be asked about. */
@@ -195,10 +196,11 @@ void overhead_context(CUdevice device)
 		return;
 	pthread_mutex_lock(&own.lock);
 	learn_pid(limit);
-	if (limits_get()->devices[limit].memory && (!open_nvml() || !own.pid))
-		tell_uncounted();
+	bool uncounted = limits_get()->devices[limit].memory && (!open_nvml() || !own.pid);
 	own.gpus[limit].asked = 0; /* contexts are few, and each is asked about at once */
 	pthread_mutex_unlock(&own.lock);
+	if (uncounted)
+		tell_uncounted();
 	note(limit, true, false);
 	overhead_settle();
 }
@@ -231,19 +233,21 @@ void overhead_imported(void)
 
 void overhead_look(void)
 {
-	bool left = false;
+	bool left = false, uncounted = false;
 	if (atomic_exchange(&own.looking, true))
 		return; /* another thread is */
 	pthread_mutex_lock(&own.lock);
 	int64_t now = clock_now();
 	for (int i = 0; i < MOST_DEVICES; i++) {
 		if (own.gpus[i].due && !own.imported && (!own.gpus[i].asked || now - own.gpus[i].asked >= OVERHEAD_APART))
-			ask(i);
+			uncounted = !ask(i) || uncounted;
 		left = left || (own.gpus[i].due && !own.imported);
 	}
 	atomic_store(&overhead_due, left);
 	pthread_mutex_unlock(&own.lock);
 	atomic_store(&own.looking, false);
+	if (uncounted)
+		tell_uncounted();
 }
 
 void overhead_forget(void)

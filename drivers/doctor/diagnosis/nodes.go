@@ -217,7 +217,7 @@ func (e *examination) nodeEvents(n *corev1.Node) {
 		switch v.Reason {
 		case "ContainerRuntimeReadsNoCDI", "GPUHealthNotFollowed", "GPUFaultsUnreadable", "ClaimStateUnreadable", "ClaimDataUnreadable",
 			"StateNotKept", "DrainNotServed", "MIGUnreadable", "HandoverUnreadable", "HandoverUnknownGPU",
-			"HandoverStillInUse", "MPSNotEnded", "GPUNotReadWhole":
+			"HandoverStillInUse", "MPSNotEnded", "GPUNotReadWhole", "ShareNotCounted":
 			e.find(v.Reason, "node "+n.Name, "Event "+v.Reason+" of the node", "%s", v.Message)
 		}
 	})

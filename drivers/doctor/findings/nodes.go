@@ -52,6 +52,7 @@ func nodes() []Finding {
 		{"ComputeModeNotReset", Plugin, "Wait: it is tried again with the next claim."},
 		{"TimeSliceNotReset", Plugin, "Wait: it is tried again with the next claim."},
 		{"MPSNotEnded", Plugin, "Look at the pod gpufabric-mps-keeper of the node."},
+		{"ShareNotCounted", Plugin, "Look for a full disk, and whether the plugin has hardware.privileged; then restart its pod."},
 		{"PublishFailed", Plugin, "Look at the plugin's rights and at the API server."},
 		{"MIGDeviceNotOffered", Plugin, "Give the MIG instance one compute instance that fills it."},
 		{"MIGInstanceNotRemoved", Plugin, "Read the message, which has the driver's words."},

@@ -129,9 +129,9 @@ func New(h *Hardware, o Options) *Kind {
 	return k
 }
 
-// Collectors returns the metrics of the files that the Kind keeps.
+// Collectors returns the metrics of the files that the Kind keeps, and of the limits of shares.
 func (k *Kind) Collectors() []prometheus.Collector {
-	var out []prometheus.Collector
+	out := []prometheus.Collector{newLimited(k.options.Limits)}
 	if k.leftFile != nil {
 		out = append(out, k.leftFile)
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -18,6 +19,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 // Limits enforces the limits of shares, of memory and of cores, with this project's library. With the zero value the limits are only
@@ -28,13 +30,31 @@ type Limits struct {
 	// Files is the directory with the limits of claims, at the same path here and on the host. No container can write there.
 	Files  string
 	Writer atomicfile.Writer
+	// Accounts is the directory with what the library counts of each share, at the same path here and on the host. Containers have their
+	// share's directory there, and may put Bytes into it; 0: no bound.
+	Accounts string
+	Bytes    int64
 	// Turns gives the containers of shares their turns on a GPU; all containers of one share have these together. nil: each process
 	// holds itself to its percentage.
 	Turns *cores.Arbiter
 }
 
-// region is where a container's limiter counts: a tmpfs of its own, which is empty at each start of the container. It has space for
-// the limiter's two files (2.2 MB). A claim that several containers use is counted in each of them separately.
+// What holds the containers of shares to their limits: the values of devices.AttrLimits.
+const (
+	byLibrary = "library"
+	byNothing = "none"
+)
+
+// By says what holds the containers of shares to their limits.
+func (l Limits) By() string {
+	if l.Library == "" {
+		return byNothing
+	}
+	return byLibrary
+}
+
+// region is where a container's limiter counts what is not counted for one share, which is the memory of a GPU of which it has several
+// shares: a tmpfs of its own, which is empty at each start of the container. It has space for the limiter's two files (2.2 MB).
 func region() *specs.Mount {
 	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Accounts, Type: "tmpfs",
 		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=8m", "nr_inodes=128"}}
@@ -62,11 +82,16 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 	if err := l.Writer.Write(filepath.Join(l.Files, name), text, 0o444); err != nil {
 		return specs.ContainerEdits{}, err
 	}
+	if err := limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes); err != nil {
+		return specs.ContainerEdits{}, err
+	}
 	read := []string{"ro", "nosuid", "nodev", "bind"}
 	mounts := []*specs.Mount{
 		{HostPath: filepath.Join(l.Files, name), ContainerPath: filepath.Join(limiter.Directory, name), Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Library), ContainerPath: limiter.Loaded, Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Preload), ContainerPath: limiter.LoadersList, Options: read},
+		{HostPath: filepath.Join(l.Accounts, name), ContainerPath: filepath.Join(limiter.AccountsOfClaims, gpu),
+			Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 		region(),
 	}
 	if l.Turns != nil && limit.Cores > 0 {
@@ -77,6 +102,22 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 			Options: read})
 	}
 	return specs.ContainerEdits{Mounts: mounts}, nil
+}
+
+// note says to the owner of a claim what holds its containers to a share's limits. "": it has none.
+func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice) string {
+	memory, limited := allocated.ConsumedCapacity[devices.CapMemory]
+	if !limited || memory.Sign() <= 0 || allocated.Admin() {
+		return ""
+	}
+	share := memory.String() + " of memory"
+	if percent, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
+		share += " and " + percent.String() + " % of the cores"
+	}
+	if l.Library == "" {
+		return fmt.Sprintf("nothing on this node holds the claim's containers to %s of %s: they learn it by environment variables", share, gpu)
+	}
+	return fmt.Sprintf("libvgpu.so holds the claim's containers to %s of %s, together: a program that means to can go around it", share, gpu)
 }
 
 // remove removes a claim's limits. It may be repeated.
@@ -99,10 +140,15 @@ func (l Limits) keep(records []claimstate.Record, aside []types.UID) error {
 	})
 }
 
-// resume gives the claims that have limits of cores their turns again, after a restart of this program.
-func (l Limits) resume(ctx context.Context) {
+// resume gives claims their directories again, which are gone after a boot of the node, and those with limits of cores their turns.
+func (l Limits) resume(ctx context.Context) error {
+	names, err := l.names()
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes))
+	}
 	if l.Turns == nil {
-		return
+		return errors.Join(errs...)
 	}
 	l.Turns.Resume(ctx, func(name string) ([]limiter.Limit, error) {
 		text, err := os.ReadFile(filepath.Join(l.Files, name))
@@ -111,29 +157,70 @@ func (l Limits) resume(ctx context.Context) {
 		}
 		return limiter.Parse(text)
 	})
+	return errors.Join(errs...)
 }
 
+// sweep removes what belongs to the shares of these names.
 func (l Limits) sweep(gone func(name string) bool) error {
-	if l.Files == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(l.Files)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("list the limits of claims: %w", err)
-	}
-	var errs []error
-	for _, entry := range entries {
-		if gone(entry.Name()) {
-			if l.Turns != nil {
-				errs = append(errs, l.Turns.Close(entry.Name()))
-			}
-			if err := os.Remove(filepath.Join(l.Files, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+	names, err := l.names()
+	errs := []error{err}
+	for _, name := range names {
+		if !gone(name) {
+			continue
+		}
+		if l.Turns != nil {
+			errs = append(errs, l.Turns.Close(name))
+		}
+		// The file is last: while it is there, the rest is removed with it.
+		if err := tmpfs.Remove(filepath.Join(l.Accounts, name)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if err := os.Remove(filepath.Join(l.Files, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// names are those of the shares that have limits by the library: UID_INDEX.
+func (l Limits) names() ([]string, error) {
+	if l.Files == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(l.Files)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the limits of claims: %w", err)
+	}
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
+// limited exports how many shares the library holds to their limits.
+type limited struct {
+	limits Limits
+	desc   *prometheus.Desc
+}
+
+var _ prometheus.Collector = limited{}
+
+func newLimited(limits Limits) limited {
+	return limited{limits, prometheus.NewDesc("gpufabric_gpu_limited_shares",
+		"Shares of GPUs, of claims, whose containers are held to the share's limits, by what does so: library.", []string{"by"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (l limited) Describe(to chan<- *prometheus.Desc) { to <- l.desc }
+
+// Collect implements prometheus.Collector.
+func (l limited) Collect(to chan<- prometheus.Metric) {
+	names, err := l.limits.names()
+	if err != nil {
+		to <- prometheus.NewInvalidMetric(l.desc, err)
+		return
+	}
+	to <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, float64(len(names)), byLibrary)
 }

@@ -103,7 +103,21 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		}
 		return nil, err
 	}
-	return &draplugin.Prepared{Edits: made, Data: p.data}, nil
+	return &draplugin.Prepared{Edits: made, Data: p.data, Notes: p.notes(k.options.Limits)}, nil
+}
+
+// notes say what holds the claim's containers to its shares.
+func (p *preparation) notes(limits Limits) []draplugin.Remark {
+	var out []draplugin.Remark
+	for i, d := range p.devices {
+		if d.Form != devices.Shared {
+			continue
+		}
+		if note := limits.note(d.GPU.UUID, p.claim.Devices[i]); note != "" {
+			out = append(out, draplugin.Remark{Reason: "ShareLimits", Message: note})
+		}
+	}
+	return out
 }
 
 // find looks the claim's devices up.

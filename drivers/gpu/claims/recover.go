@@ -23,7 +23,9 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	if err := k.options.Limits.keep(records, aside); err != nil {
 		klog.FromContext(ctx).Error(err, "Limits of claims that are gone are left")
 	}
-	k.options.Limits.resume(ctx)
+	if err := k.options.Limits.resume(ctx); err != nil {
+		k.options.Events.Report("ShareNotCounted", err.Error())
+	}
 	held := map[string]bool{}
 	for _, record := range records {
 		for _, device := range record.Devices {

@@ -45,6 +45,8 @@ const (
 	AttrAddressingMode    resourceapi.QualifiedName = "addressingMode"
 	AttrCliqueID          resourceapi.QualifiedName = "cliqueID"
 	AttrNVLinkDomain      resourceapi.QualifiedName = "nvlinkDomain"
+	// AttrLimits says of a device that several claims may have what holds the containers of a claim to its limits: library, or none.
+	AttrLimits resourceapi.QualifiedName = "limits"
 	// AttrVGPUProfile is the VGPUProfile of a shareable form. A shareable form without a profile lacks it.
 	AttrVGPUProfile resourceapi.QualifiedName = "vgpuProfile"
 

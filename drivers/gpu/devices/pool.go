@@ -49,6 +49,8 @@ type Options struct {
 	// MIGMode are the GPUs, by UUID, that somebody else switched to MIG mode. They are offered only in MIG forms, though a claim could
 	// switch the mode off.
 	MIGMode map[string]bool
+	// Limits is the value of AttrLimits; empty: devices lack it.
+	Limits string
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
 }
@@ -306,6 +308,9 @@ func (p *Pool) offer(g *inventory.GPU, all []*Device) {
 		}
 	}
 	for _, d := range all {
+		if d.multiple() {
+			attributes(d.API.Attributes).text(AttrLimits, p.options.Limits)
+		}
 		p.devices[d.Name()] = d
 		p.order = append(p.order, d)
 	}

@@ -23,6 +23,10 @@ const Turns = "/usr/local/vgpu/turns"
 // Accounts is the directory in which the library counts what the container has.
 const Accounts = "/tmp/vgpu"
 
+// AccountsOfClaims has such a directory for each GPU of which a container has a share by a claim, by the GPU's UUID. All containers of
+// that share have it. Of a GPU of which a container has several shares, the library counts the sum in Accounts.
+const AccountsOfClaims = "/usr/local/vgpu/accounts.d"
+
 // Words of a file of limits: its first line, the line that says what Text's closed does, and memory that is limited elsewhere.
 const (
 	heading    = "gpufabric-limits 1"

@@ -38,11 +38,13 @@ type reader struct {
 	lacking  atomic.Pointer[string]
 }
 
-func newReader(p *plugin) (*reader, error) {
+// newReader makes a reader. limits says what holds the containers of shares to their limits.
+func newReader(p *plugin, limits string) (*reader, error) {
 	offer, err := p.options.offer()
 	if err != nil {
 		return nil, err
 	}
+	offer.Limits = limits
 	forms, err := openForms(p.stateFile("forms.json"))
 	if err != nil {
 		p.events.Report("GPUFormsUnreadable", err.Error())

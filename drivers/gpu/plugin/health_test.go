@@ -59,8 +59,8 @@ func describe(taints []resourceapi.DeviceTaint) string {
 	return strings.Join(sorted(out), " ")
 }
 
-// event waits until an Event with a reason was written for an object of a kind.
-func (b *bench) event(kind, reason string) {
+// event waits until an Event with a reason was written for an object of a kind, and returns its message.
+func (b *bench) event(kind, reason string) string {
 	b.Helper()
 	w, err := b.client.CoreV1().Events("").Watch(context.Background(), metav1.ListOptions{})
 	if err != nil {
@@ -75,7 +75,7 @@ func (b *bench) event(kind, reason string) {
 		}
 		for _, e := range list.Items {
 			if e.InvolvedObject.Kind == kind && e.Reason == reason {
-				return
+				return e.Message
 			}
 		}
 		select {

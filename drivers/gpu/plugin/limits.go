@@ -22,6 +22,7 @@ const (
 // limits installs the library for the limits of shares on the node, where it is wanted and available.
 func (o *Options) limits(writer atomicfile.Writer) (claims.Limits, error) {
 	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer,
+		Accounts: filepath.Join(o.StateDir, "accounts"), Bytes: o.LimiterBytes,
 		Turns: &cores.Arbiter{Directory: filepath.Join(o.StateDir, "turns"), Lend: o.LendCores}}
 	if o.Limits == limitsNone {
 		return l, nil

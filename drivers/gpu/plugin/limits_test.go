@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
+
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 // limited returns the limit files of a container with these edits, by their content.
@@ -61,6 +65,16 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 			t.Errorf("%s is %s", inside, mounts[inside])
 		}
 	}
+	// Both containers of a share count in one directory, which any user can write to.
+	for index, of := range []string{"u1_1", "u1_0"} {
+		host := filepath.Join(b.options.StateDir, "accounts", of)
+		if got := mounts["/usr/local/vgpu/accounts.d/"+uuid(index)]; got != host {
+			t.Errorf("the share of GPU %d counts in %q, want %q", index, got, host)
+		}
+		if info, err := os.Stat(host); err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+			t.Errorf("%s: %v (%v)", host, info, err)
+		}
+	}
 	// The files of a claim that is gone are removed at the next start; those of present claims stay.
 	stale := filepath.Join(b.options.StateDir, "limits", "gone_0")
 	if err := os.WriteFile(stale, nil, 0o600); err != nil {
@@ -77,8 +91,95 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 	if problem := b.unprepare(c); problem != "" {
 		t.Fatal(problem)
 	}
-	if left, err := os.ReadDir(filepath.Join(b.options.StateDir, "limits")); err != nil || len(left) != 0 {
-		t.Errorf("%v are left (%v)", left, err)
+	for _, of := range []string{"limits", "accounts"} {
+		if left, err := os.ReadDir(filepath.Join(b.options.StateDir, of)); err != nil || len(left) != 0 {
+			t.Errorf("of %s, %v are left (%v)", of, left, err)
+		}
+	}
+}
+
+// A share's directory is in a file system of its own. It is mounted again after a boot of the node, when its claim is prepared still.
+//
+//shows:gpu-share vgpu-limits
+func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: mounts file systems, which is for root alone")
+	}
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, gputest.New(t, 1), func(o *Options) {
+		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, 8<<20
+	})
+	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
+	b.mustPrepare(c)
+	account := filepath.Join(b.options.StateDir, "accounts", "u1_0")
+	t.Cleanup(func() { _ = tmpfs.Remove(account) }) // only where the test failed
+	size := func() uint64 {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(account, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+			return 0
+		}
+		return fs.Blocks * uint64(fs.Bsize) //nolint:gosec // positive
+	}
+	if size() != 8<<20 {
+		t.Errorf("the share's directory has room for %d bytes, want 8 MiB", size())
+	}
+	if err := os.WriteFile(filepath.Join(account, "kept"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.stop()
+	b.start()
+	if _, err := os.Stat(filepath.Join(account, "kept")); err != nil {
+		t.Errorf("what the share has counted is gone with the plugin: %v", err)
+	}
+	b.stop()
+	if err := tmpfs.Release(account); err != nil { // as a boot does
+		t.Fatal(err)
+	}
+	b.start()
+	if size() != 8<<20 {
+		t.Errorf("after a boot the share's directory has room for %d bytes, want 8 MiB", size())
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Fatal(problem)
+	}
+	if _, err := os.Stat(account); !os.IsNotExist(err) {
+		t.Errorf("the directory of a claim that is gone is there still (%v)", err)
+	}
+}
+
+//shows:gpu-share vgpu-limits
+func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	for limits, want := range map[string]string{
+		limitsLibrary: "libvgpu.so holds the claim's containers to 10Gi of memory and 30 % of the cores of GPU-",
+		limitsNone:    "nothing on this node holds the claim's containers to 10Gi of memory and 30 % of the cores of GPU-",
+	} {
+		b := newBench(t, gputest.New(t, 1), func(o *Options) { o.Limits, o.LimiterLibrary = limits, program })
+		b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}}))
+		if got := b.event("ResourceClaim", "ShareLimits"); !strings.Contains(got, want) {
+			t.Errorf("%s: the Event says %q, want %q", limits, got, want)
+		}
+		said := 0
+		for _, slice := range b.slices() {
+			for _, published := range slice.Spec.Devices {
+				by := published.Attributes["limits"].StringValue
+				if by != nil {
+					said++
+				}
+				if shared := ptr.Deref(published.AllowMultipleAllocations, false); shared != (by != nil) || shared && *by != limits {
+					t.Errorf("%s: %s says %q of its limits", limits, published.Name, ptr.Deref(by, ""))
+				}
+			}
+		}
+		if said != 1 {
+			t.Errorf("%s: %d devices say what holds shares to their limits, want 1", limits, said)
+		}
 	}
 }
 

@@ -151,7 +151,12 @@ func (p *plugin) alive() error {
 func (p *plugin) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	r, err := newReader(p)
+	limits, err := p.options.limits(p.tuning.writer)
+	if err != nil {
+		return err
+	}
+	defer limits.Turns.Stop()
+	r, err := newReader(p, limits.By())
 	if err != nil {
 		return err
 	}
@@ -161,11 +166,6 @@ func (p *plugin) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	limits, err := p.options.limits(p.tuning.writer)
-	if err != nil {
-		return err
-	}
-	defer limits.Turns.Stop()
 	s, err := p.assemble(ctx, r, hardware, limits, cancel)
 	if err != nil {
 		return err

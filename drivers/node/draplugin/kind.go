@@ -60,11 +60,13 @@ type Prepared struct {
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
 	Data any
 	// Warnings are problems of a prepared claim that its author should know: they become Events on the claim and its pods.
-	Warnings []Warning
+	Warnings []Remark
+	// Notes are Events of type Normal about a prepared claim, on the claim and its pods too.
+	Notes []Remark
 }
 
-// Warning is an Event of type Warning.
-type Warning struct {
+// Remark is what an Event says.
+type Remark struct {
 	Reason  string // a CamelCase word
 	Message string
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -146,11 +147,12 @@ func TestAClaimIsPreparedOnce(t *testing.T) {
 	}
 }
 
-func TestAWarningIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
+func TestARemarkIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
 		prepared, err := inject(ctx, claim)
-		prepared.Warnings = []Warning{{Reason: "PaintIsWet", Message: "do not touch"}}
+		prepared.Warnings = []Remark{{Reason: "PaintIsWet", Message: "do not touch"}}
+		prepared.Notes = []Remark{{Reason: "PaintIsRed", Message: "as wanted"}}
 		return prepared, err
 	}
 	claim := claimOf("u1", "d0")
@@ -158,8 +160,13 @@ func TestAWarningIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
 	for range 2 {
 		b.mustPrepare(t, claim)
 	}
-	if len(b.events.Events) != 2 || <-b.events.Events != "Warning PaintIsWet do not touch" {
-		t.Errorf("%d more Events", len(b.events.Events))
+	var got []string
+	for range len(b.events.Events) {
+		got = append(got, <-b.events.Events)
+	}
+	warning, note := "Warning PaintIsWet do not touch", "Normal PaintIsRed as wanted"
+	if want := []string{warning, warning, note, note}; !slices.Equal(got, want) {
+		t.Errorf("Events %q, want %q", got, want)
 	}
 }
 

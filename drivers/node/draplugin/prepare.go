@@ -160,6 +160,9 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	for _, warning := range prepared.Warnings {
 		p.report.events(apiClaim, corev1.EventTypeWarning, warning.Reason, warning.Message)
 	}
+	for _, note := range prepared.Notes {
+		p.report.events(apiClaim, corev1.EventTypeNormal, note.Reason, note.Message)
+	}
 	record, _ = p.state.Get(claim.UID)
 	return record, nil
 }

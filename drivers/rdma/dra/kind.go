@@ -102,7 +102,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		}
 	}
 	if len(moved) < len(claim.Devices) && k.pods.Closed() {
-		prepared.Warnings = []draplugin.Warning{{Reason: exclusive.ReasonNotOpened, Message: exclusive.NotOpened}}
+		prepared.Warnings = []draplugin.Remark{{Reason: exclusive.ReasonNotOpened, Message: exclusive.NotOpened}}
 	}
 	if len(moved) > 0 {
 		if err := k.grant(claim, moved, prepared); err != nil {

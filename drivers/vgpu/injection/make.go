@@ -32,7 +32,7 @@ func (l Limiter) Make(c Container, limits []Limit) error {
 		if err := l.setAside(in, name); err != nil {
 			return fmt.Errorf("empty the directory of the container's limiter: %w", err)
 		}
-		if err := l.open(filepath.Join(in, name)); err != nil {
+		if err := limiter.MakeDirectory(filepath.Join(in, name), l.Bytes); err != nil {
 			return err
 		}
 	}

@@ -42,7 +42,7 @@ struct slot_account {
 	uint32_t unused[15];
 };
 
-struct shared {
+struct totals {
 	_Atomic uint64_t magic;
 	_Atomic uint32_t stop; /* totals are being recounted: change nothing, and wait for the lock on the head */
 	_Atomic uint32_t high; /* slots from here on were never taken */
@@ -52,86 +52,95 @@ struct shared {
 	struct slot_account slots[REGION_SLOTS];
 };
 
-static struct {
+/* The two files of a directory, as this process uses them. */
+struct account {
 	pthread_mutex_t lock; /* the lock on the head keeps other processes out; this one, other threads */
-	atomic_int ready;     /* 0: not opened, 1: shared, 2: this process alone, 3: nothing may be allocated */
+	_Atomic enum { UNOPENED, SHARED, ALONE, REFUSED } ready; /* REFUSED: nothing may be allocated */
 	atomic_int slot;      /* -1: none */
 	int file;
-	struct shared *shared;
+	struct totals *totals;
 	struct region *region;
 	_Atomic int64_t looked; /* nanoseconds */
-} own = {.lock = PTHREAD_MUTEX_INITIALIZER, .slot = -1, .file = -1};
+};
 
-static bool set_lock(int command, short type, off_t at)
+#define NEW_ACCOUNT {.lock = PTHREAD_MUTEX_INITIALIZER, .slot = -1, .file = -1}
+
+/* The container's own, and those that all containers of a claim's share have in common, by the number of the GPU. */
+static struct account own = NEW_ACCOUNT, common[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = NEW_ACCOUNT};
+
+/* In which of them a GPU's memory is counted. */
+static _Atomic enum { UNKNOWN, OWN, COMMON } kinds[MOST_DEVICES];
+
+static bool set_lock(const struct account *a, int command, short type, off_t at)
 {
 	struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
 	int r;
 	do
-		r = fcntl(own.file, command, &l);
+		r = fcntl(a->file, command, &l);
 	while (r < 0 && errno == EINTR);
 	return r == 0;
 }
 
-static bool alive(int slot)
+static bool alive(const struct account *a, int slot)
 {
 	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT(slot), .l_len = 1};
-	if (slot == atomic_load(&own.slot))
+	if (slot == atomic_load(&a->slot))
 		return true;
-	return fcntl(own.file, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
+	return fcntl(a->file, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
 }
 
-static void enter(void)
+static void enter(struct account *a)
 {
-	pthread_mutex_lock(&own.lock);
-	if (own.file >= 0) {
-		set_lock(F_OFD_SETLKW, F_WRLCK, LOCK_HEAD);
+	pthread_mutex_lock(&a->lock);
+	if (a->file >= 0) {
+		set_lock(a, F_OFD_SETLKW, F_WRLCK, LOCK_HEAD);
 		/* The process that set it held the lock, so it has died. */
-		atomic_store(&own.shared->stop, 0);
+		atomic_store(&a->totals->stop, 0);
 	}
 }
 
-static void leave(void)
+static void leave(struct account *a)
 {
-	if (own.file >= 0)
-		set_lock(F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
-	pthread_mutex_unlock(&own.lock);
+	if (a->file >= 0)
+		set_lock(a, F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
+	pthread_mutex_unlock(&a->lock);
 }
 
 /* Clears the slot of a process that has ended. */
-static void bury(int slot)
+static void bury(const struct account *a, int slot)
 {
-	struct slot_account *s = &own.shared->slots[slot];
+	struct slot_account *s = &a->totals->slots[slot];
 	for (int d = 0; d < MOST_DEVICES; d++) {
-		if (atomic_load(&s->pending[d]) || region_has(own.region, slot, d))
-			atomic_store(&own.shared->devices[d].dirty, 1);
+		if (atomic_load(&s->pending[d]) || region_has(a->region, slot, d))
+			atomic_store(&a->totals->devices[d].dirty, 1);
 		atomic_store(&s->pending[d], 0);
 	}
-	region_clear(own.region, slot);
+	region_clear(a->region, slot);
 	atomic_store(&s->taken, 0);
 }
 
 /* Recounts a total from the processes that live. Where one of them stays in the middle of a change (it may be stopped), the total stays too high. */
-static void sum(int device)
+static void sum(const struct account *a, int at)
 {
-	struct shared *s = own.shared;
-	int high = (int)atomic_load(&s->high);
+	struct totals *t = a->totals;
+	int high = (int)atomic_load(&t->high);
 	bool quiet = false;
-	atomic_store(&s->stop, 1);
+	atomic_store(&t->stop, 1);
 	for (int tries = 0; !quiet && tries < 1000; tries++) {
 		quiet = true;
 		for (int i = 0; i < high && i < REGION_SLOTS; i++)
-			quiet = quiet && !atomic_load(&s->slots[i].pending[device]);
+			quiet = quiet && !atomic_load(&t->slots[i].pending[at]);
 		if (!quiet)
 			sched_yield();
 	}
 	if (quiet) {
 		uint64_t total = 0;
 		for (int i = 0; i < high && i < REGION_SLOTS; i++)
-			total += region_has(own.region, i, device);
-		atomic_store(&s->devices[device].total, total);
-		atomic_store(&s->devices[device].dirty, 0);
+			total += region_has(a->region, i, at);
+		atomic_store(&t->devices[at].total, total);
+		atomic_store(&t->devices[at].dirty, 0);
 	}
-	atomic_store(&s->stop, 0);
+	atomic_store(&t->stop, 0);
 }
 
 static int64_t now(void)
@@ -141,33 +150,35 @@ static int64_t now(void)
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* Clears the slots of processes that have ended. The caller holds the lock on the head. */
-static void look(void)
+static bool looked_just_now(const struct account *a)
 {
-	if (own.file < 0)
-		return;
-	for (int i = 0; i < (int)atomic_load(&own.shared->high) && i < REGION_SLOTS; i++)
-		if (atomic_load(&own.shared->slots[i].taken) && !alive(i))
-			bury(i);
-	for (int d = 0; d < MOST_DEVICES; d++)
-		if (atomic_load(&own.shared->devices[d].dirty))
-			sum(d);
-	atomic_store(&own.looked, now());
+	return now() - atomic_load(&a->looked) < LOOK_NANOSECONDS;
 }
 
-static bool looked_just_now(void)
+/* Clears the slots of processes that have ended. */
+static void look(struct account *a)
 {
-	return now() - atomic_load(&own.looked) < LOOK_NANOSECONDS;
+	enter(a);
+	if (a->file >= 0) {
+		for (int i = 0; i < (int)atomic_load(&a->totals->high) && i < REGION_SLOTS; i++)
+			if (atomic_load(&a->totals->slots[i].taken) && !alive(a, i))
+				bury(a, i);
+		for (int d = 0; d < MOST_DEVICES; d++)
+			if (atomic_load(&a->totals->devices[d].dirty))
+				sum(a, d);
+		atomic_store(&a->looked, now());
+	}
+	leave(a);
 }
 
-/* Maps a file of the account, which is created or resized to exactly so many bytes. */
-static void *map(const char *path, size_t size, int *file)
+/* Maps a file of an account, which is created or resized to exactly so many bytes. */
+static void *map(int directory, const char *name, size_t size, int *file)
 {
 	struct stat s;
-	*file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+	*file = openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
 	if (*file < 0)
 		return NULL;
-	(void)!fchmod(*file, 0666); /* the container may have several users; only the owner's call works, and that is enough */
+	(void)!fchmod(*file, 0666); /* containers may have several users; only the owner's call works, and that is enough */
 	/* A page that the disk has no room for would be a SIGBUS later. The system call is made directly: the C library's fstat needs glibc 2.33. */
 	if (syscall(SYS_fstat, *file, &s) == 0 && S_ISREG(s.st_mode) && (s.st_size == (off_t)size || ftruncate(*file, (off_t)size) == 0) &&
 	    posix_fallocate(*file, 0, (off_t)size) == 0) {
@@ -183,214 +194,303 @@ static void *map(const char *path, size_t size, int *file)
 /* A checksum of the limits (FNV-1a), which shows whether the files were made for other limits. */
 static uint64_t sum_of(const struct limits *l)
 {
-	const unsigned char *b = (const unsigned char *)l->devices;
 	uint64_t h = 14695981039346656037u;
-	for (size_t i = 0; i < (size_t)l->count * sizeof l->devices[0]; i++)
-		h = (h ^ b[i]) * 1099511628211u;
+	for (int i = 0; i < l->count; i++) {
+		const struct limit *d = &l->devices[i];
+		for (const char *c = d->uuid; *c; c++)
+			h = (h ^ (unsigned char)*c) * 1099511628211u;
+		h = (h ^ d->memory) * 1099511628211u;
+		h = (h ^ d->elsewhere) * 1099511628211u;
+	}
 	return h;
 }
 
-/* After fork the files and the slot are the parent's. The child must not keep the parent's lock. */
-static void forked(void)
+static void forget_account(struct account *a)
 {
-	pthread_mutex_init(&own.lock, NULL);
-	if (own.file >= 0)
-		close(own.file);
-	own.file = -1;
-	atomic_store(&own.slot, -1);
-	atomic_store(&own.ready, 0);
+	pthread_mutex_init(&a->lock, NULL);
+	if (a->file >= 0)
+		close(a->file);
+	a->file = -1;
+	atomic_store(&a->slot, -1);
+	atomic_store(&a->ready, UNOPENED);
 }
 
-static struct shared alone_account;
-static struct region alone_region;
-
-static bool open_files(const struct limits *l)
+/* After fork the files and the slots are the parent's. The child must not keep the parent's locks. */
+static void forked(void)
 {
-	int view = -1;
-	own.shared = map(ACCOUNT_DIRECTORY "/gpufabric.account", sizeof *own.shared, &own.file);
-	if (!own.shared)
+	forget_account(&own);
+	for (int d = 0; d < MOST_DEVICES; d++)
+		forget_account(&common[d]);
+}
+
+/* Opens the files of a directory. False: they cannot be used. */
+static bool open_files(struct account *a, const char *path, const struct limits *l)
+{
+	int view = -1, directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
 		return false;
-	own.region = map(ACCOUNT_DIRECTORY "/cudevshr.cache", REGION_FILE, &view);
+	a->totals = map(directory, "gpufabric.account", sizeof *a->totals, &a->file);
+	a->region = a->totals ? map(directory, "cudevshr.cache", REGION_FILE, &view) : NULL;
+	close(directory);
 	if (view >= 0)
 		close(view); /* the mapping stays */
-	if (!own.region || !set_lock(F_OFD_SETLKW, F_WRLCK, LOCK_HEAD)) {
-		close(own.file);
-		own.file = -1;
+	if (!a->totals)
+		return false;
+	if (!a->region || !set_lock(a, F_OFD_SETLKW, F_WRLCK, LOCK_HEAD)) {
+		close(a->file);
+		a->file = -1;
 		return false;
 	}
 	bool used = false; /* a living process has a slot */
 	for (int i = 0; i < REGION_SLOTS; i++)
-		used = used || alive(i);
-	bool ours = atomic_load(&own.shared->magic) == MAGIC && own.shared->limits == sum_of(l) && region_is(own.region, l);
+		used = used || alive(a, i);
+	bool ours = atomic_load(&a->totals->magic) == MAGIC && a->totals->limits == sum_of(l) && region_is(a->region, l);
 	if (!ours && !used) {
-		memset((void *)own.shared, 0, sizeof *own.shared);
-		region_make(own.region, l);
-		own.shared->limits = sum_of(l);
-		atomic_store(&own.shared->magic, MAGIC);
+		memset((void *)a->totals, 0, sizeof *a->totals);
+		region_make(a->region, l);
+		a->totals->limits = sum_of(l);
+		atomic_store(&a->totals->magic, MAGIC);
 		ours = true;
 	}
-	set_lock(F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
+	set_lock(a, F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
 	if (!ours) {
-		close(own.file);
-		own.file = -1;
+		close(a->file);
+		a->file = -1;
 	}
 	return ours;
 }
 
-static int prepare(void)
+/* Counts this process alone. */
+static bool open_alone(struct account *a, const struct limits *l)
+{
+	const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+	void *totals = mmap(NULL, sizeof *a->totals, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+	void *region = mmap(NULL, sizeof *a->region, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+	if (totals == MAP_FAILED || region == MAP_FAILED)
+		return false; /* out of memory; what was mapped is left to the end of the process */
+	a->totals = totals;
+	a->region = region;
+	region_make(a->region, l);
+	atomic_store(&a->slot, 0);
+	return true;
+}
+
+/* Opens the account of a GPU, which is the container's own or a common one. */
+static bool open_shared(struct account *a, const struct limits *l, const struct limit *common_of)
+{
+	char directory[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
+	if (!common_of)
+		return open_files(a, ACCOUNT_DIRECTORY, l);
+	stpcpy(stpcpy(directory, COMMON_DIRECTORY "/"), common_of->uuid);
+	return open_files(a, directory, l);
+}
+
+/* Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. */
+static int prepare(struct account *a, const struct limit *common_of)
 {
 	static atomic_flag once = ATOMIC_FLAG_INIT;
-	const struct limits *l = limits_get();
-	int ready = atomic_load_explicit(&own.ready, memory_order_acquire);
-	if (ready)
+	int ready = atomic_load_explicit(&a->ready, memory_order_acquire);
+	if (ready != UNOPENED)
 		return ready;
-	pthread_mutex_lock(&own.lock);
-	ready = atomic_load(&own.ready);
-	if (!ready) {
+	pthread_mutex_lock(&a->lock);
+	ready = atomic_load(&a->ready);
+	if (ready == UNOPENED) {
+		struct limits l = *limits_get();
+		if (common_of) {
+			l.count = 1;
+			l.devices[0] = *common_of;
+		}
 		if (!atomic_flag_test_and_set(&once))
 			pthread_atfork(NULL, NULL, forked);
-		if (open_files(l)) {
-			ready = 1;
-		} else if (l->closed) {
-			words_once("the files in " ACCOUNT_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU without them");
-			ready = 3;
+		if (open_shared(a, &l, common_of)) {
+			ready = SHARED;
+		} else if (l.closed) {
+			words_once("the files in " ACCOUNT_DIRECTORY " or " COMMON_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU "
+				   "without them");
+			ready = REFUSED;
 		} else {
-			words_once("the files in " ACCOUNT_DIRECTORY " cannot be used: each process is held to the limits by itself");
-			own.shared = &alone_account;
-			own.region = &alone_region;
-			memset((void *)own.shared, 0, sizeof *own.shared);
-			region_make(own.region, l);
-			atomic_store(&own.slot, 0);
-			ready = 2;
+			words_once("the files in " ACCOUNT_DIRECTORY " or " COMMON_DIRECTORY " cannot be used: each process is held to the limits by itself");
+			ready = open_alone(a, &l) ? ALONE : REFUSED;
 		}
-		atomic_store_explicit(&own.ready, ready, memory_order_release);
+		atomic_store_explicit(&a->ready, ready, memory_order_release);
 	}
-	pthread_mutex_unlock(&own.lock);
+	pthread_mutex_unlock(&a->lock);
 	return ready;
 }
 
-/* This process's slot; -1 where no slot is free. */
-static int slot(void)
+/* Whether the node mounted a common account for the GPU. What a program makes in its place does not count. */
+static bool has_common(const char *uuid)
 {
-	int mine = atomic_load_explicit(&own.slot, memory_order_acquire);
+	struct stat here, above;
+	char directory[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
+	stpcpy(stpcpy(directory, COMMON_DIRECTORY "/"), uuid);
+	/* The system call is made directly: the C library's stat needs glibc 2.33. */
+	if (syscall(SYS_newfstatat, AT_FDCWD, directory, &here, 0) != 0 || !S_ISDIR(here.st_mode) ||
+	    syscall(SYS_newfstatat, AT_FDCWD, COMMON_DIRECTORY, &above, 0) != 0)
+		return false;
+#ifdef LIMITS_ANYWHERE
+	return true; /* tests mount nothing */
+#endif
+	return here.st_dev != above.st_dev;
+}
+
+/* An account, and a GPU's number in it. account is NULL where nothing can be counted. */
+struct place {
+	struct account *account;
+	int at;
+};
+
+/* Where a GPU's memory is counted. */
+static struct place place_of(int device)
+{
+	const struct limit *d = &limits_get()->devices[device];
+	int kind = atomic_load_explicit(&kinds[device], memory_order_relaxed);
+	if (kind == UNKNOWN) {
+		/* Several shares of one GPU are one sum here, which no other container has. */
+		kind = !d->several && has_common(d->uuid) ? COMMON : OWN;
+		atomic_store(&kinds[device], kind);
+	}
+	struct account *a = kind == COMMON ? &common[device] : &own;
+	if (prepare(a, kind == COMMON ? d : NULL) == REFUSED)
+		return (struct place){NULL, 0};
+	return (struct place){a, kind == COMMON ? 0 : device};
+}
+
+/* This process's slot; -1 where no slot is free. */
+static int slot(struct account *a)
+{
+	int mine = atomic_load_explicit(&a->slot, memory_order_acquire);
 	if (mine >= 0)
 		return mine;
-	enter();
-	mine = atomic_load(&own.slot);
+	enter(a);
+	mine = atomic_load(&a->slot);
 	for (int i = 0; mine < 0 && i < REGION_SLOTS; i++) {
-		struct slot_account *s = &own.shared->slots[i];
-		if (!set_lock(F_OFD_SETLK, F_WRLCK, LOCK_SLOT(i)))
+		struct slot_account *s = &a->totals->slots[i];
+		if (!set_lock(a, F_OFD_SETLK, F_WRLCK, LOCK_SLOT(i)))
 			continue; /* another's */
 		if (atomic_load(&s->taken))
-			bury(i);
+			bury(a, i);
 		atomic_store(&s->taken, 1);
-		if (atomic_load(&own.shared->high) < (uint32_t)i + 1)
-			atomic_store(&own.shared->high, (uint32_t)i + 1);
-		region_take(own.region, i, getpid());
+		if (atomic_load(&a->totals->high) < (uint32_t)i + 1)
+			atomic_store(&a->totals->high, (uint32_t)i + 1);
+		region_take(a->region, i, getpid());
 		mine = i;
-		atomic_store_explicit(&own.slot, mine, memory_order_release);
+		atomic_store_explicit(&a->slot, mine, memory_order_release);
 	}
-	leave();
+	leave(a);
 	return mine;
 }
 
-/* Announces a change of so many bytes. False: totals are being recounted, and the change was not begun. */
-static bool begin(struct slot_account *s, int device, uint64_t bytes)
+/* What this process has in an account, and is about to. */
+struct entry {
+	struct account *account;
+	struct slot_account *changes;
+	int slot, at;
+};
+
+/* The entry of this process at a place; account is NULL where it can have none. */
+static struct entry entry_of(int device)
 {
-	atomic_fetch_add(&s->pending[device], bytes);
-	if (!atomic_load(&own.shared->stop))
+	struct place p = place_of(device);
+	int mine = p.account ? slot(p.account) : -1;
+	if (p.account && mine < 0)
+		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
+	if (mine < 0)
+		return (struct entry){NULL, NULL, -1, 0};
+	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
+}
+
+/* The entry that this process has already. */
+static struct entry standing(int device)
+{
+	struct place p = place_of(device);
+	int mine = p.account ? atomic_load(&p.account->slot) : -1; /* -1 also where it is the parent's, before fork */
+	if (mine < 0)
+		return (struct entry){NULL, NULL, -1, 0};
+	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
+}
+
+/* Announces a change of so many bytes. False: totals are being recounted, and the change was not begun. */
+static bool begin(const struct entry *e, uint64_t bytes)
+{
+	atomic_fetch_add(&e->changes->pending[e->at], bytes);
+	if (!atomic_load(&e->account->totals->stop))
 		return true;
-	atomic_fetch_sub(&s->pending[device], bytes);
-	enter();
-	leave();
+	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+	enter(e->account);
+	leave(e->account);
 	return false;
 }
 
 /* Adds to the total; false: it is above the limit then, and nothing was added. A limit of 0 is none. */
-static bool add(struct slot_account *s, int device, uint64_t bytes, uint64_t limit)
+static bool add(const struct entry *e, uint64_t bytes, uint64_t limit)
 {
-	struct device_account *a = &own.shared->devices[device];
-	while (!begin(s, device, bytes))
+	struct device_account *a = &e->account->totals->devices[e->at];
+	while (!begin(e, bytes))
 		;
 	uint64_t total = atomic_load(&a->total);
 	do
 		if (limit && (bytes > limit || total > limit - bytes)) {
-			atomic_fetch_sub(&s->pending[device], bytes);
+			atomic_fetch_sub(&e->changes->pending[e->at], bytes);
 			return false;
 		}
 	while (!atomic_compare_exchange_weak(&a->total, &total, total + bytes));
-	region_add(own.region, atomic_load(&own.slot), device, bytes);
-	atomic_fetch_sub(&s->pending[device], bytes);
+	region_add(e->account->region, e->slot, e->at, bytes);
+	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
 	return true;
 }
 
-/* The account of this process, NULL where it can have none. */
-static struct slot_account *mine(void)
+static void take_away(const struct entry *e, uint64_t bytes)
 {
-	if (prepare() == 3)
-		return NULL;
-	int at = slot();
-	if (at < 0)
-		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
-	return at < 0 ? NULL : &own.shared->slots[at];
+	while (!begin(e, bytes))
+		;
+	region_take_away(e->account->region, e->slot, e->at, bytes);
+	atomic_fetch_sub(&e->account->totals->devices[e->at].total, bytes);
+	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
 }
 
 bool account_reserve(int device, uint64_t bytes)
 {
-	struct slot_account *s = mine();
-	if (!s)
+	struct entry e = entry_of(device);
+	if (!e.account)
 		return false;
 	uint64_t limit = limits_get()->devices[device].memory;
-	if (add(s, device, bytes, limit))
+	if (add(&e, bytes, limit))
 		return true;
 	if (limit && bytes > limit)
 		return false;
-	if (looked_just_now())
+	if (looked_just_now(e.account))
 		return false;
-	enter();
-	look();
-	leave();
-	return add(s, device, bytes, limit);
+	look(e.account);
+	return add(&e, bytes, limit);
 }
 
 bool account_charge(int device, uint64_t bytes)
 {
-	struct slot_account *s = mine();
-	return s && add(s, device, bytes, 0);
-}
-
-/* Takes away what the process at this slot has. */
-static void take_away(struct slot_account *s, int slot, int device, uint64_t bytes)
-{
-	while (!begin(s, device, bytes))
-		;
-	region_take_away(own.region, slot, device, bytes);
-	atomic_fetch_sub(&own.shared->devices[device].total, bytes);
-	atomic_fetch_sub(&s->pending[device], bytes);
+	struct entry e = entry_of(device);
+	return e.account && add(&e, bytes, 0);
 }
 
 void account_release(int device, uint64_t bytes)
 {
-	int at = atomic_load(&own.slot);
-	if (at >= 0) /* else the parent's, before fork */
-		take_away(&own.shared->slots[at], at, device, bytes);
+	struct entry e = standing(device);
+	if (e.account)
+		take_away(&e, bytes);
 }
 
 bool account_overhead(int device, const uint64_t bytes[2])
 {
-	struct slot_account *s = mine();
-	if (!s)
+	struct entry e = entry_of(device);
+	if (!e.account)
 		return false;
-	int at = atomic_load(&own.slot);
 	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++) {
-		_Atomic uint64_t *has = region_overhead(own.region, at, device, kind);
-		uint64_t had = atomic_load(has);
+		uint64_t had = atomic_load(region_overhead(e.account->region, e.slot, e.at, kind));
 		if (bytes[kind] > had) {
-			add(s, device, bytes[kind] - had, 0);
-			region_kind(own.region, at, device, kind, bytes[kind]);
+			add(&e, bytes[kind] - had, 0);
+			region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
 		} else if (bytes[kind] < had) {
-			region_kind(own.region, at, device, kind, bytes[kind]);
-			take_away(s, at, device, had - bytes[kind]);
+			region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
+			take_away(&e, had - bytes[kind]);
 		}
 	}
 	return true;
@@ -398,23 +498,21 @@ bool account_overhead(int device, const uint64_t bytes[2])
 
 void account_mine(int device, uint64_t *total, uint64_t overhead[2])
 {
-	int at = atomic_load(&own.slot);
+	struct entry e = standing(device);
 	*total = overhead[0] = overhead[1] = 0;
-	if (at < 0 || prepare() == 3)
+	if (!e.account)
 		return;
-	*total = region_has(own.region, at, device);
+	*total = region_has(e.account->region, e.slot, e.at);
 	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++)
-		overhead[kind] = atomic_load(region_overhead(own.region, at, device, kind));
+		overhead[kind] = atomic_load(region_overhead(e.account->region, e.slot, e.at, kind));
 }
 
 uint64_t account_used(int device)
 {
-	if (prepare() == 3)
+	struct place p = place_of(device);
+	if (!p.account)
 		return 0;
-	if (!looked_just_now()) {
-		enter();
-		look();
-		leave();
-	}
-	return atomic_load(&own.shared->devices[device].total);
+	if (!looked_just_now(p.account))
+		look(p.account);
+	return atomic_load(&p.account->totals->devices[p.at].total);
 }

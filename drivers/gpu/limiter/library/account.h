@@ -1,4 +1,4 @@
-/* The memory that all processes of a container have together. */
+/* The memory that all processes of a container, or of all containers of a share, have together. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,7 +10,15 @@
 #endif
 
 /*
- * Two files lie in the directory. gpufabric.account holds a total for each GPU, to which a process adds before it allocates, and for each process
+ * A directory of the same kind, by a GPU's UUID, that all containers of a claim's share have. It counts where it is mounted, and where the container has
+ * no other share of that GPU: with several, the container's own directory counts their sum.
+ */
+#ifndef COMMON_DIRECTORY
+#define COMMON_DIRECTORY "/usr/local/vgpu/accounts.d"
+#endif
+
+/*
+ * Two files lie in a directory. gpufabric.account holds a total for each GPU, to which a process adds before it allocates, and for each process
  * what it is about to add (pending). cudevshr.cache is HAMi-core's shared region 1.2, which existing monitors read; only there it is counted what
  * each process has.
  *
@@ -20,7 +28,7 @@
  * processes that live, while no change is pending.
  */
 
-/* Adds bytes to what the container has of a GPU. False: it does not fit, and nothing was added. */
+/* Adds bytes to what is taken of a GPU's limit. False: it does not fit, and nothing was added. */
 bool account_reserve(int device, uint64_t bytes);
 
 /* Releases bytes that this process reserved. */
@@ -38,5 +46,5 @@ bool account_overhead(int device, const uint64_t bytes[2]);
 /* What this process has of a GPU: in all, and as overhead. */
 void account_mine(int device, uint64_t *total, uint64_t overhead[2]);
 
-/* What the container's living processes have of a GPU, in bytes. */
+/* What all living processes have of a GPU's limit, in bytes. */
 uint64_t account_used(int device);

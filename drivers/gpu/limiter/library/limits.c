@@ -107,6 +107,7 @@ bool limits_join(struct limits *have, const struct limits *more)
 			*h = *m;
 			have->count++;
 		} else {
+			h->several = true;
 			h->elsewhere = h->elsewhere || m->elsewhere;
 			h->memory = both(h->memory, m->memory, (uint64_t)1 << 47);
 			h->cores = (unsigned int)both(h->cores, m->cores, 100);

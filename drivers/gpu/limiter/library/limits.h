@@ -25,6 +25,7 @@
 struct limit {
 	char uuid[UUID_BYTES];
 	uint64_t memory; /* bytes; 0: no limit */
+	bool several;	 /* the sum of several shares */
 	bool elsewhere;	 /* the driver itself limits the memory: it is neither counted nor shown here */
 	unsigned int cores; /* percent of the GPU's SMs; 0: no limit */
 };

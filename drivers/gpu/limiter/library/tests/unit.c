@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "common_test.h"
 #include "cores_test.h"
 #include "driver.h"
 #include "hooks.h"
@@ -203,10 +204,12 @@ static void bench(void)
 
 int main(int argc, char **argv)
 {
-	if (argc > 1 && strcmp(argv[1], "bench") == 0)
+	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
 		bench_cores();
-	else
+	} else {
+		test_common(); /* first: its processes read limits of their own */
 		test_cores();
+	}
 	container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");
 	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
 		bench();

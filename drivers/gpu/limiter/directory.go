@@ -1,0 +1,30 @@
+package limiter
+
+import (
+	"fmt"
+	"os"
+
+	"gpufabric.io/drivers/node/tmpfs"
+)
+
+// mostFiles is how many files containers may have in a directory of theirs. The library has two.
+const mostFiles = 128
+
+// MakeDirectory makes a directory on the node to which containers' users, whoever they are, may write: so many bytes, in a file system
+// of its own; 0: no bound. An existing one stays as it is.
+func MakeDirectory(path string, bytes int64) error {
+	const mode = os.ModeSticky | 0o777
+	if bytes > 0 {
+		if err := tmpfs.Make(path, mode, tmpfs.Bounds{Bytes: bytes, Files: mostFiles}); err != nil {
+			return fmt.Errorf("make the limiter's directory: %w; --limiter-size=0 does without a bound", err)
+		}
+		return nil
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make the limiter's directory: %w", err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return fmt.Errorf("open the limiter's directory to the container: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+/* Containers that use one share of a GPU count in one account, by the directory that the node mounted for the share. */
+#define _GNU_SOURCE
+#include "common_test.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "limits.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define LIMIT (1024 * MIB)
+#define GPU "GPU-01010101-0101-0101-0101-010101010101"
+#define SHARE "gpufabric-limits 1\n" GPU " 1073741824 0\n"
+
+static void make_common(bool wanted)
+{
+	static const char *const files[] = {"/gpufabric.account", "/cudevshr.cache", ""};
+	char path[256];
+	for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+		snprintf(path, sizeof path, COMMON_DIRECTORY "/" GPU "%s", files[i]);
+		CHECK(remove(path) == 0 || errno == ENOENT, "remove %s", path);
+	}
+	CHECK(remove(COMMON_DIRECTORY) == 0 || errno == ENOENT, "remove " COMMON_DIRECTORY);
+	if (wanted)
+		CHECK(mkdir(COMMON_DIRECTORY, 0700) == 0 && mkdir(COMMON_DIRECTORY "/" GPU, 0700) == 0, "make the common directory");
+}
+
+/* The limits of a container with so many shares of the GPU. */
+static void give_shares(int count)
+{
+	container(SHARE);
+	for (int i = 1; i < 3; i++) {
+		char path[256];
+		snprintf(path, sizeof path, LIMITS_DIRECTORY "/claim_%d", i);
+		unlink(path);
+		mkdir(LIMITS_DIRECTORY, 0700);
+		FILE *f = i < count ? fopen(path, "w") : NULL;
+		CHECK(i >= count || (f && fputs(SHARE, f) >= 0 && fclose(f) == 0), "write %s", path);
+	}
+}
+
+/* A process in a container of its own, which reserves what is wanted. It keeps that until it is killed. */
+static pid_t start(uint64_t bytes, bool fits)
+{
+	_Atomic int *said = mmap(NULL, sizeof *said, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(said != MAP_FAILED, "shared memory");
+	pid_t pid = fork();
+	CHECK(pid >= 0, "fork");
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a check that fails ends the parent alone */
+		*said = account_reserve(0, bytes) ? 1 : 2;
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, NULL, WUNTRACED) == pid && *said != 0, "a process of a container");
+	CHECK((*said == 1) == fits, "%llu MiB were %s", (unsigned long long)(bytes / MIB), *said == 1 ? "reserved" : "refused");
+	munmap((void *)said, sizeof *said);
+	return pid;
+}
+
+static void end(pid_t pid)
+{
+	CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid, "end");
+}
+
+static void containers_of_one_share_have_one_limit(void)
+{
+	make_common(true);
+	give_shares(1);
+	pid_t first = start(600 * MIB, true);
+	give_shares(1); /* another container: its own directory is empty */
+	pid_t second = start(424 * MIB, true);
+	give_shares(1);
+	pid_t third = start(MIB, false);
+	end(first);
+	give_shares(1);
+	pid_t fourth = start(600 * MIB, true);
+	end(second);
+	end(third);
+	end(fourth);
+	end(start(LIMIT, true));
+}
+
+static void without_the_nodes_directory_each_container_has_its_own(void)
+{
+	make_common(false);
+	give_shares(1);
+	pid_t first = start(LIMIT, true);
+	give_shares(1);
+	pid_t second = start(LIMIT, true);
+	end(first);
+	end(second);
+}
+
+/* Two shares of one GPU are one sum, which is nobody else's. */
+static void two_shares_of_a_gpu_are_counted_for_the_container(void)
+{
+	make_common(true);
+	give_shares(1);
+	pid_t other = start(LIMIT, true);
+	give_shares(2);
+	end(start(2 * LIMIT, true));
+	end(start(2 * LIMIT + 1, false));
+	end(other);
+	make_common(false);
+	give_shares(1);
+}
+
+void test_common(void)
+{
+	container(NULL);
+	containers_of_one_share_have_one_limit();
+	without_the_nodes_directory_each_container_has_its_own();
+	two_shares_of_a_gpu_are_counted_for_the_container();
+}

@@ -41,8 +41,8 @@ func TestMachines(t *testing.T) {
 		}, false},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
-			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", "console.enabled=true",
-			driverState}, "", []part{
+			"gpus.limits=library", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true",
+			"console.enabled=true", driverState}, "", []part{
 			{"the page of the fabric shows the nodes to who brings a token", testPage},
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
 			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
@@ -54,6 +54,7 @@ func TestMachines(t *testing.T) {
 			{"a GPU comes with the NIC that is nearest to it", testAlignedPair},
 			{"a pod sees the /sys of its node", testNodesSysfs},
 			{"slices of a VGPUProfile are spread, limited and counted", testProfileSlices},
+			{"the containers of a claim keep to its share together", testShareOfTwoContainers},
 			{"VGPUProfiles hand out MIG devices and whole GPUs", testProfileModes},
 			{"our own scheduler preempts for what DRA hands out", testDRAPreempted},
 		}, false},

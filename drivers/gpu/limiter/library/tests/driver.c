@@ -14,6 +14,7 @@ _Atomic uint64_t driver_allocated[2];
 _Atomic int driver_fails;
 _Atomic uint64_t driver_overhead[2];
 _Atomic unsigned int driver_pid;
+_Atomic enum driver_nvml driver_nvml;
 static _Atomic uint64_t next = 1 << 20;
 static __thread int current;
 
@@ -234,9 +235,17 @@ static int nvml_processes(void *device, unsigned int *count, void *out)
 		unsigned int instances[2];
 	} *list = out;
 	int d = (int)(uintptr_t)device - 1, n = 1;
+	enum driver_nvml does = atomic_load(&driver_nvml);
+	if (does == NVML_FAILS)
+		return 999; /* NVML_ERROR_UNKNOWN */
 	list[0].pid = 1;
 	list[0].bytes = 77;
-	if (atomic_load(&driver_overhead[d])) {
+	if (atomic_load(&driver_overhead[d]) && does == NVML_LISTS_TWO) {
+		for (; n < 3; n++) {
+			list[n].pid = 7000u + (unsigned int)n;
+			list[n].bytes = atomic_load(&driver_overhead[d]);
+		}
+	} else if (atomic_load(&driver_overhead[d]) && does != NVML_LISTS_OTHERS) {
 		list[1].pid = atomic_load(&driver_pid);
 		list[1].bytes = atomic_load(&driver_overhead[d]) == ~0ull ? ~0ull : atomic_load(&driver_overhead[d]) + atomic_load(&driver_allocated[d]);
 		n = 2;
@@ -247,6 +256,8 @@ static int nvml_processes(void *device, unsigned int *count, void *out)
 
 void *real_nvml(const char *exported)
 {
+	if (atomic_load(&driver_nvml) == NVML_MISSING)
+		return NULL;
 	if (strcmp(exported, "nvmlInit_v2") == 0)
 		return nvml_good;
 	if (strcmp(exported, "nvmlDeviceGetHandleByUUID") == 0)

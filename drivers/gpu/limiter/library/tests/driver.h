@@ -11,6 +11,9 @@ extern _Atomic int driver_fails;	     /* every allocation fails */
 extern _Atomic uint64_t driver_overhead[2];
 extern _Atomic unsigned int driver_pid;
 
+/* What NVML does about processes: tells of them, is missing, fails, does not list this one, or lists two that came with its context. */
+extern _Atomic enum driver_nvml { NVML_TELLS, NVML_MISSING, NVML_FAILS, NVML_LISTS_OTHERS, NVML_LISTS_TWO } driver_nvml;
+
 /* Makes a GPU the calling thread's current one; and which that is. */
 void driver_use(int device);
 int driver_current(void);

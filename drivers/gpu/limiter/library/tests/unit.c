@@ -10,6 +10,7 @@
 #include "cores_test.h"
 #include "driver.h"
 #include "hooks.h"
+#include "overhead_test.h"
 #include "stocks_test.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -207,7 +208,8 @@ int main(int argc, char **argv)
 	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
 		bench_cores();
 	} else {
-		test_common(); /* first: its processes read limits of their own */
+		test_common(); /* first: their processes read limits of their own, and say things once */
+		test_overhead();
 		test_cores();
 	}
 	container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");

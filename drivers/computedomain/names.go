@@ -19,6 +19,7 @@ package computedomain
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -48,6 +49,8 @@ const (
 	AttributeClique resourceapi.QualifiedName = "cliqueID"
 	// AttributeChannels is, of a channel that several domains share, how many IMEX channels stand behind it.
 	AttributeChannels resourceapi.QualifiedName = "channels"
+	// AttributeAllHeld is true, of a channel that several domains share, where domains hold all channels behind it. HeldBy names them then.
+	AttributeAllHeld resourceapi.QualifiedName = "allHeld"
 	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value says why.
 	TaintFabric = "compute-domain.nvidia.com/fabric"
 )
@@ -127,6 +130,18 @@ func ChannelOf(clique *v1beta1.ComputeDomain, domain types.UID) *v1beta1.Compute
 		}
 	}
 	return nil
+}
+
+// HeldBy is the attribute, true, of a channel without a free number that a domain holds one of. The name of an attribute has 32 characters
+// at most, which a UID is too long for.
+func HeldBy(domain types.UID) resourceapi.QualifiedName {
+	sum := sha256.Sum256([]byte(domain))
+	return resourceapi.QualifiedName("heldBy_" + hex.EncodeToString(sum[:8]))
+}
+
+// FreeFor is a CEL expression by which a claim of a domain selects channels: those behind which a number is free, or is the domain's.
+func FreeFor(domain types.UID) string {
+	return fmt.Sprintf("!(%[2]q in device.attributes[%[1]q]) || %[3]q in device.attributes[%[1]q]", Driver, AttributeAllHeld, HeldBy(domain))
 }
 
 // What a container is given with a channel, in a node's NVLink fabric. EnvUID, EnvName and EnvNamespace come too.

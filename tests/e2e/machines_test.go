@@ -13,10 +13,10 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// driverState mounts the fake node's state into containers with a GPU. The fake driver's programs read it, where real ones ask
-// the kernel, which containers share with the node.
+// driverState mounts the fake node's state into containers with a GPU. The fake driver's programs read it, and what allocates
+// writes it, where real ones ask the kernel, which containers share with the node.
 const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state," +
-	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
+	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={rw,rbind}"
 
 // TestMachines runs pods on other machines than the GB200 rack. The workers get the hardware of one machine after another, and
 // the drivers are installed for each.

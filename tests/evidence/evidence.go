@@ -76,7 +76,8 @@ func Render(root string) (string, error) {
 	var out strings.Builder
 	out.WriteString("# Evidence\n\nWhich tests show each row of the [support matrix](status.md). " +
 		"Written by `make generate` from the directives `//shows:` beside the tests; do not edit.\n\n" +
-		"Tests below `tests/e2e` run in kind (`make kind-e2e`), tests below `tests/simcluster` on the simulated cluster, " +
+		"Tests below `tests/e2e` run in kind: most by `make kind-e2e`, TestForms and TestARuntimeWithoutCDIIsReported by `make kind-upgrade`, " +
+		"TestKueue by `make kind-kueue`. Tests below `tests/simcluster` on the simulated cluster, " +
 		"those of `drivers/rdma/kerneltest` on Debian's kernel (`make rdma-kernel`).\n")
 	area := ""
 	for _, r := range rows {

@@ -45,6 +45,10 @@ func workloadTemplate(domain *v1beta1.ComputeDomain) (*resourceapi.ResourceClaim
 		return nil, err
 	}
 	template.Namespace, template.Name = domain.Namespace, domain.Spec.Channel.ResourceClaimTemplate.Name
+	// A pod that no channel is left for stays Pending, or goes to another clique.
+	template.Spec.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{
+		{CEL: &resourceapi.CELDeviceSelector{Expression: computedomain.FreeFor(domain.UID)}},
+	}
 	return template, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -61,6 +62,27 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 		<-ended
 		c.object.Set(nil)
 	}
+}
+
+// mostHolders is how many domains can be named on a device, beside its other attributes.
+const mostHolders = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 8
+
+// holders are the domains that hold all of a node's channels, by the table of a clique. It returns none where a channel is free. Where they
+// are too many to be named, pods of other domains wait on their node.
+func holders(object *v1beta1.ComputeDomain, channels int) []types.UID {
+	if object == nil || len(object.Status.Channels) > mostHolders {
+		return nil
+	}
+	full := channels > 0 && len(object.Status.Channels) >= channels
+	var out []types.UID
+	for _, channel := range object.Status.Channels {
+		full = full || channel.All
+		out = append(out, types.UID(channel.DomainID))
+	}
+	if !full {
+		return nil
+	}
+	return out
 }
 
 // entry is what the table of a clique says of a domain.

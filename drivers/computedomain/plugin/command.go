@@ -212,16 +212,19 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 		fabric fabric
 		shared bool
 		lame   string
+		held   string // by whom, where no channel is free
 	}
 	var last offered // claims come and go far more often than what is offered changes
 	for {
 		f, changed := k.fabric.Get()
 		lame, lameChanged := k.lame.Get()
 		shared, sharingChanged := k.sharing()
-		if now := (offered{f, shared, lame}); f.known && now != last {
+		table, tableChanged := k.clique.object.Get()
+		held := holders(table, f.channelCount())
+		if now := (offered{f, shared, lame, fmt.Sprint(held)}); f.known && now != last {
 			last = now
 			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame)}}},
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame, held)}}},
 			}})
 			if ctx.Err() != nil {
 				return nil // a write that was cut short by the end is no failure
@@ -234,6 +237,7 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 		case <-changed:
 		case <-lameChanged:
 		case <-sharingChanged:
+		case <-tableChanged:
 		case <-plugin.Done():
 			return plugin.Err()
 		case <-ctx.Done():

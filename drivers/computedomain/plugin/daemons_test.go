@@ -71,7 +71,7 @@ func TestOnlyASharedChannelInAFabricIsTaintedForItsDaemon(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if taints := devicesOf(c.fabric, c.shared, c.lame)[0].Taints; len(taints) > 0 {
+			if taints := devicesOf(c.fabric, c.shared, c.lame, nil)[0].Taints; len(taints) > 0 {
 				got = taints[0].Value
 			}
 			if got != c.taint {

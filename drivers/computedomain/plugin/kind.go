@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -467,13 +468,19 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 
 // devicesOf are the devices of a node with this fabric. A shared channel stands for all channels that the node has: any number of claims
 // may have it, and each gets the number that its domain holds. lame is the value of a taint where the daemon that serves the channel is
-// not ready.
-func devicesOf(f fabric, shared bool, lame string) []resourceapi.Device {
+// not ready. holders are the domains that hold all of the channels; none: some are free.
+func devicesOf(f fabric, shared bool, lame string, holders []types.UID) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {
 		count := int64(f.channelCount())
 		channel.AllowMultipleAllocations = &shared
 		channel.Attributes[computedomain.AttributeChannels] = resourceapi.DeviceAttribute{IntValue: &count}
+		if len(holders) > 0 {
+			channel.Attributes[computedomain.AttributeAllHeld] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
+		}
+		for _, domain := range holders {
+			channel.Attributes[computedomain.HeldBy(domain)] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
+		}
 	}
 	value := f.taint()
 	if value == "" && shared && f.state == nvml.Joined {

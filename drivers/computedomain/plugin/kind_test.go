@@ -400,7 +400,7 @@ func TestTheChannelOfANodeWithAFaultIsTainted(t *testing.T) {
 		"GPUs that disagree": {fabric{known: true, state: nvml.NoFabric, problem: "x", problemKind: problemDisagree}, problemDisagree},
 	} {
 		t.Run(name, func(t *testing.T) {
-			devices := devicesOf(c.fabric, false, "")
+			devices := devicesOf(c.fabric, false, "", nil)
 			taint := ""
 			if len(devices[0].Taints) > 0 {
 				taint = devices[0].Taints[0].Value

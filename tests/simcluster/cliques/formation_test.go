@@ -1,11 +1,18 @@
 package cliques
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/domain"
@@ -88,5 +95,57 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 	}
 	if after := daemons(t); len(after) != nodes || !slices.Equal(before, after) {
 		t.Errorf("IMEX daemons with one domain: %v, with two: %v", before, after)
+	}
+}
+
+// A domain that holds all channels leaves none. The scheduler knows, so that another domain's pod waits without a node: it could run in
+// another clique, if there were one.
+//
+//shows:cd-several
+func TestAPodThatNoChannelIsLeftForStaysPendingUntilThereIsOne(t *testing.T) {
+	n := shared.Namespace(t)
+	n.Apply(`
+apiVersion: resource.nvidia.com/v1beta1
+kind: ComputeDomain
+metadata: {name: greedy}
+spec:
+  numNodes: 2
+  channel: {allocationMode: All, resourceClaimTemplate: {name: greedy-channel}}
+`)
+	n.Pod("greedy-0", "greedy-channel", cluster.NodeName(0))
+	n.AwaitPod("greedy-0", fixture.Running)
+	for i := range 2 {
+		awaitAllHeld(t, cluster.NodeName(i))
+	}
+	n.Domain("late", 1)
+	n.Pod("late-0", "late-channel", cluster.NodeName(0))
+	n.AwaitEvent("late-0", "FailedScheduling", "cannot allocate all claims")
+	if pod := n.AwaitPod("late-0", func(*corev1.Pod) bool { return true }); pod.Spec.NodeName != "" {
+		t.Errorf("a pod that no channel is left for is on node %s", pod.Spec.NodeName)
+	}
+	// The holder's own pods go where all channels are its.
+	n.Pod("greedy-1", "greedy-channel", cluster.NodeName(1))
+	n.AwaitPod("greedy-1", fixture.Running)
+	n.DeletePod("greedy-0")
+	n.DeletePod("greedy-1")
+	n.DeleteDomain("greedy")
+	n.AwaitPod("late-0", fixture.Running)
+}
+
+// awaitAllHeld waits until a node says in its ResourceSlice that no channel of its clique is free.
+func awaitAllHeld(t *testing.T, node string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
+	defer cancel()
+	list := cache.NewListWatchFromClient(shared.Client.ResourceV1().RESTClient(), "resourceslices", "",
+		fields.OneTermEqualSelector("spec.nodeName", node))
+	_, err := watchtools.UntilWithSync(ctx, list, &resourceapi.ResourceSlice{}, nil, func(event watch.Event) (bool, error) {
+		slice, ok := event.Object.(*resourceapi.ResourceSlice)
+		return ok && slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+			return d.Attributes["allHeld"].BoolValue != nil
+		}), nil
+	})
+	if err != nil {
+		t.Fatalf("%s does not say that all channels are held: %v", node, err)
 	}
 }

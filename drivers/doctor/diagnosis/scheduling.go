@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/doctor/findings"
 	"gpufabric.io/drivers/gpu/devices"
 )
@@ -310,14 +311,30 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	e.allowed(p)
 	switch form := e.class[w.class].Name; {
 	case t.byClass > 0:
-		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them", t.byClass,
-			w.class)
+		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them%s", t.byClass,
+			w.class, e.allHeld(w))
 	case t.ofDriver > 0 && strings.Contains(fmt.Sprint(e.class[w.class].Spec.Selectors), devices.Driver) && form != "gpu.nvidia.com",
 		t.ofDriver > 0 && form == "gpu.nvidia.com":
 		e.find("NoSuchForm", w.object, from, "%d devices are published, and none in the form that class %s selects", t.ofDriver, w.class)
 	default:
 		e.find("NoSuchDevice", w.object, from, "no node publishes a device that class %s selects", w.class)
 	}
+}
+
+// allHeld says that no IMEX channel is left, where a request for one is not met.
+func (e *examination) allHeld(w want) string {
+	nodes := 0
+	for i := range e.Slices {
+		for _, d := range e.Slices[i].Spec.Devices {
+			if d.Attributes[computedomain.AttributeAllHeld].BoolValue != nil {
+				nodes++
+			}
+		}
+	}
+	if w.class != computedomain.ChannelClass || nodes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; on %d nodes other domains hold all IMEX channels: delete ComputeDomains that nobody needs", nodes)
 }
 
 // room checks whether a node has enough CPU and memory for the pod.

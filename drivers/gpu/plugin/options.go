@@ -78,8 +78,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library: a share may use what others leave of a GPU's time, beyond its own "+
 		"percentage; without, it never has more than that")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
-	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "with library: bytes that the containers of a share may put into the directory where it "+
-		"counts, a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
+	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "with library: bytes that the containers of a share may put into the directory "+
+		"where it counts, a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
 		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+

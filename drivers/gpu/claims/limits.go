@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -31,7 +32,8 @@ type Limits struct {
 	Files  string
 	Writer atomicfile.Writer
 	// Accounts is the directory with what the library counts of each share, at the same path here and on the host. Containers have their
-	// share's directory there, and may put Bytes into it; 0: no bound.
+	// share's directory there, and may put Bytes into it. 0: they have none, since tenants could fill the node's disk, and each container
+	// is held to its share by itself.
 	Accounts string
 	Bytes    int64
 	// Turns gives the containers of shares their turns on a GPU; all containers of one share have these together. nil: each process
@@ -82,17 +84,19 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 	if err := l.Writer.Write(filepath.Join(l.Files, name), text, 0o444); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if err := limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes); err != nil {
-		return specs.ContainerEdits{}, err
-	}
 	read := []string{"ro", "nosuid", "nodev", "bind"}
 	mounts := []*specs.Mount{
 		{HostPath: filepath.Join(l.Files, name), ContainerPath: filepath.Join(limiter.Directory, name), Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Library), ContainerPath: limiter.Loaded, Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Preload), ContainerPath: limiter.LoadersList, Options: read},
-		{HostPath: filepath.Join(l.Accounts, name), ContainerPath: filepath.Join(limiter.AccountsOfClaims, gpu),
-			Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 		region(),
+	}
+	if l.Bytes > 0 {
+		if err := limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes); err != nil {
+			return specs.ContainerEdits{}, err
+		}
+		mounts = append(mounts, &specs.Mount{HostPath: filepath.Join(l.Accounts, name),
+			ContainerPath: filepath.Join(limiter.AccountsOfClaims, gpu), Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}})
 	}
 	if l.Turns != nil && limit.Cores > 0 {
 		if err := l.Turns.Open(name, []limiter.Limit{limit}); err != nil {
@@ -117,7 +121,10 @@ func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice) string {
 	if l.Library == "" {
 		return fmt.Sprintf("nothing on this node holds the claim's containers to %s of %s: they learn it by environment variables", share, gpu)
 	}
-	return fmt.Sprintf("libvgpu.so holds the claim's containers to %s of %s, together: a program that means to can go around it", share, gpu)
+	if l.Bytes == 0 {
+		return fmt.Sprintf("libvgpu.so holds each of the claim's containers to %s of %s: a program that means to can go around it", share, gpu)
+	}
+	return fmt.Sprintf("libvgpu.so holds the claim's containers to %s of %s: a program that means to can go around it", share, gpu)
 }
 
 // remove removes a claim's limits. It may be repeated.
@@ -145,7 +152,9 @@ func (l Limits) resume(ctx context.Context) error {
 	names, err := l.names()
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes))
+		if l.Bytes > 0 {
+			errs = append(errs, limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes))
+		}
 	}
 	if l.Turns == nil {
 		return errors.Join(errs...)
@@ -172,7 +181,11 @@ func (l Limits) sweep(gone func(name string) bool) error {
 			errs = append(errs, l.Turns.Close(name))
 		}
 		// The file is last: while it is there, the rest is removed with it.
-		if err := tmpfs.Remove(filepath.Join(l.Accounts, name)); err != nil {
+		switch err := tmpfs.Remove(filepath.Join(l.Accounts, name)); {
+		case errors.Is(err, unix.EPERM):
+			// The plugin is no longer privileged. A later start that is removes the rest; the claim must not wait for that.
+			continue
+		case err != nil:
 			errs = append(errs, err)
 			continue
 		}

@@ -95,9 +95,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	}
 	if err != nil {
 		if !p.intended {
-			err = errors.Join(err, k.options.Limits.remove(claim.UID))
 			k.forgetSharing(claim.UID) // without a record there will be no unprepare
-			if first {
+			if first {                 // else containers may run with what an earlier preparation made
+				err = errors.Join(err, k.options.Limits.remove(claim.UID))
 				k.release(claim.UID)
 			}
 		}

@@ -10,11 +10,18 @@ import (
 // mostFiles is how many files containers may have in a directory of theirs. The library has two.
 const mostFiles = 128
 
+// LeastBytes is what a directory must have room for: the library's two files take 2.2 MB.
+const LeastBytes = 4 << 20
+
 // MakeDirectory makes a directory on the node to which containers' users, whoever they are, may write: so many bytes, in a file system
 // of its own; 0: no bound. An existing one stays as it is.
 func MakeDirectory(path string, bytes int64) error {
 	const mode = os.ModeSticky | 0o777
 	if bytes > 0 {
+		// Containers may have one that was made without a bound. A mount on it would split them.
+		if info, err := os.Lstat(path); err == nil && info.IsDir() && info.Mode().Perm() == mode.Perm() {
+			return nil
+		}
 		if err := tmpfs.Make(path, mode, tmpfs.Bounds{Bytes: bytes, Files: mostFiles}); err != nil {
 			return fmt.Errorf("make the limiter's directory: %w; --limiter-size=0 does without a bound", err)
 		}

@@ -111,3 +111,16 @@ func TestTheLibraryIsInstalledWholeAndAgain(t *testing.T) {
 		t.Errorf("a file of text was installed as a library (%v)", err)
 	}
 }
+
+// A mount on a directory that containers have already would split a share between them and those that come later.
+func TestADirectoryWithoutABoundThatContainersMayHaveGetsNoMount(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "account")
+	for _, bytes := range []int64{0, LeastBytes} {
+		if err := MakeDirectory(path, bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(path); err != nil { // EBUSY where something is mounted
+		t.Error(err)
+	}
+}

@@ -65,16 +65,6 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 			t.Errorf("%s is %s", inside, mounts[inside])
 		}
 	}
-	// Both containers of a share count in one directory, which any user can write to.
-	for index, of := range []string{"u1_1", "u1_0"} {
-		host := filepath.Join(b.options.StateDir, "accounts", of)
-		if got := mounts["/usr/local/vgpu/accounts.d/"+uuid(index)]; got != host {
-			t.Errorf("the share of GPU %d counts in %q, want %q", index, got, host)
-		}
-		if info, err := os.Stat(host); err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
-			t.Errorf("%s: %v (%v)", host, info, err)
-		}
-	}
 	// The files of a claim that is gone are removed at the next start; those of present claims stay.
 	stale := filepath.Join(b.options.StateDir, "limits", "gone_0")
 	if err := os.WriteFile(stale, nil, 0o600); err != nil {
@@ -91,9 +81,12 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 	if problem := b.unprepare(c); problem != "" {
 		t.Fatal(problem)
 	}
-	for _, of := range []string{"limits", "accounts"} {
-		if left, err := os.ReadDir(filepath.Join(b.options.StateDir, of)); err != nil || len(left) != 0 {
-			t.Errorf("of %s, %v are left (%v)", of, left, err)
+	if left, err := os.ReadDir(filepath.Join(b.options.StateDir, "limits")); err != nil || len(left) != 0 {
+		t.Errorf("%v are left (%v)", left, err)
+	}
+	for inside := range mounts {
+		if strings.HasPrefix(inside, "/usr/local/vgpu/accounts.d") {
+			t.Errorf("without a bound a container may write to %s", inside)
 		}
 	}
 }
@@ -113,8 +106,15 @@ func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
 		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, 8<<20
 	})
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
-	b.mustPrepare(c)
-	account := filepath.Join(b.options.StateDir, "accounts", "u1_0")
+	account, mounted := filepath.Join(b.options.StateDir, "accounts", "u1_0"), ""
+	for _, m := range b.edits(c, b.mustPrepare(c)...).Mounts {
+		if m.ContainerPath == "/usr/local/vgpu/accounts.d/"+b.machine.GPUs[0].UUID && slices.Contains(m.Options, "rw") {
+			mounted = m.HostPath
+		}
+	}
+	if info, err := os.Stat(account); mounted != account || err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+		t.Errorf("the share counts in %q, want %q: %v (%v)", mounted, account, info, err)
+	}
 	t.Cleanup(func() { _ = tmpfs.Remove(account) }) // only where the test failed
 	size := func() uint64 {
 		var fs unix.Statfs_t
@@ -157,7 +157,7 @@ func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
 		t.Fatal(err)
 	}
 	for limits, want := range map[string]string{
-		limitsLibrary: "libvgpu.so holds the claim's containers to 10Gi of memory and 30 % of the cores of GPU-",
+		limitsLibrary: "libvgpu.so holds each of the claim's containers to 10Gi of memory and 30 % of the cores of GPU-",
 		limitsNone:    "nothing on this node holds the claim's containers to 10Gi of memory and 30 % of the cores of GPU-",
 	} {
 		b := newBench(t, gputest.New(t, 1), func(o *Options) { o.Limits, o.LimiterLibrary = limits, program })

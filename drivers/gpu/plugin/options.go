@@ -51,7 +51,7 @@ type Options struct {
 	Limits string
 	// LendCores lets a claim have what others leave of a GPU's time, beyond its own percentage.
 	LendCores bool
-	// LimiterBytes is how much the containers of a share may put into the directory in which the library counts; 0: no bound.
+	// LimiterBytes is how much the containers of a share may put into the directory in which the library counts; 0: they have none.
 	LimiterBytes int64
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
@@ -79,7 +79,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 		"percentage; without, it never has more than that")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "with library: bytes that the containers of a share may put into the directory "+
-		"where it counts, a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
+		"where it counts, a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: each container counts by itself")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
 		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+
@@ -126,8 +126,9 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all, or a GPU's UUID (GPU-... in nvidia-smi -L)", gpu))
 		}
 	}
-	if o.LimiterBytes < 0 {
-		errs = append(errs, fmt.Errorf("--limiter-size %d: a number of bytes is wanted, or 0 for no bound", o.LimiterBytes))
+	if o.LimiterBytes != 0 && o.LimiterBytes < limiter.LeastBytes {
+		errs = append(errs, fmt.Errorf("--limiter-size %d: allowed are 0, and %d bytes or more, which the library's files take", o.LimiterBytes,
+			limiter.LeastBytes))
 	}
 	if o.ShareCores < 1 || o.ShareCores > 100 {
 		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -171,17 +172,58 @@ static void look(struct account *a)
 	leave(a);
 }
 
-/* Maps a file of an account, which is created or resized to exactly so many bytes. */
+/* Gives a file its bytes, so that a page for which there is no room is not a SIGBUS later. Signals would interrupt that on some kernels. */
+static bool reserve_space(int file, size_t size)
+{
+	sigset_t all, before;
+	int r;
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, &before);
+	do
+		r = posix_fallocate(file, 0, (off_t)size);
+	while (r == EINTR);
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return r == 0;
+}
+
+/*
+ * Makes a file that is whole, and open to all users of the containers, before it has its name. False: it could not be made. Where another process
+ * was faster, its file stays.
+ */
+static bool make(int directory, const char *name, size_t size)
+{
+	char self[] = "/proc/self/fd/2147483647";
+	int file = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+	if (file < 0)
+		return false;
+	char *digits = self + sizeof "/proc/self/fd/" - 1;
+	int length = 0;
+	for (int rest = file; rest || !length; rest /= 10)
+		length++;
+	digits[length] = 0;
+	for (int rest = file; length; rest /= 10)
+		digits[--length] = (char)('0' + rest % 10);
+	bool made = fchmod(file, 0666) == 0 && reserve_space(file, size) &&
+		    (linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW) == 0 || errno == EEXIST);
+	close(file);
+	return made;
+}
+
+/*
+ * Maps a file of an account, which is made where it is missing. A file that is too short grows. A longer one stays: a later version made it, and whose
+ * file is cut dies. It is opened without O_CREAT, which fs.protected_regular of Linux refuses for another user's file in a sticky directory.
+ */
 static void *map(int directory, const char *name, size_t size, int *file)
 {
+	const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 	struct stat s;
-	*file = openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+	*file = openat(directory, name, flags);
+	if (*file < 0 && errno == ENOENT && make(directory, name, size))
+		*file = openat(directory, name, flags);
 	if (*file < 0)
 		return NULL;
-	(void)!fchmod(*file, 0666); /* containers may have several users; only the owner's call works, and that is enough */
-	/* A page that the disk has no room for would be a SIGBUS later. The system call is made directly: the C library's fstat needs glibc 2.33. */
-	if (syscall(SYS_fstat, *file, &s) == 0 && S_ISREG(s.st_mode) && (s.st_size == (off_t)size || ftruncate(*file, (off_t)size) == 0) &&
-	    posix_fallocate(*file, 0, (off_t)size) == 0) {
+	/* The system call is made directly: the C library's fstat needs glibc 2.33. */
+	if (syscall(SYS_fstat, *file, &s) == 0 && S_ISREG(s.st_mode) && reserve_space(*file, size)) {
 		void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
 		if (at != MAP_FAILED)
 			return at;
@@ -245,7 +287,7 @@ static bool open_files(struct account *a, const char *path, const struct limits 
 	for (int i = 0; i < REGION_SLOTS; i++)
 		used = used || alive(a, i);
 	bool ours = atomic_load(&a->totals->magic) == MAGIC && a->totals->limits == sum_of(l) && region_is(a->region, l);
-	if (!ours && !used) {
+	if (!used) { /* nothing is counted, whatever a crash of the machine left */
 		memset((void *)a->totals, 0, sizeof *a->totals);
 		region_make(a->region, l);
 		a->totals->limits = sum_of(l);
@@ -285,36 +327,49 @@ static bool open_shared(struct account *a, const struct limits *l, const struct 
 	return open_files(a, directory, l);
 }
 
-/* Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. */
+/* Registers forked, once. */
+static void follow_forks(void)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static bool followed;
+	pthread_mutex_lock(&lock);
+	if (!followed)
+		pthread_atfork(NULL, NULL, forked);
+	followed = true;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. A common one is SHARED or REFUSED. */
 static int prepare(struct account *a, const struct limit *common_of)
 {
-	static atomic_flag once = ATOMIC_FLAG_INIT;
 	int ready = atomic_load_explicit(&a->ready, memory_order_acquire);
 	if (ready != UNOPENED)
 		return ready;
+	follow_forks();
 	pthread_mutex_lock(&a->lock);
 	ready = atomic_load(&a->ready);
-	if (ready == UNOPENED) {
+	bool opens = ready == UNOPENED, closed = false;
+	if (opens) {
 		struct limits l = *limits_get();
 		if (common_of) {
 			l.count = 1;
 			l.devices[0] = *common_of;
 		}
-		if (!atomic_flag_test_and_set(&once))
-			pthread_atfork(NULL, NULL, forked);
-		if (open_shared(a, &l, common_of)) {
+		closed = l.closed;
+		if (open_shared(a, &l, common_of))
 			ready = SHARED;
-		} else if (l.closed) {
-			words_once("the files in " ACCOUNT_DIRECTORY " or " COMMON_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU "
-				   "without them");
-			ready = REFUSED;
-		} else {
-			words_once("the files in " ACCOUNT_DIRECTORY " or " COMMON_DIRECTORY " cannot be used: each process is held to the limits by itself");
-			ready = open_alone(a, &l) ? ALONE : REFUSED;
-		}
+		else
+			ready = !common_of && !closed && open_alone(a, &l) ? ALONE : REFUSED;
 		atomic_store_explicit(&a->ready, ready, memory_order_release);
 	}
 	pthread_mutex_unlock(&a->lock);
+	/* Without the lock: nobody may read standard error. */
+	if (opens && ready == REFUSED && common_of)
+		words_once("the files in " COMMON_DIRECTORY " cannot be used: the container is held to its share by itself");
+	else if (opens && ready == REFUSED && closed)
+		words_once("the files in " ACCOUNT_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU without them");
+	else if (opens && ready == ALONE)
+		words_once("the files in " ACCOUNT_DIRECTORY " cannot be used: each process is held to the limits by itself");
 	return ready;
 }
 
@@ -350,10 +405,13 @@ static struct place place_of(int device)
 		kind = !d->several && has_common(d->uuid) ? COMMON : OWN;
 		atomic_store(&kinds[device], kind);
 	}
-	struct account *a = kind == COMMON ? &common[device] : &own;
-	if (prepare(a, kind == COMMON ? d : NULL) == REFUSED)
+	if (kind == COMMON && prepare(&common[device], d) == SHARED)
+		return (struct place){&common[device], 0};
+	if (kind == COMMON)
+		atomic_store(&kinds[device], OWN); /* it cannot be used */
+	if (prepare(&own, NULL) == REFUSED)
 		return (struct place){NULL, 0};
-	return (struct place){a, kind == COMMON ? 0 : device};
+	return (struct place){&own, device};
 }
 
 /* This process's slot; -1 where no slot is free. */

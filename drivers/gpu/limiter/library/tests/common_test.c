@@ -44,7 +44,7 @@ static void give_shares(int count)
 }
 
 /* A process in a container of its own, which reserves what is wanted. It keeps that until it is killed. */
-static pid_t start(uint64_t bytes, bool fits)
+static pid_t start_as(uid_t user, uint64_t bytes, bool fits)
 {
 	_Atomic int *said = mmap(NULL, sizeof *said, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(said != MAP_FAILED, "shared memory");
@@ -52,6 +52,8 @@ static pid_t start(uint64_t bytes, bool fits)
 	CHECK(pid >= 0, "fork");
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a check that fails ends the parent alone */
+		if (user)
+			CHECK(setgid(user) == 0 && setuid(user) == 0, "become user %d", (int)user);
 		*said = account_reserve(0, bytes) ? 1 : 2;
 		raise(SIGSTOP);
 		_exit(0);
@@ -60,6 +62,11 @@ static pid_t start(uint64_t bytes, bool fits)
 	CHECK((*said == 1) == fits, "%llu MiB were %s", (unsigned long long)(bytes / MIB), *said == 1 ? "reserved" : "refused");
 	munmap((void *)said, sizeof *said);
 	return pid;
+}
+
+static pid_t start(uint64_t bytes, bool fits)
+{
+	return start_as(0, bytes, fits);
 }
 
 static void end(pid_t pid)
@@ -83,6 +90,38 @@ static void containers_of_one_share_have_one_limit(void)
 	end(third);
 	end(fourth);
 	end(start(LIMIT, true));
+}
+
+/* fs.protected_regular keeps even root from opening another user's file with O_CREAT in a directory like this one. */
+static void containers_of_several_users_have_one_limit(void)
+{
+	static const uid_t users[][2] = {{1000, 2000}, {1000, 0}, {0, 1000}};
+	if (geteuid() != 0) {
+		puts("skipped: containers of several users: processes of other users are for root alone");
+		return;
+	}
+	for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
+		make_common(true);
+		CHECK(chmod(ACCOUNT_DIRECTORY, 0755) == 0 && chmod(COMMON_DIRECTORY, 0755) == 0 && chmod(COMMON_DIRECTORY "/" GPU, 01777) == 0, "modes");
+		give_shares(1);
+		umask(022);
+		pid_t first = start_as(users[i][0], 1000 * MIB, true), second = start_as(users[i][1], 25 * MIB, false);
+		pid_t third = start_as(users[i][1], 24 * MIB, true);
+		end(first);
+		end(second);
+		end(third);
+	}
+}
+
+/* The container is then as one without a common directory: its processes have its limit together. */
+static void where_the_common_directory_cannot_be_used_the_container_counts(void)
+{
+	make_common(true);
+	CHECK(mkdir(COMMON_DIRECTORY "/" GPU "/gpufabric.account", 0700) == 0, "something else in the file's place");
+	give_shares(1);
+	pid_t first = start(1000 * MIB, true), second = start(25 * MIB, false);
+	end(first);
+	end(second);
 }
 
 static void without_the_nodes_directory_each_container_has_its_own(void)
@@ -114,6 +153,8 @@ void test_common(void)
 {
 	container(NULL);
 	containers_of_one_share_have_one_limit();
+	containers_of_several_users_have_one_limit();
+	where_the_common_directory_cannot_be_used_the_container_counts();
 	without_the_nodes_directory_each_container_has_its_own();
 	two_shares_of_a_gpu_are_counted_for_the_container();
 }

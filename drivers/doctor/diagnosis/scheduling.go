@@ -323,6 +323,9 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 
 // allHeld says that no IMEX channel is left, where a request for one is not met.
 func (e *examination) allHeld(w want) string {
+	if w.class != computedomain.ChannelClass {
+		return ""
+	}
 	nodes := 0
 	for i := range e.Slices {
 		for _, d := range e.Slices[i].Spec.Devices {
@@ -331,7 +334,7 @@ func (e *examination) allHeld(w want) string {
 			}
 		}
 	}
-	if w.class != computedomain.ChannelClass || nodes == 0 {
+	if nodes == 0 {
 		return ""
 	}
 	return fmt.Sprintf("; on %d nodes other domains hold all IMEX channels: delete ComputeDomains that nobody needs", nodes)

@@ -121,10 +121,11 @@ func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice) string {
 	if l.Library == "" {
 		return fmt.Sprintf("nothing on this node holds the claim's containers to %s of %s: they learn it by environment variables", share, gpu)
 	}
+	who := "the claim's containers"
 	if l.Bytes == 0 {
-		return fmt.Sprintf("libvgpu.so holds each of the claim's containers to %s of %s: a program that means to can go around it", share, gpu)
+		who = "each of the claim's containers"
 	}
-	return fmt.Sprintf("libvgpu.so holds the claim's containers to %s of %s: a program that means to can go around it", share, gpu)
+	return fmt.Sprintf("libvgpu.so holds %s to %s of %s: a program that means to can go around it", who, share, gpu)
 }
 
 // remove removes a claim's limits. It may be repeated.

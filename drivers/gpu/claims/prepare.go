@@ -96,7 +96,8 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if err != nil {
 		if !p.intended {
 			k.forgetSharing(claim.UID) // without a record there will be no unprepare
-			if first {                 // else containers may run with what an earlier preparation made
+			if first {
+				// Otherwise containers may run with what an earlier preparation made.
 				err = errors.Join(err, k.options.Limits.remove(claim.UID))
 				k.release(claim.UID)
 			}

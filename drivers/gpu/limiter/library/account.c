@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -192,19 +193,16 @@ static bool reserve_space(int file, size_t size)
  */
 static bool make(int directory, const char *name, size_t size)
 {
-	char self[] = "/proc/self/fd/2147483647";
+	char self[32];
 	int file = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+	bool named = file < 0; /* a file system without such files: the file has its name at once */
+	if (named)
+		file = openat(directory, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
 	if (file < 0)
-		return false;
-	char *digits = self + sizeof "/proc/self/fd/" - 1;
-	int length = 0;
-	for (int rest = file; rest || !length; rest /= 10)
-		length++;
-	digits[length] = 0;
-	for (int rest = file; length; rest /= 10)
-		digits[--length] = (char)('0' + rest % 10);
+		return errno == EEXIST;
+	snprintf(self, sizeof self, "/proc/self/fd/%d", file);
 	bool made = fchmod(file, 0666) == 0 && reserve_space(file, size) &&
-		    (linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW) == 0 || errno == EEXIST);
+		    (named || linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW) == 0 || errno == EEXIST);
 	close(file);
 	return made;
 }

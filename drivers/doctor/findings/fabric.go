@@ -40,8 +40,8 @@ func fabric() []Finding {
 func well() []Finding {
 	var out []Finding
 	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "NothingDegraded", "AllDaemonsCurrent", "AllDevicesHealthy",
-		"NoConflicts", "Applied",
-		"Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn", "GPUsReadAgain"} {
+		"NoConflicts", "Applied", "Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn",
+		"GPUsReadAgain", "ShareLimits"} {
 		out = append(out, Finding{Code: code})
 	}
 	return out

@@ -86,9 +86,18 @@ func testShareOfTwoContainers(t *testing.T, e *environment) {
 			t.Errorf("no Event says %q:\n%s", want, events)
 		}
 	}
-	if out, err := e.scrape(t.Context(), e.pluginOf(t, "gpu-plugin", node), 8080); err != nil ||
-		!strings.Contains(out, `gpufabric_gpu_limited_shares{by="library"} 1`) {
-		t.Errorf("the plugin does not count the share that is limited (%v):\n%s", err, out)
+	out, err := e.scrape(t.Context(), e.pluginOf(t, "gpu-plugin", node), 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`(?m)^gpufabric_gpu_limited_shares\{by="library"\} 1$`,
+		`(?m)^gpufabric_gpu_share_memory_limit_bytes\{claim="shared-by-two-share-\w+",claim_namespace="default",share="0",uuid="GPU-.*"\} 1.073741824e\+10$`,
+		`(?m)^gpufabric_gpu_share_memory_used_bytes\{claim="shared-by-two-share-\w+",.*\} 6.44\d*e\+09$`, // 6 GiB
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("no metric of the share is %s:\n%s", want, out)
+		}
 	}
 	e.kubectl(t, "delete", "pod/shared-by-two", inTime)
 }

@@ -26,6 +26,7 @@ func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 	k.mu.Lock()
 	_, before := k.held[claim.UID]
 	k.held[claim.UID] = held
+	k.names[claim.UID] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	k.mu.Unlock()
 	if hidden {
 		k.offerAgain()
@@ -37,10 +38,19 @@ func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 func (k *Kind) release(claim types.UID) {
 	k.mu.Lock()
 	delete(k.held, claim)
+	delete(k.names, claim)
 	k.mu.Unlock()
 	if len(k.Hardware().Pool.Settling) > 0 {
 		k.offerAgain()
 	}
+}
+
+// name returns the name of a claim that has devices; false: none has this UID.
+func (k *Kind) name(claim types.UID) (types.NamespacedName, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	name, known := k.names[claim]
+	return name, known
 }
 
 // holdings returns the devices that claims have.

@@ -58,6 +58,8 @@ type Kind struct {
 	leftFile *store.File[[]sharingData]
 	// held are the devices that claims have. They stay published whatever forms are wanted.
 	held map[types.UID][]devices.Held
+	// names are the claims that have devices.
+	names map[types.UID]types.NamespacedName
 	// modes are the MIG modes that claims switched.
 	modes *modes
 	// made says for which claim the MIG instance at a placement was made, or is about to be made.
@@ -119,6 +121,7 @@ var (
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
 	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, held: map[types.UID][]devices.Held{},
+		names:   map[types.UID]types.NamespacedName{},
 		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Set(h)
 	k.readLeft()
@@ -131,7 +134,7 @@ func New(h *Hardware, o Options) *Kind {
 
 // Collectors returns the metrics of the files that the Kind keeps, and of the limits of shares.
 func (k *Kind) Collectors() []prometheus.Collector {
-	out := []prometheus.Collector{newLimited(k.options.Limits)}
+	out := []prometheus.Collector{newShares(k.options.Limits, k.name)}
 	if k.leftFile != nil {
 		out = append(out, k.leftFile)
 	}

@@ -7,10 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -55,29 +56,32 @@ func (l Limits) By() string {
 	return byLibrary
 }
 
-// region is where a container's limiter counts what is not counted for one share, which is the memory of a GPU of which it has several
+// ownAccount is where a container's limiter counts what is not counted for one share, which is the memory of a GPU of which it has several
 // shares: a tmpfs of its own, which is empty at each start of the container. It has space for the limiter's two files (2.2 MB).
-func region() *specs.Mount {
+func ownAccount() *specs.Mount {
 	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Accounts, Type: "tmpfs",
 		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=8m", "nr_inodes=128"}}
 }
 
-// edits writes the limit of the claim's share with that index, and returns the edits that add the library to its containers. A
-// share that asks for no memory has no limit.
+// limitOf returns the limit of a share of a GPU; false: it asks for no memory and has none, or only observes the GPU.
+func limitOf(gpu string, allocated draplugin.AllocatedDevice) (limit limiter.Limit, limited bool) {
+	memory := allocated.ConsumedCapacity[devices.CapMemory]
+	percent := allocated.ConsumedCapacity[devices.CapCores]
+	return limiter.Limit{UUID: gpu, Bytes: memory.Value(), Cores: int(percent.Value())}, memory.Sign() > 0 && !allocated.Admin()
+}
+
+// edits writes the limit of the claim's share with that index, and returns the edits that add the library to its containers.
 func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.AllocatedDevice) (specs.ContainerEdits, error) {
-	memory, limited := allocated.ConsumedCapacity[devices.CapMemory]
-	if l.Library == "" || !limited || memory.Sign() <= 0 || allocated.Admin() {
-		return specs.ContainerEdits{}, nil
-	}
-	limit := limiter.Limit{UUID: gpu, Bytes: memory.Value()}
-	if percent, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
-		limit.Cores = int(percent.Value())
+	name := fmt.Sprintf("%s_%d", uid, index)
+	limit, limited := limitOf(gpu, allocated)
+	if l.Library == "" || !limited {
+		// The containers of an earlier preparation, before a boot, may have had the library.
+		return specs.ContainerEdits{}, l.sweep(func(other string) bool { return other == name })
 	}
 	text, err := limiter.Text([]limiter.Limit{limit}, false)
 	if err != nil {
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the share of %s: %w", gpu, err)
 	}
-	name := fmt.Sprintf("%s_%d", uid, index)
 	if err := os.MkdirAll(l.Files, 0o755); err != nil {
 		return specs.ContainerEdits{}, fmt.Errorf("make the directory of claims' limits: %w", err)
 	}
@@ -89,7 +93,7 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 		{HostPath: filepath.Join(l.Files, name), ContainerPath: filepath.Join(limiter.Directory, name), Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Library), ContainerPath: limiter.Loaded, Options: read},
 		{HostPath: filepath.Join(l.Library, limiter.Preload), ContainerPath: limiter.LoadersList, Options: read},
-		region(),
+		ownAccount(),
 	}
 	if l.Bytes > 0 {
 		if err := limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes); err != nil {
@@ -108,15 +112,15 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 	return specs.ContainerEdits{Mounts: mounts}, nil
 }
 
-// note says to the owner of a claim what holds its containers to a share's limits. "": it has none.
-func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice) string {
-	memory, limited := allocated.ConsumedCapacity[devices.CapMemory]
-	if !limited || memory.Sign() <= 0 || allocated.Admin() {
+// note says to the owner of a claim, which has so many shares of a GPU, what holds its containers to one of them. "": it has no limits.
+func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice, shares int) string {
+	limit, limited := limitOf(gpu, allocated)
+	if !limited {
 		return ""
 	}
-	share := memory.String() + " of memory"
-	if percent, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
-		share += " and " + percent.String() + " % of the cores"
+	share := resource.NewQuantity(limit.Bytes, resource.BinarySI).String() + " of memory"
+	if limit.Cores > 0 {
+		share += fmt.Sprintf(" and %d %% of the cores", limit.Cores)
 	}
 	if l.Library == "" {
 		return fmt.Sprintf("nothing on this node holds the claim's containers to %s of %s: they learn it by environment variables", share, gpu)
@@ -125,7 +129,12 @@ func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice) string {
 	if l.Bytes == 0 {
 		who = "each of the claim's containers"
 	}
-	return fmt.Sprintf("libvgpu.so holds %s to %s of %s: a program that means to can go around it", who, share, gpu)
+	note := fmt.Sprintf("libvgpu.so holds %s to %s of %s: a program that means to can go around it", who, share, gpu)
+	if shares > 1 {
+		note += fmt.Sprintf("; the claim has %d shares of that GPU: a container that uses several of them counts their sum by itself, and is held to "+
+			"one's cores", shares)
+	}
+	return note
 }
 
 // remove removes a claim's limits. It may be repeated.
@@ -173,8 +182,9 @@ func (l Limits) resume(ctx context.Context) error {
 // sweep removes what belongs to the shares of these names.
 func (l Limits) sweep(gone func(name string) bool) error {
 	names, err := l.names()
-	errs := []error{err}
-	for _, name := range names {
+	counted, unread := list(l.Accounts) // also of those whose limits a version without accounts removed
+	errs := []error{err, unread}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(names, counted)))) {
 		if !gone(name) {
 			continue
 		}
@@ -198,11 +208,11 @@ func (l Limits) sweep(gone func(name string) bool) error {
 }
 
 // names are those of the shares that have limits by the library: UID_INDEX.
-func (l Limits) names() ([]string, error) {
-	if l.Files == "" {
-		return nil, nil
-	}
-	entries, err := os.ReadDir(l.Files)
+func (l Limits) names() ([]string, error) { return list(l.Files) }
+
+// list returns the names in a directory, which may be missing.
+func list(directory string) ([]string, error) {
+	entries, err := os.ReadDir(directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list the limits of claims: %w", err)
 	}
@@ -211,30 +221,4 @@ func (l Limits) names() ([]string, error) {
 		names = append(names, entry.Name())
 	}
 	return names, nil
-}
-
-// limited exports how many shares the library holds to their limits.
-type limited struct {
-	limits Limits
-	desc   *prometheus.Desc
-}
-
-var _ prometheus.Collector = limited{}
-
-func newLimited(limits Limits) limited {
-	return limited{limits, prometheus.NewDesc("gpufabric_gpu_limited_shares",
-		"Shares of GPUs, of claims, whose containers are held to the share's limits, by what does so: library.", []string{"by"}, nil)}
-}
-
-// Describe implements prometheus.Collector.
-func (l limited) Describe(to chan<- *prometheus.Desc) { to <- l.desc }
-
-// Collect implements prometheus.Collector.
-func (l limited) Collect(to chan<- prometheus.Metric) {
-	names, err := l.limits.names()
-	if err != nil {
-		to <- prometheus.NewInvalidMetric(l.desc, err)
-		return
-	}
-	to <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, float64(len(names)), byLibrary)
 }

@@ -110,11 +110,17 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 // notes say what holds the claim's containers to its shares.
 func (p *preparation) notes(limits Limits) []draplugin.Remark {
 	var out []draplugin.Remark
+	shares := map[*inventory.GPU]int{}
+	for _, d := range p.devices {
+		if d.Form == devices.Shared {
+			shares[d.GPU]++
+		}
+	}
 	for i, d := range p.devices {
 		if d.Form != devices.Shared {
 			continue
 		}
-		if note := limits.note(d.GPU.UUID, p.claim.Devices[i]); note != "" {
+		if note := limits.note(d.GPU.UUID, p.claim.Devices[i], shares[d.GPU]); note != "" {
 			out = append(out, draplugin.Remark{Reason: "ShareLimits", Message: note})
 		}
 	}

@@ -28,6 +28,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	}
 	held := map[string]bool{}
 	for _, record := range records {
+		k.recoveredClaim(record)
 		for _, device := range record.Devices {
 			held[device.Device] = true
 			if !device.AdminAccess {
@@ -154,6 +155,13 @@ func (k *Kind) offer(h *Hardware) {
 		}
 	}
 	k.hardware.Set(h)
+}
+
+// recoveredClaim records the name of a claim that has devices.
+func (k *Kind) recoveredClaim(record claimstate.Record) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.names[record.UID] = types.NamespacedName{Namespace: record.Namespace, Name: record.Name}
 }
 
 // recovered records that a claim holds a device, which may not have been seen yet.

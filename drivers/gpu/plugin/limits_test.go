@@ -3,6 +3,7 @@ package plugin
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -150,6 +151,145 @@ func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
 	}
 }
 
+// counts are the values of a metric of the role, by its labels.
+func (b *bench) counts(metric string) map[string]float64 {
+	b.Helper()
+	families, err := b.running().metrics.Registry.Gather()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, family := range families {
+		if family.GetName() != metric {
+			continue
+		}
+		for _, m := range family.Metric {
+			var labels []string
+			for _, label := range m.Label {
+				labels = append(labels, label.GetName()+"="+label.GetValue())
+			}
+			out[strings.Join(labels, " ")] = m.Gauge.GetValue() + m.Counter.GetValue()
+		}
+	}
+	return out
+}
+
+// cached is a shared region of layout 1.2 with one GPU, of which one process uses so many bytes.
+func cached(uuid string, used uint64) []byte {
+	out := make([]byte, 2008953)
+	for at, value := range map[int]uint32{0: 19920718, 4: 1, 8: 2, 1856: 7, 2008896: 1} {
+		binary.LittleEndian.PutUint32(out[at:], value)
+	}
+	for at, value := range map[int]uint64{56: 1, 1600: 10 << 30, 1856 + 8 + 32: used} {
+		binary.LittleEndian.PutUint64(out[at:], value)
+	}
+	copy(out[64:], uuid)
+	return out
+}
+
+//shows:gpu-metrics gpu-share vgpu-limits
+func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: mounts file systems, which is for root alone")
+	}
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, gputest.New(t, 1), func(o *Options) {
+		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, 8<<20
+	})
+	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
+	b.mustPrepare(c)
+	account := filepath.Join(b.options.StateDir, "accounts", "u1_0")
+	t.Cleanup(func() { _ = tmpfs.Remove(account) }) // only where the test failed
+	series := fmt.Sprintf("claim=%s claim_namespace=%s share=0 uuid=%s", c.Name, c.Namespace, b.machine.GPUs[0].UUID)
+	agree := func(when string, used map[string]float64, unreadable float64) {
+		t.Helper()
+		for metric, want := range map[string]map[string]float64{
+			"gpufabric_gpu_limited_shares":           {"by=library": 1},
+			"gpufabric_gpu_share_memory_limit_bytes": {series: 10 << 30},
+			"gpufabric_gpu_share_memory_used_bytes":  used,
+			"gpufabric_gpu_share_seconds_total":      {series: 0},
+			"gpufabric_gpu_share_regions_unreadable": {"": unreadable},
+		} {
+			if got := b.counts(metric); !maps.Equal(got, want) {
+				t.Errorf("%s: %s is %v, want %v", when, metric, got, want)
+			}
+		}
+	}
+	agree("before a container calls CUDA", map[string]float64{series: 0}, 0)
+	file := filepath.Join(account, "cudevshr.cache")
+	if err := os.WriteFile(file, cached(b.machine.GPUs[0].UUID, 3<<30), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	agree("with a process", map[string]float64{series: 3 << 30}, 0)
+	b.stop()
+	b.start()
+	agree("after a restart", map[string]float64{series: 3 << 30}, 0)
+
+	for what, put := range map[string]func() error{
+		"a link":             func() error { return os.Symlink("/dev/zero", file) },
+		"a pipe":             func() error { return unix.Mkfifo(file, 0o666) },
+		"another GPU's file": func() error { return os.WriteFile(file, cached("GPU-0", 1), 0o600) },
+		"no region":          func() error { return os.WriteFile(file, []byte("forged"), 0o600) },
+	} {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		if err := put(); err != nil {
+			t.Fatal(err)
+		}
+		agree(what, map[string]float64{}, 1)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Fatal(problem)
+	}
+	if got := b.counts("gpufabric_gpu_share_memory_limit_bytes"); len(got) != 0 {
+		t.Errorf("a claim that is gone has %v", got)
+	}
+}
+
+// A version before the accounts removed the limits of claims that ended while it ran, and left their directories.
+func TestWhatAnEarlierVersionLeftOfASharesDirectoryGoes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: mounts file systems, which is for root alone")
+	}
+	b := newBench(t, gputest.New(t, 1))
+	b.stop()
+	left := filepath.Join(b.options.StateDir, "accounts", "gone_0")
+	if err := tmpfs.Make(left, 0o777, tmpfs.Bounds{Bytes: 1 << 20, Files: 4}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tmpfs.Remove(left) }) // only where the test failed
+	b.start()
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("the directory of a claim that is gone is there still (%v)", err)
+	}
+}
+
+// After a boot with --limits=none a claim's containers start without the library: nothing says then that it limits them.
+func TestAShareThatIsPreparedWithoutTheLibraryIsNotCountedAsLimited(t *testing.T) {
+	program, err := os.Executable() // any ELF file will do
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, gputest.New(t, 1), func(o *Options) { o.Limits, o.LimiterLibrary = limitsLibrary, program })
+	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi"}})
+	b.mustPrepare(c)
+	if got := b.counts("gpufabric_gpu_limited_shares")["by=library"]; got != 1 {
+		t.Errorf("%v shares are limited, want 1", got)
+	}
+	b.stop()
+	b.options.Limits = limitsNone
+	b.machine.Boot(t, "the-next-boot")
+	b.start()
+	b.mustPrepare(c)
+	if got := b.counts("gpufabric_gpu_limited_shares")["by=library"]; got != 0 {
+		t.Errorf("after a boot without the library %v shares are limited, want 0", got)
+	}
+}
+
 //shows:gpu-share vgpu-limits
 func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
 	program, err := os.Executable() // any ELF file will do
@@ -180,6 +320,14 @@ func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
 		if said != 1 {
 			t.Errorf("%s: %d devices say what holds shares to their limits, want 1", limits, said)
 		}
+	}
+
+	b := newBench(t, gputest.New(t, 1), func(o *Options) { o.Limits, o.LimiterLibrary = limitsLibrary, program })
+	b.mustPrepare(b.claim("u1", nil,
+		device{name: "gpu-0-shared", share: "s1", request: "a", capacity: map[string]string{"memory": "10Gi"}},
+		device{name: "gpu-0-shared", share: "s2", request: "b", capacity: map[string]string{"memory": "5Gi"}}))
+	if got := b.event("ResourceClaim", "ShareLimits"); !strings.Contains(got, "the claim has 2 shares of that GPU") {
+		t.Errorf("the Event says %q of two shares of a GPU", got)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"gpufabric.io/drivers/gpu/limiter/region"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/figures"
-	"gpufabric.io/drivers/vgpu/region"
 )
 
 // Container is a container with shares.

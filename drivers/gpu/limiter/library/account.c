@@ -32,6 +32,15 @@
 /* The shortest time between two searches for slots of ended processes, while allocations are denied. */
 #define LOOK_NANOSECONDS 100000
 
+/*
+ * How long a process waits for the lock on the head, which others keep for microseconds. One that is stopped, as by a debugger or with its cgroup, keeps it
+ * until it goes on. Then allocations may be refused, and what is freed may stay counted, but the program runs.
+ */
+#ifndef HEAD_NANOSECONDS
+#define HEAD_NANOSECONDS 5000000000ll
+#endif
+#define HEAD_POLL_NANOSECONDS 100000
+
 struct device_account {
 	_Atomic uint64_t total;
 	_Atomic uint32_t dirty; /* the total may be too high */
@@ -63,6 +72,7 @@ struct account {
 	struct totals *totals;
 	struct region *region;
 	_Atomic int64_t looked; /* nanoseconds */
+	bool held_up;           /* the lock on the head did not come in time; nobody waits for it until it does */
 };
 
 #define NEW_ACCOUNT {.lock = PTHREAD_MUTEX_INITIALIZER, .slot = -1, .file = -1}
@@ -91,14 +101,46 @@ static bool alive(const struct account *a, int slot)
 	return fcntl(a->file, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
 }
 
-static void enter(struct account *a)
+static int64_t now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+/* Takes the lock on the head. Waiting for a file lock has no time limit in Linux, so it is tried again and again. */
+static bool take_head(struct account *a)
+{
+	const struct timespec pause = {.tv_nsec = HEAD_POLL_NANOSECONDS};
+	int64_t until = now() + (a->held_up ? 0 : HEAD_NANOSECONDS);
+	bool taken;
+	while (!(taken = set_lock(a, F_OFD_SETLK, F_WRLCK, LOCK_HEAD)) && now() < until)
+		nanosleep(&pause, NULL);
+	a->held_up = !taken;
+	return taken;
+}
+
+/* Says it without the lock: nobody may read standard error. */
+static void say_held_up(void)
+{
+	words_once("another process has kept the lock on what is counted for seconds (is it stopped?): until it goes on, allocations may be "
+		   "refused, and what is freed may stay counted");
+}
+
+/* False: the lock on the head is kept by another. */
+static bool enter(struct account *a)
 {
 	pthread_mutex_lock(&a->lock);
-	if (a->file >= 0) {
-		set_lock(a, F_OFD_SETLKW, F_WRLCK, LOCK_HEAD);
-		/* The process that set it held the lock, so it has died. */
-		atomic_store(&a->totals->stop, 0);
+	if (a->file < 0)
+		return true;
+	if (!take_head(a)) {
+		pthread_mutex_unlock(&a->lock);
+		say_held_up();
+		return false;
 	}
+	/* The process that set it held the lock, so it has died. */
+	atomic_store(&a->totals->stop, 0);
+	return true;
 }
 
 static void leave(struct account *a)
@@ -145,22 +187,16 @@ static void sum(const struct account *a, int at)
 	atomic_store(&t->stop, 0);
 }
 
-static int64_t now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
 static bool looked_just_now(const struct account *a)
 {
 	return now() - atomic_load(&a->looked) < LOOK_NANOSECONDS;
 }
 
-/* Clears the slots of processes that have ended. */
-static void look(struct account *a)
+/* Clears the slots of processes that have ended. False: not now. */
+static bool look(struct account *a)
 {
-	enter(a);
+	if (!enter(a))
+		return false;
 	if (a->file >= 0) {
 		for (int i = 0; i < (int)atomic_load(&a->totals->high) && i < REGION_SLOTS; i++)
 			if (atomic_load(&a->totals->slots[i].taken) && !alive(a, i))
@@ -171,6 +207,7 @@ static void look(struct account *a)
 		atomic_store(&a->looked, now());
 	}
 	leave(a);
+	return true;
 }
 
 /* Gives a file its bytes, so that a page for which there is no room is not a SIGBUS later. Signals would interrupt that on some kernels. */
@@ -251,6 +288,7 @@ static void forget_account(struct account *a)
 	if (a->file >= 0)
 		close(a->file);
 	a->file = -1;
+	a->held_up = false;
 	atomic_store(&a->slot, -1);
 	atomic_store(&a->ready, UNOPENED);
 }
@@ -263,29 +301,19 @@ static void forked(void)
 		forget_account(&common[d]);
 }
 
-/* Opens the files of a directory. False: they cannot be used. */
-static bool open_files(struct account *a, const char *path, const struct limits *l)
+/* HELD: another process keeps the lock on the head. */
+enum opened { OPENED, UNUSABLE, HELD };
+
+/* Begins to count in files that no living process uses, whatever a crash of the machine left in them. UNUSABLE: they were made for other limits. */
+static enum opened begin_count(struct account *a, const struct limits *l)
 {
-	int view = -1, directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (directory < 0)
-		return false;
-	a->totals = map(directory, "gpufabric.account", sizeof *a->totals, &a->file);
-	a->region = a->totals ? map(directory, "cudevshr.cache", REGION_FILE, &view) : NULL;
-	close(directory);
-	if (view >= 0)
-		close(view); /* the mapping stays */
-	if (!a->totals)
-		return false;
-	if (!a->region || !set_lock(a, F_OFD_SETLKW, F_WRLCK, LOCK_HEAD)) {
-		close(a->file);
-		a->file = -1;
-		return false;
-	}
 	bool used = false; /* a living process has a slot */
+	if (!take_head(a))
+		return HELD;
 	for (int i = 0; i < REGION_SLOTS; i++)
 		used = used || alive(a, i);
 	bool ours = atomic_load(&a->totals->magic) == MAGIC && a->totals->limits == sum_of(l) && region_is(a->region, l);
-	if (!used) { /* nothing is counted, whatever a crash of the machine left */
+	if (!used) {
 		memset((void *)a->totals, 0, sizeof *a->totals);
 		region_make(a->region, l);
 		a->totals->limits = sum_of(l);
@@ -293,11 +321,32 @@ static bool open_files(struct account *a, const char *path, const struct limits 
 		ours = true;
 	}
 	set_lock(a, F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
-	if (!ours) {
+	return ours ? OPENED : UNUSABLE;
+}
+
+static enum opened open_files(struct account *a, const char *path, const struct limits *l)
+{
+	enum opened opened = UNUSABLE;
+	int view = -1, directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
+		return UNUSABLE;
+	a->totals = map(directory, "gpufabric.account", sizeof *a->totals, &a->file);
+	a->region = a->totals ? map(directory, "cudevshr.cache", REGION_FILE, &view) : NULL;
+	close(directory);
+	if (view >= 0)
+		close(view); /* the mapping stays */
+	if (a->region)
+		opened = begin_count(a, l);
+	if (opened == OPENED)
+		return OPENED;
+	if (a->region)
+		munmap(a->region, REGION_FILE);
+	if (a->totals) {
+		munmap(a->totals, sizeof *a->totals);
 		close(a->file);
-		a->file = -1;
 	}
-	return ours;
+	a->file = -1;
+	return opened;
 }
 
 /* Counts this process alone. */
@@ -316,7 +365,7 @@ static bool open_alone(struct account *a, const struct limits *l)
 }
 
 /* Opens the account of a GPU, which is the container's own or a common one. */
-static bool open_shared(struct account *a, const struct limits *l, const struct limit *common_of)
+static enum opened open_shared(struct account *a, const struct limits *l, const struct limit *common_of)
 {
 	char directory[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
 	if (!common_of)
@@ -337,7 +386,10 @@ static void follow_forks(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. A common one is SHARED or REFUSED. */
+/*
+ * Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. A common one is SHARED or REFUSED. UNOPENED: not
+ * now.
+ */
 static int prepare(struct account *a, const struct limit *common_of)
 {
 	int ready = atomic_load_explicit(&a->ready, memory_order_acquire);
@@ -346,7 +398,7 @@ static int prepare(struct account *a, const struct limit *common_of)
 	follow_forks();
 	pthread_mutex_lock(&a->lock);
 	ready = atomic_load(&a->ready);
-	bool opens = ready == UNOPENED, closed = false;
+	bool opens = ready == UNOPENED, closed = false, held = false;
 	if (opens) {
 		struct limits l = *limits_get();
 		if (common_of) {
@@ -354,15 +406,19 @@ static int prepare(struct account *a, const struct limit *common_of)
 			l.devices[0] = *common_of;
 		}
 		closed = l.closed;
-		if (open_shared(a, &l, common_of))
+		enum opened opened = open_shared(a, &l, common_of);
+		held = opened == HELD;
+		if (opened == OPENED)
 			ready = SHARED;
-		else
+		else if (!held)
 			ready = !common_of && !closed && open_alone(a, &l) ? ALONE : REFUSED;
 		atomic_store_explicit(&a->ready, ready, memory_order_release);
 	}
 	pthread_mutex_unlock(&a->lock);
 	/* Without the lock: nobody may read standard error. */
-	if (opens && ready == REFUSED && common_of)
+	if (held)
+		say_held_up();
+	else if (opens && ready == REFUSED && common_of)
 		words_once("the files in " COMMON_DIRECTORY " cannot be used: the container is held to its share by itself");
 	else if (opens && ready == REFUSED && closed)
 		words_once("the files in " ACCOUNT_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU without them");
@@ -403,22 +459,23 @@ static struct place place_of(int device)
 		kind = !d->several && has_common(d->uuid) ? COMMON : OWN;
 		atomic_store(&kinds[device], kind);
 	}
-	if (kind == COMMON && prepare(&common[device], d) == SHARED)
-		return (struct place){&common[device], 0};
-	if (kind == COMMON)
+	struct account *a = kind == COMMON ? &common[device] : &own;
+	int ready = prepare(a, kind == COMMON ? d : NULL);
+	if (kind == COMMON && ready == REFUSED) {
 		atomic_store(&kinds[device], OWN); /* it cannot be used */
-	if (prepare(&own, NULL) == REFUSED)
+		return place_of(device);
+	}
+	if (ready == REFUSED || ready == UNOPENED)
 		return (struct place){NULL, 0};
-	return (struct place){&own, device};
+	return (struct place){a, a == &own ? device : 0};
 }
 
-/* This process's slot; -1 where no slot is free. */
+/* This process's slot; -1 where it cannot have one now. */
 static int slot(struct account *a)
 {
 	int mine = atomic_load_explicit(&a->slot, memory_order_acquire);
-	if (mine >= 0)
+	if (mine >= 0 || !enter(a))
 		return mine;
-	enter(a);
 	mine = atomic_load(&a->slot);
 	for (int i = 0; mine < 0 && i < REGION_SLOTS; i++) {
 		struct slot_account *s = &a->totals->slots[i];
@@ -434,6 +491,8 @@ static int slot(struct account *a)
 		atomic_store_explicit(&a->slot, mine, memory_order_release);
 	}
 	leave(a);
+	if (mine < 0)
+		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
 	return mine;
 }
 
@@ -449,8 +508,6 @@ static struct entry entry_of(int device)
 {
 	struct place p = place_of(device);
 	int mine = p.account ? slot(p.account) : -1;
-	if (p.account && mine < 0)
-		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
 	if (mine < 0)
 		return (struct entry){NULL, NULL, -1, 0};
 	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
@@ -466,24 +523,26 @@ static struct entry standing(int device)
 	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
 }
 
-/* Announces a change of so many bytes. False: totals are being recounted, and the change was not begun. */
+/* Announces a change of so many bytes. False: totals are being recounted by a process that does not end with it, and the change was not begun. */
 static bool begin(const struct entry *e, uint64_t bytes)
 {
-	atomic_fetch_add(&e->changes->pending[e->at], bytes);
-	if (!atomic_load(&e->account->totals->stop))
-		return true;
-	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
-	enter(e->account);
-	leave(e->account);
-	return false;
+	for (;;) {
+		atomic_fetch_add(&e->changes->pending[e->at], bytes);
+		if (!atomic_load(&e->account->totals->stop))
+			return true;
+		atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+		if (!enter(e->account))
+			return false;
+		leave(e->account);
+	}
 }
 
-/* Adds to the total; false: it is above the limit then, and nothing was added. A limit of 0 is none. */
+/* Adds to the total; false: it is above the limit then, or cannot be changed now, and nothing was added. A limit of 0 is none. */
 static bool add(const struct entry *e, uint64_t bytes, uint64_t limit)
 {
 	struct device_account *a = &e->account->totals->devices[e->at];
-	while (!begin(e, bytes))
-		;
+	if (!begin(e, bytes))
+		return false;
 	uint64_t total = atomic_load(&a->total);
 	do
 		if (limit && (bytes > limit || total > limit - bytes)) {
@@ -496,10 +555,11 @@ static bool add(const struct entry *e, uint64_t bytes, uint64_t limit)
 	return true;
 }
 
+/* Where the total cannot be changed now, the bytes stay counted until the process ends: too much is counted, and never too little. */
 static void take_away(const struct entry *e, uint64_t bytes)
 {
-	while (!begin(e, bytes))
-		;
+	if (!begin(e, bytes))
+		return;
 	region_take_away(e->account->region, e->slot, e->at, bytes);
 	atomic_fetch_sub(&e->account->totals->devices[e->at].total, bytes);
 	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
@@ -515,9 +575,8 @@ bool account_reserve(int device, uint64_t bytes)
 		return true;
 	if (limit && bytes > limit)
 		return false;
-	if (looked_just_now(e.account))
+	if (looked_just_now(e.account) || !look(e.account))
 		return false;
-	look(e.account);
 	return add(&e, bytes, limit);
 }
 
@@ -541,13 +600,11 @@ bool account_overhead(int device, const uint64_t bytes[2])
 		return false;
 	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++) {
 		uint64_t had = atomic_load(region_overhead(e.account->region, e.slot, e.at, kind));
-		if (bytes[kind] > had) {
-			add(&e, bytes[kind] - had, 0);
-			region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
-		} else if (bytes[kind] < had) {
-			region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
+		if (bytes[kind] > had && !add(&e, bytes[kind] - had, 0))
+			return false;
+		region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
+		if (bytes[kind] < had)
 			take_away(&e, had - bytes[kind]);
-		}
 	}
 	return true;
 }

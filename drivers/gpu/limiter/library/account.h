@@ -31,7 +31,7 @@
 /* Adds bytes to what is taken of a GPU's limit. False: it does not fit, and nothing was added. */
 bool account_reserve(int device, uint64_t bytes);
 
-/* Releases bytes that this process reserved. */
+/* Releases bytes that this process reserved. They stay counted where another process, which is stopped, keeps the lock on the totals. */
 void account_release(int device, uint64_t bytes);
 
 /* What the driver has taken already is added even where it does not fit: the account says what is. False: nothing can be counted. */

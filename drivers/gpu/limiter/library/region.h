@@ -1,5 +1,5 @@
 /*
- * HAMi-core's shared region, layout 1.2, as far as monitors read it. The offsets are those that gpufabric.io/drivers/vgpu/region reads by, and
+ * HAMi-core's shared region, layout 1.2, as far as monitors read it. The offsets are those that gpufabric.io/drivers/gpu/limiter/region reads by, and
  * HAMi's own monitor does.
  */
 #pragma once

@@ -3,6 +3,7 @@
 #include "common_test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -135,6 +136,65 @@ static void without_the_nodes_directory_each_container_has_its_own(void)
 	end(second);
 }
 
+/*
+ * A process that is stopped while it has the lock on the totals, and has told others to change nothing if it recounts them. The test knows where the file
+ * has that word, and the byte of the lock: account.c.
+ */
+static pid_t stopped_with_the_lock(const char *path, bool recounts)
+{
+	pid_t pid = fork();
+	CHECK(pid >= 0, "fork");
+	if (pid == 0) {
+		struct flock head = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+		uint32_t stop = recounts;
+		int file = open(path, O_RDWR);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		CHECK(fcntl(file, F_OFD_SETLK, &head) == 0 && pwrite(file, &stop, sizeof stop, 8) == sizeof stop, "take the lock in %s", path);
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, NULL, WUNTRACED) == pid, "the process that is stopped");
+	return pid;
+}
+
+/* Whoever is not stopped goes on: it is refused memory, and what it frees stays counted. */
+static void goes_on_beside_a_stopped_process(const char *path)
+{
+	CHECK(account_reserve(0, 1000 * MIB), "before the lock is kept");
+
+	pid_t stopped = stopped_with_the_lock(path, false);
+	CHECK(!account_reserve(0, 25 * MIB), "more than the limit, which makes it look for ended processes");
+	CHECK(account_reserve(0, 24 * MIB), "what is left, which takes no lock");
+	end(start(MIB, false)); /* a process that has no slot yet */
+	account_release(0, 24 * MIB);
+	end(stopped);
+
+	stopped = stopped_with_the_lock(path, true);
+	CHECK(!account_reserve(0, MIB), "a total that is recounted");
+	account_release(0, 500 * MIB);
+	end(stopped);
+	CHECK(account_used(0) == 1000 * MIB, "what was freed meanwhile stays counted, not %llu", (unsigned long long)account_used(0));
+	CHECK(account_reserve(0, 24 * MIB) && !account_reserve(0, 1), "as before");
+	end(start(1, false));
+}
+
+static void a_stopped_process_keeps_nobody_waiting(void)
+{
+	for (int own = 0; own < 2; own++) {
+		int status;
+		make_common(!own);
+		give_shares(1);
+		pid_t pid = fork();
+		CHECK(pid >= 0, "fork");
+		if (pid == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			goes_on_beside_a_stopped_process(own ? ACCOUNT_DIRECTORY "/gpufabric.account" : COMMON_DIRECTORY "/" GPU "/gpufabric.account");
+			_exit(0);
+		}
+		CHECK(waitpid(pid, &status, 0) == pid && status == 0, "beside a stopped process: status %d", status);
+	}
+}
+
 /* Two shares of one GPU are one sum, which is nobody else's. */
 static void two_shares_of_a_gpu_are_counted_for_the_container(void)
 {
@@ -156,5 +216,6 @@ void test_common(void)
 	containers_of_several_users_have_one_limit();
 	where_the_common_directory_cannot_be_used_the_container_counts();
 	without_the_nodes_directory_each_container_has_its_own();
+	a_stopped_process_keeps_nobody_waiting();
 	two_shares_of_a_gpu_are_counted_for_the_container();
 }

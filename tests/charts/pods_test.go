@@ -234,23 +234,23 @@ func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
 	keeperless := everything()
 	keeperless["gpus"] = map[string]any{"enabled": true, "mpsKeeper": map[string]any{"enabled": false}}
-	limited := everything()
-	limited["gpus"] = map[string]any{"enabled": true, "limits": "library"}
+	unlimited := everything()
+	unlimited["gpus"] = map[string]any{"enabled": true, "limits": "none"}
 	unbounded := everything()
-	unbounded["gpus"] = map[string]any{"enabled": true, "limits": "library", "limiterBytes": 0}
+	unbounded["gpus"] = map[string]any{"enabled": true, "limiterBytes": 0}
 	unprivileged := everything()
-	unprivileged["gpus"] = limited["gpus"]
 	unprivileged["hardware"] = map[string]any{"privileged": false}
 	for _, test := range []struct {
 		name   string
 		values map[string]any
 		want   []string
 	}{
-		{"with the MPS keeper", everything(), []string{"gpufabric-mps-keeper /run/gpufabric/mps",
-			"gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
-		{"without it", keeperless, []string{"gpufabric-gpu-plugin /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
-		{"with the library for claims", limited, []string{"gpufabric-gpu-plugin /var/lib/gpufabric/gpu-plugin",
+		{"by default", everything(), []string{"gpufabric-gpu-plugin /var/lib/gpufabric/gpu-plugin",
 			"gpufabric-mps-keeper /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
+		{"without the MPS keeper", keeperless, []string{"gpufabric-gpu-plugin /run/gpufabric/mps",
+			"gpufabric-gpu-plugin /var/lib/gpufabric/gpu-plugin", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
+		{"without the library for claims", unlimited, []string{"gpufabric-mps-keeper /run/gpufabric/mps",
+			"gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
 		{"with it and no bound", unbounded, []string{"gpufabric-mps-keeper /run/gpufabric/mps",
 			"gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
 		{"on fake hardware", unprivileged, nil},

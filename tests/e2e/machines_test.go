@@ -41,7 +41,7 @@ func TestMachines(t *testing.T) {
 		}, false},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
-			"gpus.limits=library", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true",
+			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true",
 			"console.enabled=true", driverState}, "", []part{
 			{"the page of the fabric shows the nodes to who brings a token", testPage},
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},

@@ -49,6 +49,8 @@ type ControllerResult struct {
 	// Made is what it took to make the nodes. Cliques is from the controller's start until the IMEX daemons of every clique were Ready, which
 	// the player makes ready at once.
 	Made, Cliques float64
+	// Alone is how long the player's writes for AtOnce domains take where there is no controller: what no controller can be faster than.
+	Alone float64
 	// CliqueWrites are the controller's writes until then, by verb and resource, Events apart.
 	CliqueWrites map[string]int
 	// Formations are that of AtOnce domains, and that of a domain for each rack.
@@ -129,6 +131,9 @@ func (m *controllerMeasurement) run(ctx context.Context) (err error) {
 	}
 	m.result.Made = time.Since(begun).Seconds()
 	m.options.Progress("  %d nodes made: %.1f s", m.result.Nodes, m.result.Made)
+	if err := m.alone(ctx); err != nil {
+		return err
+	}
 	playing, stop := context.WithCancel(ctx)
 	ended, err := m.played.play(playing)
 	if err != nil {
@@ -156,6 +161,22 @@ func (m *controllerMeasurement) run(ctx context.Context) (err error) {
 	}
 	m.result.Total = time.Since(begin).Seconds()
 	return m.used()
+}
+
+// alone plays what the nodes write for the first formation before there is a controller.
+func (m *controllerMeasurement) alone(ctx context.Context) error {
+	count := min(m.options.AtOnce, m.result.Racks)
+	name := func(i int) string { return fmt.Sprintf("alone-rack-%03d-channel", i) }
+	begin := time.Now()
+	if err := atOnce(count, func(i int) error {
+		m.played.expect(name(i), m.played.racks[i])
+		return m.played.join(ctx, claimTemplate(name(i)))
+	}); err != nil {
+		return err
+	}
+	m.result.Alone = time.Since(begin).Seconds()
+	m.options.Progress("  the nodes' writes for %d domains, without a controller: %.1f s", count, m.result.Alone)
+	return atOnce(count, func(i int) error { return m.played.end(ctx, name(i)) })
 }
 
 // start brings a control plane up with the chart's objects. No DaemonSet or Deployment starts anything: the controller manager runs no

@@ -25,6 +25,7 @@ func formation(r ControllerResult, all bool) Formation {
 
 func controllerQuantities() []controllerQuantity {
 	quantities := []controllerQuantity{
+		{"the nodes' writes for the first formation, without a controller (s)", "%.1f", func(r ControllerResult) float64 { return r.Alone }},
 		{"controller started to every clique's daemons Ready (s)", "%.1f", func(r ControllerResult) float64 { return r.Cliques }},
 		{"its writes for that, a node", "%.2f", func(r ControllerResult) float64 { return sum(r.CliqueWrites) / float64(r.Nodes) }},
 	}

@@ -180,6 +180,15 @@ func (p *played) expect(template string, nodes []string) {
 	p.byDomain[template] = nodes
 }
 
+// claimTemplate is one such as the controller makes for a domain, which there is not.
+func claimTemplate(name string) *resourceapi.ResourceClaimTemplate {
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Labels: map[string]string{labelDomain: name}}}
+	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "channel",
+		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: domainDriver}}}
+	return template
+}
+
 // join plays what follows on each node when a domain's claim template is there: a pod's claim, allocated and reserved, and the node
 // plugin's label.
 func (p *played) join(ctx context.Context, template *resourceapi.ResourceClaimTemplate) error {

@@ -274,15 +274,23 @@ func (d *Daemon) cutFrom(remote netip.Addr) bool {
 	return f.cuts("", remote)
 }
 
-// Status is what this daemon knows of its domain: its own connections, and what peers reported of theirs while they are connected.
-func (d *Daemon) Status() Status {
-	own := d.say()
+// own is what this daemon knows of itself.
+func (d *Daemon) own() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := Status{Nodes: map[string]NodeStatus{}, Timestamp: timestamp(time.Now()), Local: d.state}
+	s := Status{Timestamp: timestamp(time.Now()), Local: d.state}
 	if d.self >= 0 {
 		s.Self = fmt.Sprint(d.self)
 	}
+	return s
+}
+
+// Status is what this daemon knows of its domain: its own connections, and what peers reported of theirs while they are connected.
+func (d *Daemon) Status() Status {
+	s, own := d.own(), d.say()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.Nodes = map[string]NodeStatus{}
 	for i, p := range d.peers {
 		n := NodeStatus{Status: StateUnavailable, Host: p.host, Connections: map[string]ConnectionStatus{}}
 		m := p.told

@@ -42,8 +42,11 @@ func (l lastFabric) clique() (string, error) {
 	return file.Clique, nil
 }
 
-// remember stores the clique; empty: the driver reports that there is no fabric.
+// remember stores the clique, if it is another; empty: the driver reports that there is no fabric.
 func (l lastFabric) remember(clique string) error {
+	if before, err := l.clique(); err == nil && before == clique {
+		return nil // this is called again and again, and each write waits for the disk
+	}
 	if clique == "" {
 		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forget which NVLink clique the node was in: %w", err)

@@ -131,8 +131,8 @@ func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice, shares int
 	}
 	note := fmt.Sprintf("libvgpu.so holds %s to %s of %s: a program that means to can go around it", who, share, gpu)
 	if shares > 1 {
-		note += fmt.Sprintf("; the claim has %d shares of that GPU: a container that uses several of them counts their sum by itself, and is held to "+
-			"one's cores", shares)
+		note += fmt.Sprintf("; the claim has %d shares of that GPU: a container that uses several of them counts their sum by itself, and is "+
+			"held to one's cores", shares)
 	}
 	return note
 }

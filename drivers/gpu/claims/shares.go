@@ -36,8 +36,8 @@ func newShares(limits Limits, claim func(types.UID) (types.NamespacedName, bool)
 		prometheus.NewDesc("gpufabric_gpu_share_memory_used_bytes",
 			"Memory that all containers of a claim's share use of it, in bytes. Missing where each container counts by itself.", share, nil),
 		prometheus.NewDesc("gpufabric_gpu_share_seconds_total",
-			"Time of a GPU that the containers of a claim's share were charged, in seconds, since the plugin's start. Missing without a limit of cores.",
-			share, nil),
+			"Time of a GPU that the containers of a claim's share were charged, in seconds, since the plugin's start. Missing without a limit of "+
+				"cores.", share, nil),
 		prometheus.NewDesc("gpufabric_gpu_share_regions_unreadable",
 			"Shares of claims whose use of memory could not be read at this scrape.", nil, nil),
 	}

@@ -106,6 +106,9 @@ func usedOf(directory, uuid string) (used uint64, read bool) {
 	if err != nil {
 		return 0, false
 	}
+	if r.KeepLiving(directory) != nil {
+		return 0, false
+	}
 	at := slices.IndexFunc(r.Devices, func(d region.Device) bool { return d.UUID == uuid })
 	if at < 0 {
 		return 0, false

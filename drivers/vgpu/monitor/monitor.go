@@ -211,6 +211,9 @@ func (c *Collector) read(container Container) (*region.Region, error) {
 		}
 		read, err := region.Read(filepath.Join(directory, name))
 		if err == nil {
+			err = read.KeepLiving(directory)
+		}
+		if err == nil {
 			return read, nil
 		}
 		last = err

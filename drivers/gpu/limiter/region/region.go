@@ -46,6 +46,7 @@ type Device struct {
 
 // Process is the use of one process on each of Region.Devices.
 type Process struct {
+	Slot    int   // its place in the table of processes, from 0
 	PID     int32 // in the container's PID namespace
 	HostPID int32 // 0 where the limiter could not find it out
 	Memory  []Memory
@@ -132,6 +133,7 @@ func Decode(r io.ReaderAt, size int64) (*Region, error) {
 			continue
 		}
 		if process := decodeSlot(slot, layout, int(devices)); process.PID != 0 {
+			process.Slot = int(i)
 			region.Processes = append(region.Processes, process)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -29,6 +30,7 @@ const (
 	// channelsOfNode is what the driver makes by default (NVreg_ImexChannelCount of open-gpu-kernel-modules).
 	channelsOfNode = "2048"
 	domainDriver   = "compute-domain.nvidia.com"
+	channelClass   = "compute-domain-default-channel.nvidia.com"
 )
 
 // played are nodes that are objects only. What their plugins, their IMEX daemons and the controllers of Kubernetes would write for compute
@@ -182,10 +184,14 @@ func (p *played) expect(template string, nodes []string) {
 
 // claimTemplate is one such as the controller makes for a domain, which there is not.
 func claimTemplate(name string) *resourceapi.ResourceClaimTemplate {
+	config := fmt.Sprintf(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainChannelConfig", "domainID": %q}`, name)
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
 		Labels: map[string]string{labelDomain: name}}}
-	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "channel",
-		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: domainDriver}}}
+	template.Spec.Spec.Devices = resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "channel", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: channelClass}}},
+		Config: []resourceapi.DeviceClaimConfiguration{{Requests: []string{"channel"}, DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: domainDriver, Parameters: runtime.RawExtension{Raw: []byte(config)}}}}},
+	}
 	return template
 }
 

@@ -84,14 +84,15 @@ func (w *worker) run(ctx context.Context) {
 	}
 	defer w.node.config.Addresses.Give(w.address)
 
+	// What is made for the pod, such as the renewal of its tokens, ends with it and not with the node.
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	var life sync.WaitGroup
-	if w.startUntilDone(ctx) {
+	if w.startUntilDone(running) {
 		for _, c := range w.containers {
 			life.Go(func() { c.live(running) })
 		}
-		w.watch(ctx)
+		w.watch(running)
 	}
 	if ctx.Err() != nil {
 		stop()

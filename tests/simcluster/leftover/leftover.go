@@ -111,21 +111,21 @@ func files(dir string, nodes int, uids []string) ([]string, error) {
 	return left, nil
 }
 
-// Files counts the files that drivers have on the nodes of the cluster in dir.
-func Files(dir string, nodes int) (int, error) {
-	count := 0
+// Files are the files that drivers have on the nodes of the cluster in dir, by their paths below it.
+func Files(dir string, nodes int) ([]string, error) {
+	var files []string
 	for i := range nodes {
 		for _, place := range places {
-			err := filepath.WalkDir(filepath.Join(cluster.NodeDir(dir, i), place), func(_ string, entry fs.DirEntry, err error) error {
+			err := filepath.WalkDir(filepath.Join(cluster.NodeDir(dir, i), place), func(path string, entry fs.DirEntry, err error) error {
 				if err == nil && !entry.IsDir() { // otherwise it was removed meanwhile
-					count++
+					files = append(files, strings.TrimPrefix(path, dir+"/"))
 				}
 				return nil
 			})
 			if err != nil {
-				return 0, fmt.Errorf("count the files of node %d: %w", i, err)
+				return nil, fmt.Errorf("list the files of node %d: %w", i, err)
 			}
 		}
 	}
-	return count, nil
+	return files, nil
 }

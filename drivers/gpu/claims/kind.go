@@ -121,8 +121,7 @@ var (
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
 	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, held: map[types.UID][]devices.Held{},
-		names:   map[types.UID]types.NamespacedName{},
-		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
+		names: map[types.UID]types.NamespacedName{}, sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Set(h)
 	k.readLeft()
 	var err error

@@ -92,10 +92,9 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 	}
 }
 
-// A share's directory is in a file system of its own. It is mounted again after a boot of the node, when its claim is prepared still.
-//
-//shows:gpu-share vgpu-limits
-func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
+// newCountingBench is a bench with a GPU whose shares count in file systems of their own.
+func newCountingBench(t *testing.T) *bench {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("skipped: mounts file systems, which is for root alone")
 	}
@@ -103,9 +102,16 @@ func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBench(t, gputest.New(t, 1), func(o *Options) {
+	return newBench(t, gputest.New(t, 1), func(o *Options) {
 		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, 8<<20
 	})
+}
+
+// A share's directory is in a file system of its own. It is mounted again after a boot of the node, when its claim is prepared still.
+//
+//shows:gpu-share vgpu-limits
+func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
+	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
 	account, mounted := filepath.Join(b.options.StateDir, "accounts", "u1_0"), ""
 	for _, m := range b.edits(c, b.mustPrepare(c)...).Mounts {
@@ -189,16 +195,7 @@ func cached(uuid string, used uint64) []byte {
 
 //shows:gpu-metrics gpu-share vgpu-limits
 func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("skipped: mounts file systems, which is for root alone")
-	}
-	program, err := os.Executable() // any ELF file will do
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newBench(t, gputest.New(t, 1), func(o *Options) {
-		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, 8<<20
-	})
+	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
 	b.mustPrepare(c)
 	account := filepath.Join(b.options.StateDir, "accounts", "u1_0")

@@ -54,8 +54,10 @@ fi
 mkdir -p "$state"
 options=()
 if lacks_sys_resource; then
-	say "no CAP_SYS_RESOURCE here: containers start through $here/runc-without-sys-resource"
-	options+=(--add-runtime "mended=$here/runc-without-sys-resource" --default-runtime mended)
+	# dockerd outlives the checkout that started it.
+	install -m 755 "$here/runc-without-sys-resource" "$state/"
+	say "no CAP_SYS_RESOURCE here: containers start through $state/runc-without-sys-resource"
+	options+=(--add-runtime "mended=$state/runc-without-sys-resource" --default-runtime mended)
 fi
 
 rm -f /var/run/docker.pid

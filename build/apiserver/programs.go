@@ -13,7 +13,7 @@ import (
 // Programs are the paths of the programs that a Server runs.
 type Programs struct{ Etcd, APIServer string }
 
-// Installed looks for the programs and builds none. If one is missing, the error says what to do.
+// Installed looks for the programs and builds none. If one is missing, the error gives the remedy.
 func Installed() (p Programs, missing string) {
 	p = Programs{Etcd: Find("etcd", "TEST_ASSET_ETCD"), APIServer: Find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")}
 	if p.Etcd == "" || p.APIServer == "" {

@@ -1,5 +1,6 @@
-// Package apiserver runs a real kube-apiserver on etcd for tests of what only the API server decides: schemas, admission policies, RBAC,
-// server-side apply. Nothing else runs: no pod is ever made, and no controller acts. tests/simcluster runs a whole control plane.
+// Package apiserver runs a real kube-apiserver on etcd for tests of decisions that only the API server makes: schemas, admission policies,
+// RBAC, server-side apply. No other component runs: no pod is ever made, and no controller acts. tests/simcluster runs a whole control
+// plane.
 //
 // It needs no library of Kubernetes' and serves every module of the repository: a test makes its clients of the URL, a token and the CA.
 package apiserver
@@ -20,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -36,21 +38,21 @@ const (
 // startPatience bounds the start; 5 s are usual on two idle cores, and over a minute was seen on two that built and tested beside it.
 const startPatience = 5 * time.Minute
 
-// Server is a running API server. The test's end stops it.
+// Server is a running API server. The end of the test that started it stops it; one that was launched runs until Stop.
 type Server struct {
 	URL string
 	CA  []byte // PEM; to verify the server with
 
-	dir     string
-	path    string
-	args    []string
-	api     *process
-	cleanup func(func()) // of the test that started the server: a server that a subtest resumed outlives the subtest
+	dir       string
+	path      string
+	args      []string
+	api       *process
+	processes []*process // every process that was started: a server that a subtest resumed outlives the subtest
 }
 
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver is not installed, and with
-// -short.
-func Start(t testing.TB) *Server {
+// -short. The flags for kube-apiserver come after those that it needs here.
+func Start(t testing.TB, flags ...string) *Server {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -59,7 +61,7 @@ func Start(t testing.TB) *Server {
 	if missing != "" {
 		t.Skip("skipped: " + missing)
 	}
-	return programs.Start(t)
+	return programs.Start(t, flags...)
 }
 
 // StartEnsured is Start for a test that must not be skipped: the toolchain builds what is missing. The flags for kube-apiserver
@@ -73,21 +75,44 @@ func StartEnsured(t testing.TB, flags ...string) *Server {
 	return programs.Start(t, flags...)
 }
 
+// Emulating is the flag with which a server behaves as an earlier minor version of Kubernetes, such as 1.35: it serves the API versions,
+// fields and feature gates of then, with the validation of today. It can emulate three versions before its own.
+func Emulating(version string) string { return "--emulated-version=" + version }
+
 // Start runs a server of these programs, with more flags, until the test ends.
 func (p Programs) Start(t testing.TB, flags ...string) *Server {
 	t.Helper()
-	s, err := p.prepare(t)
+	s, err := p.Launch(t.Context(), t.TempDir(), flags...)
 	if err != nil {
 		t.Fatalf("start an API server for the test: %v", err)
 	}
-	s.args = append(s.args, flags...)
-	s.Resume(t)
+	t.Cleanup(s.Stop)
 	return s
 }
 
-// prepare runs etcd and writes what the API server reads.
-func (p Programs) prepare(t testing.TB) (*Server, error) {
-	dir := t.TempDir()
+// Launch runs a server of these programs, with more flags, until Stop, for several tests. Its files are in dir, which stays.
+func (p Programs) Launch(ctx context.Context, dir string, flags ...string) (*Server, error) {
+	s, err := p.prepare(dir)
+	if err != nil {
+		return nil, err
+	}
+	s.args = append(s.args, flags...)
+	if err := s.resume(ctx); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Stop ends the server and its etcd.
+func (s *Server) Stop() {
+	for _, p := range slices.Backward(s.processes) {
+		p.stop()
+	}
+}
+
+// prepare runs etcd and writes the API server's files.
+func (p Programs) prepare(dir string) (*Server, error) {
 	key := filepath.Join(dir, "service-accounts.key")
 	if err := writeKey(key); err != nil {
 		return nil, err
@@ -101,7 +126,7 @@ func (p Programs) prepare(t testing.TB) (*Server, error) {
 		return nil, err
 	}
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[0]), fmt.Sprintf("http://127.0.0.1:%d", ports[1])
-	s := &Server{dir: dir, path: p.APIServer, cleanup: t.Cleanup, URL: fmt.Sprintf("https://127.0.0.1:%d", ports[2])}
+	s := &Server{dir: dir, path: p.APIServer, URL: fmt.Sprintf("https://127.0.0.1:%d", ports[2])}
 	if _, err = s.run(p.Etcd, "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
@@ -132,30 +157,35 @@ func (s *Server) Pause() { s.api.stop() }
 // Resume starts the API server, at the start and after Pause, and returns when it is ready.
 func (s *Server) Resume(t testing.TB) {
 	t.Helper()
-	var err error
-	if s.api, err = s.run(s.path, s.args...); err != nil {
+	if err := s.resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
+}
+
+func (s *Server) resume(ctx context.Context) (err error) {
+	if s.api, err = s.run(s.path, s.args...); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	again := time.NewTicker(100 * time.Millisecond) // there is no event for a server that starts
 	defer again.Stop()
 	for {
 		err := s.ready(ctx)
 		if err == nil {
-			return
+			return nil
 		}
 		select {
 		case <-s.api.ended:
-			t.Fatalf("kube-apiserver ended: %s", s.api.output)
+			return fmt.Errorf("kube-apiserver ended: %s", s.api.output)
 		case <-ctx.Done():
-			t.Fatalf("kube-apiserver is not ready after %s: %v", startPatience, err)
+			return fmt.Errorf("kube-apiserver is not ready after %s: %w", startPatience, err)
 		case <-again.C:
 		}
 	}
 }
 
-// ready asks the server whether it is.
+// ready reports whether the server is ready.
 func (s *Server) ready(ctx context.Context) error {
 	// The server makes its certificate at the first start, with the authority that signed it in the same file.
 	ca, err := os.ReadFile(filepath.Join(s.dir, "certificates", "apiserver.crt"))
@@ -204,7 +234,7 @@ func (s *Server) run(path string, args ...string) (*process, error) {
 		_ = p.cmd.Wait() // a killed program always ends with an error
 		close(p.ended)
 	}()
-	s.cleanup(p.stop)
+	s.processes = append(s.processes, p)
 	return p, nil
 }
 

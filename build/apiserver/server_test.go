@@ -3,14 +3,42 @@ package apiserver
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
-// status asks the server for a path as the user of a token.
+// status is the status of the server's response for a path to the user of a token; 0: there was none.
 func status(t *testing.T, s *Server, path, token string) int {
+	t.Helper()
+	answer := get(t, s, path, token)
+	if answer == nil {
+		return 0
+	}
+	_ = answer.Body.Close() // not read
+	return answer.StatusCode
+}
+
+// body is the body of that response.
+func body(t *testing.T, s *Server, path, token string) string {
+	t.Helper()
+	answer := get(t, s, path, token)
+	if answer == nil {
+		return ""
+	}
+	defer func() { _ = answer.Body.Close() }() // only read
+	content, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// get returns the server's response, nil where no server answers.
+func get(t *testing.T, s *Server, path, token string) *http.Response {
 	t.Helper()
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(s.CA) {
@@ -24,10 +52,9 @@ func status(t *testing.T, s *Server, path, token string) int {
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
 	answer, err := client.Do(request)
 	if err != nil {
-		return 0
+		return nil
 	}
-	_ = answer.Body.Close() // not read
-	return answer.StatusCode
+	return answer
 }
 
 func TestAServerKnowsTwoUsersAndKeepsItsDataOverAPause(t *testing.T) {
@@ -49,6 +76,20 @@ func TestAServerKnowsTwoUsersAndKeepsItsDataOverAPause(t *testing.T) {
 	s.Resume(t)
 	if got := status(t, s, namespaces, AdminToken); got != http.StatusOK {
 		t.Errorf("after a pause the administrator is answered %d", got)
+	}
+}
+
+func TestServerReportsEmulatedVersion(t *testing.T) {
+	programs, missing := Installed()
+	if testing.Short() || missing != "" {
+		t.Skip("starts etcd and kube-apiserver: " + missing)
+	}
+	s := programs.Start(t, Emulating("1.35"))
+	if got := body(t, s, "/version", AdminToken); !strings.Contains(got, `"emulationMinor": "35"`) {
+		t.Errorf("/version is %s, want emulationMinor 35", got)
+	}
+	if got := status(t, s, "/apis/resource.k8s.io/v1/resourceslices", AdminToken); got != http.StatusOK {
+		t.Errorf("resource.k8s.io/v1, stable since 1.34, answers %d", got)
 	}
 }
 

@@ -21,7 +21,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 	if err != nil {
 		return nil, err
 	}
-	told := false
+	reported := false
 	for {
 		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
@@ -31,9 +31,9 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 			_ = file.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		if !told {
+		if !reported {
 			waiting()
-			told = true
+			reported = true
 		}
 		select {
 		case <-ctx.Done():

@@ -1,4 +1,3 @@
-//shows:toolchain
 package filelock
 
 import (

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // File is one entry of a layer: a copy of From, or Content, or a symbolic link to Link.
@@ -31,7 +32,7 @@ func Layer(files ...File) (v1.Layer, error) {
 		r, w := io.Pipe()
 		go func() { w.CloseWithError(writeTar(w, files)) }()
 		return r, nil
-	}, tarball.WithCompressedCaching)
+	}, tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayer))
 }
 
 func writeTar(w io.Writer, files []File) error {
@@ -100,7 +101,8 @@ func Write(archive *tar.Writer, name string, file File) error {
 
 // New returns an image of the layers for linux on the given architecture (amd64 or arm64).
 func New(architecture string, config v1.Config, layers ...v1.Layer) (v1.Image, error) {
-	image, err := mutate.AppendLayers(empty.Image, layers...)
+	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.AppendLayers(image, layers...)
 	if err != nil {
 		return nil, err
 	}

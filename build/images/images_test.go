@@ -1,4 +1,3 @@
-//shows:kind
 package images
 
 import (
@@ -209,8 +208,6 @@ func TestFakefabricFindsItsLibrariesBesideItself(t *testing.T) {
 }
 
 // The hook and what writes its arguments into CDI specs (nvcdi, in the drivers) are of one version.
-//
-//shows:gpu-hook
 func TestTheHookIsOfTheVersionThatTheDriversAreBuiltWith(t *testing.T) {
 	required := func(path string) string {
 		t.Helper()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sort"
 	"strings"
@@ -108,7 +107,7 @@ func imported(path string) ([]string, error) {
 	return names, nil
 }
 
-// architectureOf returns the Go name of what an ELF file is made for.
+// architectureOf returns the Go name of an ELF file's architecture.
 func architectureOf(path string) (string, error) {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -123,13 +122,4 @@ func architectureOf(path string) (string, error) {
 	default:
 		return "", fmt.Errorf("%s is made for %s", path, file.Machine)
 	}
-}
-
-// caBundle is the certificates that this machine trusts, if it has any where Debian keeps them.
-func caBundle() []File {
-	const path = "/etc/ssl/certs/ca-certificates.crt"
-	if _, err := os.Stat(path); err != nil {
-		return nil
-	}
-	return []File{{Path: path, Mode: 0o644, From: path}}
 }

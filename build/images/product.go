@@ -48,7 +48,7 @@ func Checkout() (root string, products []Product, err error) {
 	return root, products, err
 }
 
-// Products lists the project's images at the version that the chart asks for.
+// Products lists the project's images at the version in the chart.
 func Products(root string) ([]Product, error) {
 	version, err := chartVersion(filepath.Join(root, "charts/gpufabric/Chart.yaml"))
 	if err != nil {
@@ -61,7 +61,7 @@ func Products(root string) ([]Product, error) {
 	}, nil
 }
 
-// chartVersion is the image tag that a chart's empty image.tag stands for.
+// chartVersion is the image tag of a chart with an empty image.tag.
 func chartVersion(path string) (string, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-// gpufabric also has what its node plugins install on their hosts: the hook, with its licence, and the library that limits shares
+// gpufabric also has the files that its node plugins install on their hosts: the hook, with its licence, and the library that limits shares
 // of GPUs.
 func gpufabric(root, architecture string) (v1.Image, error) {
 	const hook = "nvidia-cdi-hook"
@@ -125,7 +125,11 @@ func scheduler(root, architecture string) (v1.Image, error) {
 	return program(root, "gpufabric-scheduler", architecture)
 }
 
-// program is an image of one program, the shared libraries that it needs, and further files, nothing else.
+// user is the default user of the images' programs, without rights on the node. Roles that need root request it in their pods.
+const user = "65532:65532"
+
+// program is an image of one program, the shared libraries that it needs, and further files, nothing else. It has no certificates of
+// authorities: the programs connect to the API server, whose authority comes with the service account, and to each other.
 func program(root, name, architecture string, further ...File) (v1.Image, error) {
 	binary, err := built(filepath.Join(root, "bin"), name, architecture)
 	if err != nil {
@@ -136,7 +140,7 @@ func program(root, name, architecture string, further ...File) (v1.Image, error)
 		return nil, err
 	}
 	// The libraries change less often than the program, so they have their own layer.
-	libraryLayer, err := Layer(slices.Concat(libraries, caBundle(), further)...)
+	libraryLayer, err := Layer(slices.Concat(libraries, further)...)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +156,7 @@ func program(root, name, architecture string, further ...File) (v1.Image, error)
 		}
 		layers = append(layers, hostLayer)
 	}
-	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}}, layers...)
+	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}, User: user}, layers...)
 }
 
 // hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart,
@@ -188,7 +192,7 @@ func fakefabric(root, architecture string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(architecture, v1.Config{Entrypoint: []string{home + "fakefabric"}}, layer)
+	return New(architecture, v1.Config{Entrypoint: []string{home + "fakefabric"}, User: user}, layer)
 }
 
 // built returns the path of a binary: DIR/NAME for this machine's architecture, DIR/ARCHITECTURE/NAME for another.

@@ -1,4 +1,4 @@
-// Package port finds TCP ports for programs that are told one before they listen on it.
+// Package port finds TCP ports for programs that need a number before they listen.
 package port
 
 import (
@@ -18,7 +18,7 @@ const (
 	tries = 1000
 )
 
-// Free finds different TCP ports of 127.0.0.1 that nobody listens on.
+// Free finds different TCP ports of 127.0.0.1 without a listener.
 func Free(count int) ([]int, error) {
 	ports := make([]int, 0, count)
 	for range tries {

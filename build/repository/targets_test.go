@@ -17,6 +17,7 @@ var (
 	command  = regexp.MustCompile(`^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*make ([^#|;&>]+)`) // in a block of commands
 	staged   = regexp.MustCompile(`(?m)^\s*stage \S+ make (.+)$`)                  // in .ci/run
 	target   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+	pinned   = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40}$`)
 	matrixed = "make ${{ matrix.target }}"
 )
 
@@ -129,8 +130,8 @@ func workflowTargets(t *testing.T, file string, content []byte) []string {
 			} else if match := command.FindStringSubmatch(step.Run); match != nil {
 				names = append(names, targets(match[1])...)
 			}
-			if _, version, ok := strings.Cut(step.Uses, "@"); step.Uses != "" && (!ok || version == "main" || version == "master") {
-				t.Errorf("%s: %s is pinned to no version", file, step.Uses)
+			if step.Uses != "" && !pinned.MatchString(step.Uses) {
+				t.Errorf("%s: %s is pinned to no commit", file, step.Uses)
 			}
 		}
 		if len(names) == before {

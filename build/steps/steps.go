@@ -36,7 +36,7 @@ type Printer struct {
 // NewPrinter returns a printer that writes to w.
 func NewPrinter(w io.Writer) *Printer { return &Printer{w: w} }
 
-// Run executes the steps in order until one fails, and returns what those that ran took.
+// Run executes the steps in order until one fails, and returns the durations of those that ran.
 func (p *Printer) Run(ctx context.Context, list ...Step) ([]Timing, error) {
 	var timings []Timing
 	for i, step := range list {
@@ -100,7 +100,7 @@ func (p *Printer) finish(label, result string) {
 	fmt.Fprint(p.w, p.indent(), label, ": ", result, "\n")
 }
 
-// close ends the last line if something stands on it.
+// close ends the last line if it is not empty.
 func (p *Printer) close() {
 	if p.open || p.part {
 		fmt.Fprintln(p.w)

@@ -15,6 +15,7 @@ const (
 	CRITools      = "v1.36.0"
 	Kind          = "v0.33.0"
 	Helm          = "v3.21.4"
+	Helm4         = "v4.3.1"
 	Terraform     = "v1.16.0"
 	OpenTofu      = "v1.12.6"
 	GolangciLint  = "v2.6.0"
@@ -23,7 +24,7 @@ const (
 	Govulncheck   = "v1.1.4"
 	MPIOperator   = "v0.8.0"
 	Multus        = "v4.2.2"
-	Whereabouts   = "v0.8.0" // the newest that the checksum database knows
+	Whereabouts   = "v0.8.0" // the newest in the checksum database
 	Kueue         = "v0.19.1"
 	JobSet        = "v0.11.0"
 	LWS           = "v0.8.0"
@@ -44,23 +45,22 @@ const (
 // Tool is one command: how to recognize a suitable one on the PATH, and how to build it from its module.
 type Tool struct {
 	Name    string
-	Version string // what is built, such as v1.36.3
+	Version string // the version to build, such as v1.36.3
 
 	onPath     []string // command names to look for, best first
 	fits       span     // suitable versions on the PATH
 	askVersion []string // arguments that make it print its version
 	static     bool     // goes into an image without libraries, so one linked against libc is not suitable
-	cgo        bool     // loads C libraries: built for this machine's libc
 
 	release release // the file that its project publishes; none: it is always built
 	minutes int     // minutes of a build on two idle cores with an empty cache; 0: less than one
 
-	named bool // made only where it is named: what one target alone runs
+	named bool // made only where it is named: for tools that one target alone runs
 
 	module   string // directory under modules/
 	main     string // the main package
 	project  string // a package of the project where the main package is one of ours
-	binary   string // base name of what is built
+	binary   string // base name of the built program
 	tags     string
 	settings []string // -X settings of the linker
 }
@@ -148,8 +148,12 @@ func catalogue() map[string]Tool {
 			"linux-{arch}/helm",
 		}, minutes: 3,
 		module: "helm", main: "helm.sh/helm/v3/cmd/helm", settings: []string{"helm.sh/helm/v3/internal/version.version=" + Helm}})
+	// `make test-helm4` runs it.
+	add(Tool{Name: "helm4", Version: Helm4, onPath: []string{"helm4", "helm"}, fits: span{version{4, 0, 0}, version{5, 0, 0}},
+		askVersion: []string{"version", "--short"}, named: true, minutes: 6, module: "helm4", main: "helm.sh/helm/v4/cmd/helm",
+		settings: []string{"helm.sh/helm/v4/internal/version.version=" + Helm4}})
 	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into
-	// nothing that ships.
+	// no product.
 	add(Tool{Name: "terraform", Version: Terraform, fits: span{version{1, 14, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
 		release: release{
 			"https://releases.hashicorp.com/terraform/{number}",
@@ -190,7 +194,7 @@ func catalogue() map[string]Tool {
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
 	never := []string{} // the PATH's command has another version, or does not report it
-	// What `make test-gangs` runs. Their charts lie in the same modules, and ModuleDirectory says where.
+	// The programs of `make test-gangs`. Their charts lie in the same modules, see ModuleDirectory.
 	for _, t := range []Tool{
 		{Name: "kueue", Version: Kueue, minutes: 8, main: "sigs.k8s.io/kueue/cmd/kueue"},
 		{Name: "jobset", Version: JobSet, minutes: 3, main: "sigs.k8s.io/jobset"},
@@ -199,7 +203,7 @@ func catalogue() map[string]Tool {
 		t.named, t.onPath, t.static, t.module = true, never, true, t.Name
 		add(t)
 	}
-	// What `make test-cert-manager` runs: cert-manager's controllers behind commands of ours, since its own cannot be built from the proxy.
+	// For `make test-cert-manager`: cert-manager's controllers behind commands of ours, since its own cannot be built from the proxy.
 	for _, name := range []string{"controller", "cainjector"} {
 		add(Tool{Name: "cert-manager-" + name, Version: CertManager, onPath: never, named: true, minutes: 3, module: "cert-manager",
 			main:    "gpufabric.io/build/toolchain/modules/cert-manager/" + name,
@@ -208,21 +212,21 @@ func catalogue() map[string]Tool {
 	add(Tool{Name: "whereabouts", Version: Whereabouts, onPath: never, static: true,
 		module: "whereabouts", main: "github.com/k8snetworkplumbingwg/whereabouts/cmd"})
 	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {
-		add(Tool{Name: name, Version: NVIDIADRADriver, onPath: never, cgo: true,
+		add(Tool{Name: name, Version: NVIDIADRADriver, onPath: never,
 			module: "dra-driver-nvidia-gpu", main: "sigs.k8s.io/dra-driver-nvidia-gpu/cmd/" + name})
 	}
 	for _, name := range []string{"nvidia-device-plugin", "gpu-feature-discovery"} {
-		add(Tool{Name: name, Version: NVIDIADevicePlugin, onPath: never, cgo: true,
+		add(Tool{Name: name, Version: NVIDIADevicePlugin, onPath: never,
 			module: "k8s-device-plugin", main: "github.com/NVIDIA/k8s-device-plugin/cmd/" + name})
 	}
-	add(Tool{Name: "nvidia-ctk", Version: NVIDIAToolkit, onPath: never, cgo: true,
+	add(Tool{Name: "nvidia-ctk", Version: NVIDIAToolkit, onPath: never,
 		module: "nvidia-container-toolkit", main: "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"})
 	add(Tool{Name: "nfd-worker", Version: NodeFeatureDiscovery, onPath: never,
 		module: "node-feature-discovery", main: "sigs.k8s.io/node-feature-discovery/cmd/nfd-worker"})
 	return tools
 }
 
-// Names lists every tool that can be asked for, in alphabetical order.
+// Names lists every tool of the catalogue, in alphabetical order.
 func Names() []string {
 	var names []string
 	for name := range catalogue() {
@@ -244,10 +248,7 @@ func standing() []string {
 	return names
 }
 
-// ClusterTools are the tools that a kind cluster and an end-to-end run need on the host.
-func ClusterTools() []string { return []string{"kind", "kubectl", "helm", "terraform"} }
-
-// NodeTools are what the node image is made of.
+// NodeTools are the tools in the node image.
 func NodeTools() []string {
 	return []string{"kubeadm", "kubelet", "kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy",
 		"etcd", "coredns", "containerd", "ctr", "containerd-shim-runc-v2", "crictl"}

@@ -76,7 +76,7 @@ func WriteLock(ctx context.Context, log io.Writer, further map[string]string) (s
 	return file, locked.write(file)
 }
 
-// addChecksums adds what the sites publish beside each tool's file.
+// addChecksums adds the checksums that the sites publish beside each tool's file.
 func (s *sites) addChecksums(ctx context.Context, log io.Writer, locked lock) error {
 	var errs []error
 	for _, name := range Names() {

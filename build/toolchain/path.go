@@ -29,7 +29,7 @@ func (t Tool) fromPath(ctx context.Context) (path, why string) {
 	return "", why
 }
 
-// refuse says why the command at path is not suitable, or "" when it is.
+// refuse reports why the command at path is not suitable, or "" when it is.
 func (t Tool) refuse(ctx context.Context, path string) string {
 	ctx, cancel := context.WithTimeout(ctx, versionPatience)
 	defer cancel()

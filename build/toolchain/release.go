@@ -19,7 +19,7 @@ import (
 	"strings"
 )
 
-// release says where a project publishes a tool as a file, and the file's checksum. In its texts {version} stands for v1.36.3,
+// release reports where a project publishes a tool as a file, and the file's checksum. In its texts {version} stands for v1.36.3,
 // {number} for 1.36.3 and {arch} for amd64 or arm64; every file is for Linux.
 type release struct {
 	directory string // URL of the version's files
@@ -28,7 +28,7 @@ type release struct {
 	member    string // path of the tool in the archive; empty where the file is the tool
 }
 
-// The limits of what is read from a site.
+// The limits of downloads from a site.
 const (
 	largestSums = 1 << 20
 	largestFile = 1 << 30
@@ -42,7 +42,7 @@ func githubRelease(repository, file, sums, member string) release {
 	return release{directory: "https://github.com/" + repository + "/releases/download/{version}", file: file, sums: sums, member: member}
 }
 
-// published says whether the tool's project publishes a file.
+// published reports whether the tool's project publishes a file.
 func (t Tool) published() bool { return t.release.directory != "" }
 
 // fill writes version and architecture into a text of the release.
@@ -127,7 +127,7 @@ func findChecksum(text, file string) string {
 	return ""
 }
 
-// unpack writes the tool out of a fetched file, whose name tells its form, to target.
+// unpack writes the tool out of a fetched file, whose name gives its format, to target.
 func unpack(fetched, name, member, target string) error {
 	switch {
 	case member == "":
@@ -209,7 +209,7 @@ func fileSum(w io.Writer, r io.Reader) (sum string, n int64, err error) {
 	return hex.EncodeToString(hash.Sum(nil)), n, err
 }
 
-// hostOf returns the host of a URL, as it stands there.
+// hostOf returns the host of a URL, unchanged.
 func hostOf(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {

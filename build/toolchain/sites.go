@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// ReleasesVariable names the environment variable that says where published files of tools come from. Unset: from their projects'
+// ReleasesVariable names the environment variable with the source of published files of tools. Unset: from their projects'
 // own sites. A URL: from a mirror, which has the file of https://HOST/PATH at URL/HOST/PATH. "off": from nowhere, so that what is
 // missing is built.
 const ReleasesVariable = "GPUFABRIC_RELEASES"
@@ -95,7 +95,7 @@ func (s *sites) place(address string) string {
 	return s.mirror + "/" + rest
 }
 
-// get asks for a URL. The caller closes the answer's body.
+// get requests a URL. The caller closes the answer's body.
 func (s *sites) get(ctx context.Context, address string) (*http.Response, error) {
 	from := s.place(address)
 	host := hostOf(from)
@@ -113,7 +113,7 @@ func (s *sites) get(ctx context.Context, address string) (*http.Response, error)
 		}
 		var request *url.Error
 		if errors.As(err, &request) {
-			err = request.Err // without the URL: the host says enough
+			err = request.Err // without the URL: the host is enough
 		}
 		err = fmt.Errorf("%s cannot be reached (%w)", host, err)
 		s.unreachable[host] = err
@@ -191,10 +191,10 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
 }
 
-// paced counts what is read.
+// paced counts the bytes that are read.
 type paced struct {
 	r    io.Reader
-	read atomic.Int64 // bytes since they were last asked for
+	read atomic.Int64 // bytes since the last query
 }
 
 func (p *paced) Read(b []byte) (int, error) {

@@ -120,7 +120,7 @@ func lookup(t *testing.T, name string) Tool {
 	return tool
 }
 
-// fetching is a toolchain without a PATH that fetches from the mirror; what it builds says so.
+// fetching is a toolchain without a PATH that fetches from the mirror; a program that it builds reports that.
 func fetching(t *testing.T, mirror string, locked lock) (*Toolchain, *bytes.Buffer) {
 	t.Helper()
 	t.Setenv("PATH", "/usr/bin:/bin:"+t.TempDir()) // for the scripts that play programs
@@ -190,7 +190,7 @@ func TestAToolWhoseFileIsWrongOrMissingIsBuiltAndTheReasonReported(t *testing.T)
 			}
 		}, fmt.Sprintf("was cut off after 10 of %d bytes", len(right))},
 		"slow": {func(s *site, c *Toolchain) {
-			c.sites.window = 2 * time.Second // what comes before it comes in time on a busy machine too
+			c.sites.window = 2 * time.Second // the bytes before the window's end come in time on a busy machine too
 			s.serve[file] = func(w http.ResponseWriter, r *http.Request) {
 				_, _ = w.Write(right[:10])
 				w.(http.Flusher).Flush()
@@ -201,7 +201,7 @@ func TestAToolWhoseFileIsWrongOrMissingIsBuiltAndTheReasonReported(t *testing.T)
 			}
 		}, "bytes came in 2s"},
 		"slow checksum": {func(s *site, c *Toolchain) {
-			c.sites.window = 2 * time.Second // what comes before it comes in time on a busy machine too
+			c.sites.window = 2 * time.Second // the bytes before the window's end come in time on a busy machine too
 			s.serve[sums] = func(_ http.ResponseWriter, r *http.Request) {
 				select {
 				case <-release:
@@ -263,7 +263,7 @@ func TestAnArchiveWithoutTheToolIsRefused(t *testing.T) {
 	}
 }
 
-// A machine without an internet loses a moment at most: one connection a host, whatever it is asked for.
+// A machine without an internet loses a moment at most: one connection a host, for any number of requests.
 func TestAHostThatCannotBeReachedIsAskedOnce(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -1,22 +1,26 @@
 // Package toolchain provides the commands that tests run. It takes, in this order: what is on the PATH where the version fits; what is in
 // its cache, a directory keyed by version; the file that the tool's project publishes, checked by the checksum beside it or by a lock; and
-// only then it builds the tool from its Go module. A build that was interrupted goes on where it stopped (Go's own build cache), a
+// only then it builds the tool from its Go module. A build that was interrupted continues where it stopped (Go's own build cache), a
 // half-written command is never seen (it is renamed into
 // place when whole), and two processes that want the same tool wait for each other (a lock per tool).
 //
-// Each tool's dependencies are a module of their own under modules/, because they conflict with each other and with the project's.
+// Each tool's dependencies are a module of their own under modules/. What modules share has one version in all of them and in the project,
+// and is compiled with the same flags, so that Go compiles it once; versions_test.go has the exceptions.
 package toolchain
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"gpufabric.io/build/filelock"
@@ -114,19 +118,56 @@ func (c *Toolchain) Ensure(ctx context.Context, names ...string) (map[string]str
 	return paths, nil
 }
 
+// EnsureSince is Ensure for one tool whose caller also runs with an older command of the PATH: of version minimum, such as 1.8.0, or later.
+func EnsureSince(ctx context.Context, name, minimum string) (string, error) {
+	t, err := New(os.Stderr)
+	if err != nil {
+		return "", err
+	}
+	return t.ensureSince(ctx, name, minimum)
+}
+
+func (c *Toolchain) ensureSince(ctx context.Context, name, minimum string) (string, error) {
+	tool, err := Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	if tool.fits.min, err = findVersion(minimum); err != nil {
+		return "", fmt.Errorf("the oldest %s that fits: %w", name, err)
+	}
+	tool.static = false // the caller runs it here, and puts it into no image
+	if path, _ := tool.fromPath(ctx); path != "" {
+		return path, nil
+	}
+	paths, err := c.Ensure(ctx, name)
+	return paths[name], err
+}
+
 // find returns where the tool already is, or "".
 func (c *Toolchain) find(ctx context.Context, t Tool) (string, error) {
 	if path, _ := t.fromPath(ctx); path != "" {
 		return path, nil
 	}
 	path := c.place(t)
-	if _, err := os.Stat(path); err != nil {
-		if os.IsNotExist(err) {
-			return "", nil
-		}
+	if whole, err := c.whole(path); err != nil || !whole {
 		return "", err
 	}
 	return path, nil
+}
+
+// whole reports whether a program lies at path. The rest of one on a damaged or full disk is reported and made again.
+func (c *Toolchain) whole(path string) (bool, error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look into the toolchain's cache: %w; remove %s, or set %s to another directory", err, c.Cache, CacheVariable)
+	case !info.Mode().IsRegular() || info.Size() == 0 || info.Mode()&0o100 == 0:
+		fmt.Fprintf(c.Log, "%s is damaged (%s, %d bytes): made again\n", path, info.Mode(), info.Size())
+		return false, os.RemoveAll(path)
+	}
+	return true, nil
 }
 
 // place is the path of a fetched or built tool.
@@ -145,9 +186,16 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 		return "", err
 	}
 	defer unlock()
-	if _, err := os.Stat(path); err == nil {
+	whole, err := c.whole(path)
+	if err != nil {
+		return "", err
+	}
+	if whole {
 		line.say("made by another process")
 		return path, nil
+	}
+	if err := room(c.Cache); err != nil {
+		return "", fmt.Errorf("make %s %s: %w", t.Name, t.Version, err)
 	}
 
 	unfinished := path + ".unfinished"
@@ -175,7 +223,24 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 	return path, nil
 }
 
-// building says what is being built and about how long it takes.
+// leastRoom is the space that must be free on the disk before a tool is made: Kubernetes' largest program, its link and its packages in
+// Go's cache.
+const leastRoom = 2 << 30
+
+// room reports a disk that is too full to make a tool on.
+func room(dir string) error {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(dir, &disk); err != nil {
+		return fmt.Errorf("read how much of the disk of %s is free: %w", dir, err)
+	}
+	if free := disk.Bavail * uint64(disk.Bsize); free < leastRoom {
+		return fmt.Errorf("the disk of %s has %d MiB free, and %d are needed: make room, or set %s (and GOCACHE) to another disk",
+			dir, free>>20, leastRoom>>20, CacheVariable)
+	}
+	return nil
+}
+
+// building reports what is being built and about how long it takes.
 func (t Tool) building() string {
 	if t.minutes == 0 {
 		return "building (a minute on two idle cores)"
@@ -183,9 +248,14 @@ func (t Tool) building() string {
 	return fmt.Sprintf("building (up to %d min on two idle cores)", max(t.minutes, 1))
 }
 
-// goBuild builds the tool from its module; without cgo where that can be, so that it runs in an image that has nothing else in it.
+// goBuild builds the tool from its module. Each is compiled with cgo, as the project's own programs are: without it package net is another
+// one, and every package that imports it is compiled twice. One that goes into an image without libraries is linked statically; its module
+// sets netdns=go, since glibc's resolver needs libraries at run time.
 func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 	flags := "-s -w"
+	if t.static {
+		flags += " -linkmode=external -extldflags '-static -Wl,--no-warnings'"
+	}
 	for _, setting := range t.settings {
 		flags += " -X " + setting
 	}
@@ -193,13 +263,9 @@ func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 	if t.tags != "" {
 		args = append(args, "-tags", t.tags)
 	}
-	cgo := "CGO_ENABLED=0"
-	if t.cgo {
-		cgo = "CGO_ENABLED=1"
-	}
 	cmd := exec.CommandContext(ctx, "go", append(args, t.main)...)
 	cmd.Dir = filepath.Join(c.Modules, t.module)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", cgo, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "CGO_ENABLED=1", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopPatience
 	var said bytes.Buffer

@@ -1,4 +1,3 @@
-//shows:toolchain
 package toolchain
 
 import (
@@ -132,7 +131,7 @@ func TestTwoAtOnceBuildAToolOnce(t *testing.T) {
 	}
 }
 
-// waitWriter tells when the progress says that it waits.
+// waitWriter closes a channel when the progress reports a wait.
 type waitWriter struct{ saw chan struct{} }
 
 func (w waitWriter) Write(p []byte) (int, error) {
@@ -182,6 +181,60 @@ func TestPathToolIsTakenOnlyWhereItsVersionFits(t *testing.T) {
 	}
 }
 
+func TestEnsureMakesADamagedToolAgain(t *testing.T) {
+	offPath(t)
+	for name, damage := range map[string]func(path string) error{
+		"truncated":      func(path string) error { return os.Truncate(path, 0) },
+		"not executable": func(path string) error { return os.Chmod(path, 0o644) },
+		"a directory":    func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, log := newToolchain(t, writeTool)
+			paths, err := c.Ensure(t.Context(), "kind")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(paths["kind"]); err != nil {
+				t.Fatal(err)
+			}
+			if paths, err = c.Ensure(t.Context(), "kind"); err != nil {
+				t.Fatal(err)
+			}
+			if content, err := os.ReadFile(paths["kind"]); err != nil || string(content) != "kind" {
+				t.Errorf("content %q, error %v", content, err)
+			}
+			if !strings.Contains(log.String(), "is damaged") {
+				t.Errorf("the damage is not reported:\n%s", log)
+			}
+		})
+	}
+}
+
+func TestEnsureSinceTakesAnOlderCommandOfThePath(t *testing.T) {
+	for said, taken := range map[string]bool{
+		"Terraform v1.6.0": true, "Terraform v1.11.4": true, "Terraform v1.5.9": false, "Terraform v2.0.0": false,
+	} {
+		t.Run(said, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, "terraform"), []byte("#!/bin/sh\necho '"+said+"'\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("PATH", dir)
+			c, _ := newToolchain(t, writeTool)
+			path, err := c.ensureSince(t.Context(), "terraform", "1.6.0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := filepath.Dir(path) == dir; got != taken {
+				t.Errorf("path %s: taken from the PATH is %v, want %v", path, got, taken)
+			}
+		})
+	}
+	if _, err := EnsureSince(t.Context(), "terraform", "newest"); err == nil || !strings.Contains(err.Error(), "newest") {
+		t.Errorf("error %v, want one that names the version that is none", err)
+	}
+}
+
 func TestModulesPinTheVersionsOfTheCatalogue(t *testing.T) {
 	for _, name := range Names() {
 		tool, err := Lookup(name)
@@ -205,7 +258,7 @@ func TestModulesPinTheVersionsOfTheCatalogue(t *testing.T) {
 	}
 }
 
-// requires tells whether a go.mod requires a module that holds the package, at the version.
+// requires reports whether a go.mod requires a module that holds the package, at the version.
 func requires(mod, pkg, version string) bool {
 	for line := range strings.Lines(mod) {
 		fields := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))

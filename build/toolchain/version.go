@@ -11,7 +11,7 @@ type version [3]int
 
 var versionPattern = regexp.MustCompile(`(\d+)\.(\d+)\.(\d+)`)
 
-// findVersion returns the first X.Y.Z in text, such as what a command prints about itself.
+// findVersion returns the first X.Y.Z in text, such as in the output of a command's version flag.
 func findVersion(text string) (version, error) {
 	match := versionPattern.FindStringSubmatch(text)
 	if match == nil {

@@ -1,4 +1,4 @@
-// Package agent renders the fake node that a Kubernetes node's labels ask for, and renders it again when they change.
+// Package agent renders the fake node that a Kubernetes node's labels describe, and renders it again when they change.
 package agent
 
 import (
@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
 
+	"gpufabric.io/fakes/cdi"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
 )
@@ -23,7 +25,7 @@ const (
 	LabelNodes   = "fakefabric.gpufabric.io/nodes"
 )
 
-// Options say which node to follow and where to render.
+// Options select the node to follow and the place of its rendering.
 type Options struct {
 	// NodeName is the Kubernetes node's name.
 	NodeName string
@@ -37,6 +39,8 @@ type Options struct {
 	// Sysfs is where the machine's own sysfs is mounted. Where it shows an NVIDIA GPU, Run refuses to start, unless BesideGPUs is set.
 	Sysfs      string
 	BesideGPUs bool
+	// CDIRoot is the container runtime's directory of CDI specifications; empty: none are written.
+	CDIRoot string
 	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
 	Tree tree.Options
 	// API reads nodes; see InCluster.
@@ -44,7 +48,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// agent is the running state: what was rendered last, and the last error.
+// agent is the running state: the last rendering, and the last error.
 type agent struct {
 	Options
 	mu      sync.Mutex
@@ -91,7 +95,7 @@ func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, h
 	if err != nil {
 		return nil, err
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	release := context.AfterFunc(ctx, func() { _ = server.Close() })
 	wg.Go(func() {
 		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
@@ -125,7 +129,7 @@ func (a *agent) follow(ctx context.Context) {
 	}
 }
 
-// apply renders the hardware that the labels ask for.
+// apply renders the hardware that the labels describe.
 func (a *agent) apply(ctx context.Context, labels map[string]string) {
 	wanted := fmt.Sprint(labels[LabelProfile], " ", labels[LabelIndex], " ", labels[LabelNodes])
 	a.mu.Lock()
@@ -147,7 +151,7 @@ func (a *agent) render(ctx context.Context, labels map[string]string) error {
 	name := labels[LabelProfile]
 	if name == "" {
 		a.Log.Info("no profile is asked for; removing the hardware", "label", LabelProfile)
-		return tree.Remove(a.Root)
+		return errors.Join(a.removeSpecs(), tree.Remove(a.Root))
 	}
 	o := a.Tree
 	o.Root = a.Root
@@ -161,14 +165,29 @@ func (a *agent) render(ctx context.Context, labels map[string]string) error {
 	// A restarted agent leaves the hardware as it is: changes by clients and faults since the rendering must be kept.
 	if r, err := tree.ReadRendered(a.Root); err == nil && r.Profile == o.Profile.Name && r.Node == o.Node && r.Nodes == o.Nodes {
 		a.Log.Info("already rendered", "profile", name, "node", o.Node)
-		return nil
+		return a.writeSpecs(o) // /var/run is empty after a reboot
 	}
 	begin := time.Now()
 	if err := tree.Render(ctx, o); err != nil {
 		return err
 	}
 	a.Log.Info("rendered", "profile", name, "node", o.Node, "root", a.Root, "ms", time.Since(begin).Milliseconds())
-	return nil
+	return a.writeSpecs(o)
+}
+
+// writeSpecs gives the rendered node to the container runtime.
+func (a *agent) writeSpecs(o tree.Options) error {
+	if a.CDIRoot == "" {
+		return nil
+	}
+	return cdi.Describe(a.CDIRoot, cdi.Options{Root: a.Root, Node: o.Profile.Node(o.Node), Architecture: runtime.GOARCH})
+}
+
+func (a *agent) removeSpecs() error {
+	if a.CDIRoot == "" {
+		return nil
+	}
+	return cdi.Remove(a.CDIRoot)
 }
 
 func number(labels map[string]string, label string) (int, error) {

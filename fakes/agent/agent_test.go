@@ -1,4 +1,3 @@
-//shows:fakes-faults
 package agent_test
 
 import (
@@ -54,7 +53,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // fakeNode is a running agent: its root, and its address.
 type fakeNode struct {
-	root, health, control string
+	root, health, control, cdi string
 	// change gives the Kubernetes node other labels.
 	change func(map[string]string)
 }
@@ -77,7 +76,7 @@ func start(t *testing.T, labels map[string]string) fakeNode {
 	t.Helper()
 	s := &apiServer{labels: labels, changes: make(chan map[string]string)}
 	server := httptest.NewServer(s)
-	o := agent.Options{NodeName: "node-a", Root: t.TempDir(), Listen: free(t), Control: free(t), Sysfs: t.TempDir(),
+	o := agent.Options{NodeName: "node-a", Root: t.TempDir(), Listen: free(t), Control: free(t), Sysfs: t.TempDir(), CDIRoot: t.TempDir(),
 		Tree: tree.Options{PlainDevices: true},
 		API:  &agent.API{Server: server.URL, Client: server.Client(), Token: func() (string, error) { return "secret", nil }},
 		Log:  slog.New(slog.DiscardHandler)}
@@ -91,7 +90,7 @@ func start(t *testing.T, labels map[string]string) fakeNode {
 		}
 		server.Close()
 	})
-	return fakeNode{o.Root, "http://" + o.Listen, "http://" + o.Control, func(l map[string]string) { s.changes <- l }}
+	return fakeNode{o.Root, "http://" + o.Listen, "http://" + o.Control, o.CDIRoot, func(l map[string]string) { s.changes <- l }}
 }
 
 func get(url string) (int, string) {
@@ -151,6 +150,25 @@ func TestARestartedAgentLeavesTheHardwareAsItIs(t *testing.T) {
 	}
 }
 
+func TestAgentDescribesTheNodeToTheContainerRuntime(t *testing.T) {
+	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
+	specs := func() int {
+		files, err := filepath.Glob(filepath.Join(n.cdi, "*.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
+	if got := specs(); got != 2 {
+		t.Errorf("%d CDI specifications of GPUs and the node", got)
+	}
+	n.change(map[string]string{agent.LabelProfile: "rdma-only"})
+	eventually(t, "only the node's, without GPUs", func() bool { return specs() == 1 })
+	n.change(map[string]string{})
+	eventually(t, "none without hardware", func() bool { return specs() == 0 })
+}
+
 func TestTheControlEndpointInjectsEvents(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
@@ -189,7 +207,6 @@ func TestTheControlEndpointInjectsEvents(t *testing.T) {
 	}
 }
 
-//shows:fakes-agent
 func TestEventsAreAcceptedOnlyOnLoopback(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
@@ -206,8 +223,6 @@ func TestEventsAreAcceptedOnlyOnLoopback(t *testing.T) {
 	}
 }
 
-//shows:fakes-agent
-//attack:fake-agent Fake hardware is started beside real GPUs to have them reported broken
 func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 	sysfs := t.TempDir()
 	add := func(address, vendor, class string) {
@@ -226,8 +241,8 @@ func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 	add("0000:02:00.0", "0x1a03", "0x030000")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	run := func(beside bool) error {
-		return agent.Run(ended, agent.Options{Sysfs: sysfs, BesideGPUs: beside, Listen: "127.0.0.1:none", Log: slog.New(slog.DiscardHandler)})
+	run := func(allowGPUs bool) error {
+		return agent.Run(ended, agent.Options{Sysfs: sysfs, BesideGPUs: allowGPUs, Listen: "127.0.0.1:none", Log: slog.New(slog.DiscardHandler)})
 	}
 	if err := run(false); err == nil || !strings.Contains(err.Error(), "listen for health checks") {
 		t.Errorf("a machine without a GPU: %v", err)

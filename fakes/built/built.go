@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +16,7 @@ func Dir(t testing.TB) string {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("skipped: the C libraries cannot be built without gcc")
 	}
-	_, file, _, _ := runtime.Caller(0)
-	module := filepath.Join(filepath.Dir(file), "..")
+	module := module(t)
 	if err := os.MkdirAll(filepath.Join(module, "build"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -35,4 +33,21 @@ func Dir(t testing.TB) string {
 		t.Fatalf("make -C %s: %v\n%s", module, err, out)
 	}
 	return filepath.Join(module, "build")
+}
+
+// module is the directory fakes/ of the checkout that the test runs in: below the nearest directory that holds go.work.
+func module(t testing.TB) string {
+	t.Helper()
+	start, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return filepath.Join(dir, "fakes")
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatalf("no go.work at or above %s: run the test inside the checkout", start)
+		}
+	}
 }

@@ -1,3 +1,3 @@
-// Package conformance runs programs that do not know about the fakes on fake nodes: Debian's lspci, ibstat, ibstatus, ibv_devices,
+// Package conformance runs independent programs on fake nodes: Debian's lspci, ibstat, ibstatus, ibv_devices,
 // ibv_devinfo and lstopo. A test whose program is not installed is skipped and names the package to install.
 package conformance

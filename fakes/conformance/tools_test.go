@@ -1,4 +1,3 @@
-//shows:fakes-clients fakes-tree
 package conformance
 
 import (
@@ -28,7 +27,7 @@ func render(t *testing.T, name string) (string, *profile.Node) {
 	return root, p.Node(1)
 }
 
-// need skips the test where a program is missing, and says which Debian package has it.
+// need skips the test where a program is missing, and names the Debian package that has it.
 func need(t *testing.T, program, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -114,9 +113,57 @@ func TestIbstatusShowsRatesAndLinkLayers(t *testing.T) {
 		"link_layer:\t Ethernet")
 }
 
+// The ports of an e-switch carry raw packets and have no GIDs (mlx5_port_rep_immutable), and ibstat prints nothing of a port without gids/0
+// (libibumad). So the virtual functions of such a card are shown, as on a real machine.
+func TestIbstatShowsVirtualFunctionsOfESwitch(t *testing.T) {
+	ibstat := need(t, "ibstat", "infiniband-diags")
+	root, _ := render(t, "switchdev")
+	wants(t, underSys(t, root, ibstat, "mlx5_2"), "CA type: MT4125", "Number of ports: 1", "State: Active", "Link layer: Ethernet")
+}
+
+// lspci finds Vital Product Data by the function's configuration space.
+func TestLspciReadsVPDOfDataDirectFunction(t *testing.T) {
+	lspci := need(t, "lspci", "pciutils")
+	root, n := render(t, "gb300-nvl72")
+	show := func(address string) string {
+		return output(t, nil, lspci, "-A", "linux-sysfs", "-O", "sysfs.path="+root+"/sys/bus/pci", "-Dn", "-vv", "-s", address)
+	}
+	v3 := func(text string) string {
+		_, after, found := strings.Cut(text, "[V3] Vendor specific: ")
+		line, _, _ := strings.Cut(after, "\n")
+		if !found || line == "" {
+			t.Errorf("no field V3 in:\n%s", text)
+		}
+		return line
+	}
+	fields := map[string]bool{}
+	for _, nic := range n.NICs {
+		if nic.DataDirect == nil {
+			continue
+		}
+		direct := show(nic.DataDirect.PCI)
+		wants(t, direct, nic.DataDirect.PCI+" 0801: 15b3:2100", "Kernel driver in use: mlx5_ib")
+		of := v3(direct)
+		if of != v3(show(nic.PCI)) {
+			t.Errorf("the data-direct function %s has another V3 than %s", nic.DataDirect.PCI, nic.PCI)
+		}
+		fields[of] = true
+	}
+	if len(fields) != 4 {
+		t.Errorf("four NICs have %d different fields V3", len(fields))
+	}
+}
+
 func TestIbvDevicesListsEveryDevice(t *testing.T) {
+	for _, name := range []string{"h100-hgx", "switchdev"} {
+		t.Run(name, func(t *testing.T) { listsVerbs(t, name) })
+	}
+}
+
+func listsVerbs(t *testing.T, name string) {
+	t.Helper()
 	need(t, "ibv_devices", "ibverbs-utils ibverbs-providers")
-	root, n := render(t, "h100-hgx")
+	root, n := render(t, name)
 	// The library expects the device nodes in the kernel's places, and the node may be below /dev itself.
 	script := fmt.Sprintf("d=$(mktemp -d -p /tmp) && cp -r %[1]s/dev/infiniband $d && mount --rbind %[1]s/sys /sys && mount -t tmpfs none "+
 		"/dev && cp -r $d/infiniband /dev && rm -r $d && exec ibv_devices", root)

@@ -4,7 +4,7 @@
 
 #include "device.h"
 
-/* A context stays when it is destroyed: it may be another thread's current one, or further down in a stack. All its streams are one. */
+/* A context stays when it is destroyed: it may be another thread's current one, or further down in a stack. */
 struct context {
 	const struct device *device;
 	_Atomic unsigned long long busy_until; /* microseconds since the epoch */

@@ -107,6 +107,9 @@ CUresult cuEventQuery(CUevent e);
 CUresult cuEventSynchronize(CUevent e);
 CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second);
 
+/* capture.c */
+CUresult cuThreadExchangeStreamCaptureMode(int *mode);
+
 /* graph.c */
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);

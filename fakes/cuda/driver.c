@@ -347,6 +347,7 @@ CUdeviceptr context_address(size_t size)
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 {
 	NEED_CONTEXT();
+	NEED_SAFE();
 	NEED(out && size, CUDA_ERROR_INVALID_VALUE);
 	NEED(size <= current->device->memory, CUDA_ERROR_OUT_OF_MEMORY); /* so that it is a positive number of bytes with a sign, too */
 	struct allocation *a = calloc(1, sizeof *a);
@@ -364,9 +365,8 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+CUresult driver_free(CUdeviceptr address)
 {
-	NEED_INIT();
 	pthread_mutex_lock(&lock);
 	struct allocation **a = &allocations, *found;
 	while (*a && (*a)->address != address)
@@ -380,6 +380,13 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 	CUresult r = device_use(found->context->device, -(long long)found->size);
 	free(found);
 	return r;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+	NEED_INIT();
+	NEED_SAFE();
+	return driver_free(address);
 }
 
 __attribute__((destructor)) static void leave(void)

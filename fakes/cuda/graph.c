@@ -11,7 +11,7 @@ enum { NODE_KERNEL = 0, NODE_ALLOCATES = 10, NODE_FREES = 11 };
 enum { ALL_FLAGS = 15 };
 
 pthread_mutex_t graphs_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct graph *graphs;
+struct graph *graphs;
 
 static struct graph *new_graph(void)
 {
@@ -197,11 +197,16 @@ void graphs_invalidate(struct graph *g)
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
-	(void)stream, (void)mode;
+	(void)stream;
 	NEED_CONTEXT();
-	NEED(!current->captured, CUDA_ERROR_INVALID_VALUE);
+	NEED(!current->captured && capture_mode(mode), CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = new_graph();
 	NEED(g, CUDA_ERROR_OUT_OF_MEMORY);
+	pthread_mutex_lock(&graphs_lock);
+	g->mode = mode;
+	g->thread = pthread_self();
+	g->capturing = true;
+	pthread_mutex_unlock(&graphs_lock);
 	current->captured = g;
 	return CUDA_SUCCESS;
 }
@@ -222,6 +227,9 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
 	NEED_CONTEXT();
 	NEED(out && current->captured, CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = atomic_exchange(&current->captured, NULL);
+	pthread_mutex_lock(&graphs_lock);
+	g->capturing = false;
+	pthread_mutex_unlock(&graphs_lock);
 	*out = g->invalid ? NULL : g;
 	if (*out)
 		return CUDA_SUCCESS;

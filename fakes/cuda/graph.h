@@ -16,6 +16,9 @@ struct node {
 
 struct graph {
 	bool invalid;
+	bool capturing;	  /* a stream's capture into it has not ended */
+	int mode;	  /* of the capture */
+	pthread_t thread; /* which began it */
 	size_t count;
 	struct node *nodes;
 	struct executable *instantiated;
@@ -38,3 +41,7 @@ struct executable {
 
 /* Guards all of this. */
 extern pthread_mutex_t graphs_lock;
+extern struct graph *graphs;
+
+/* Whether a number is a mode of capture. */
+bool capture_mode(int mode);

@@ -1,5 +1,5 @@
 /*
- * What graphs allocate when they are launched, by CUDA's programming guide, "Graph Memory Nodes". All streams of a context are one here, so its graphs never
+ * What graphs allocate when they are launched, by CUDA's programming guide, "Graph Memory Nodes". A GPU does one after the other here, so graphs of a context never
  * run at the same time, and share what they free.
  */
 #define _GNU_SOURCE
@@ -193,6 +193,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec e)
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice number)
 {
 	NEED_DEVICE(number);
+	NEED_SAFE();
 	unsigned long long now = launch_now();
 	pthread_mutex_lock(&graphs_lock);
 	for (struct shared *s = shareds; s; s = s->next)
@@ -208,6 +209,7 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice number)
 EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice number, int attribute, void *value)
 {
 	NEED_DEVICE(number);
+	NEED_SAFE();
 	(void)device;
 	NEED(value && attribute >= USED_MEM_CURRENT && attribute <= RESERVED_MEM_HIGH, CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&graphs_lock);
@@ -220,6 +222,7 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice number, int attribute, voi
 EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice number, int attribute, void *value)
 {
 	NEED_DEVICE(number);
+	NEED_SAFE();
 	(void)device;
 	NEED(value && *(unsigned long long *)value == 0 && (attribute == USED_MEM_HIGH || attribute == RESERVED_MEM_HIGH), CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&graphs_lock);

@@ -1,5 +1,5 @@
 /* What takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the order in which they were
- * launched by all its processes. */
+ * launched by all its processes; a kernel that waits, waits beside that (stream.c). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -7,12 +7,10 @@
 #include <time.h>
 
 #include "context.h"
+#include "event.h"
 #include "module.h"
 #include "stock.h"
-
-struct event {
-	_Atomic unsigned long long at; /* microseconds since the epoch; 0: it was never recorded */
-};
+#include "stream.h"
 
 CUresult launch_run(struct context *c, unsigned long long microseconds)
 {
@@ -26,11 +24,11 @@ CUresult launch_run(struct context *c, unsigned long long microseconds)
 EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
 			       unsigned int shared, CUstream stream, void **parameters, void **extra)
 {
-	(void)shared, (void)stream;
+	(void)shared;
 	NEED_CONTEXT();
 	NEED(k && gx && gy && gz && bx && by && bz && kernel_has(k, parameters, extra), CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = current->captured;
-	return g ? graphs_capture(g, k->microseconds) : launch_run(current, k->microseconds);
+	return g ? graphs_capture(g, k->microseconds) : streams_run(current, stream, k);
 }
 
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
@@ -58,9 +56,19 @@ static void sleep_until(unsigned long long end)
 	}
 }
 
+/* Waits until what is looked at again has ended, which has no known end. */
+static void pause_for_a_look(void)
+{
+	struct timespec t = {.tv_nsec = 20000};
+	nanosleep(&t, NULL);
+}
+
 EXPORT CUresult cuCtxSynchronize(void)
 {
 	NEED_CONTEXT();
+	NEED_SAFE();
+	while (streams_wait(current, NULL, true))
+		pause_for_a_look();
 	sleep_until(current->busy_until);
 	pools_synchronized();
 	return CUDA_SUCCESS;
@@ -71,8 +79,8 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags)
 	(void)flags;
 	NEED_CONTEXT();
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
-	*out = (CUstream)current; /* all streams of a context are one */
-	return CUDA_SUCCESS;
+	*out = streams_new(current);
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream s)
@@ -85,20 +93,26 @@ EXPORT CUresult cuStreamGetCtx(CUstream s, CUcontext *out)
 {
 	NEED_CONTEXT();
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
-	*out = (uintptr_t)s > 2 ? (CUcontext)s : current; /* 1 and 2 are the legacy stream and the thread's own */
+	*out = (uintptr_t)s > 2 ? streams_context(s) : current; /* 1 and 2 are the legacy stream and the thread's own */
 	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream s)
 {
-	(void)s;
-	return cuCtxSynchronize();
+	NEED_CONTEXT();
+	NEED_SAFE();
+	while (streams_wait(current, s, false))
+		pause_for_a_look();
+	sleep_until(current->busy_until);
+	pools_synchronized();
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags)
 {
 	(void)flags;
 	NEED_CONTEXT();
+	NEED_SAFE();
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
 	*out = calloc(1, sizeof **out);
 	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -108,6 +122,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent e)
 {
 	NEED_INIT();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
+	if (e->waits)
+		streams_forget(e);
 	free(e);
 	return CUDA_SUCCESS;
 }
@@ -115,7 +131,6 @@ EXPORT CUresult cuEventDestroy_v2(CUevent e)
 /* The driver allows an event in a capture. Here it ends the capture, so that a test sees who put one into somebody else's. */
 EXPORT CUresult cuEventRecord(CUevent e, CUstream stream)
 {
-	(void)stream;
 	NEED_CONTEXT();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
 	struct graph *g = current->captured;
@@ -123,22 +138,26 @@ EXPORT CUresult cuEventRecord(CUevent e, CUstream stream)
 		graphs_invalidate(g);
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	}
-	unsigned long long began = launch_now(), end = current->busy_until;
-	e->at = end > began ? end : began;
-	return CUDA_SUCCESS;
+	return streams_record(current, stream, e);
 }
 
 EXPORT CUresult cuEventQuery(CUevent e)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
-	return e->at <= launch_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	if (e->waits)
+		streams_advance();
+	return !e->waits && e->at <= launch_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent e)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	NEED(e, CUDA_ERROR_INVALID_VALUE);
+	for (streams_advance(); e->waits; streams_advance())
+		pause_for_a_look();
 	sleep_until(e->at);
 	pools_synchronized();
 	return CUDA_SUCCESS;

@@ -6,7 +6,7 @@
 
 enum { PER_THREAD_DEFAULT_STREAM = 2 };
 
-/* All streams of a context are one here, so the variants for the thread's own are the same. */
+/* A thread's own stream is the context's here, so the variants for it are the same. */
 #define PER_THREAD(f, parameters, arguments)           \
 	EXPORT CUresult f##_ptsz parameters;           \
 	EXPORT CUresult f##_ptsz parameters            \
@@ -36,6 +36,9 @@ struct entry {
 #define SECOND(f) {#f, (void *)f##_v2, 0, 0}
 #define THREAD(f) {#f, (void *)f##_ptsz, 0, 1}
 
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags);
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status);
+
 static const struct entry table[] = {
 	NAME(cuInit), NAME(cuDriverGetVersion), NAME(cuDeviceGetCount), NAME(cuDeviceGet), NAME(cuDeviceGetName), SECOND(cuDeviceGetUuid),
 	SECOND(cuDeviceTotalMem), NAME(cuDeviceGetPCIBusId), NAME(cuDeviceGetByPCIBusId), NAME(cuDeviceGetAttribute), SECOND(cuCtxCreate),
@@ -46,7 +49,7 @@ static const struct entry table[] = {
 	THREAD(cuStreamSynchronize), NAME(cuGetErrorName), NAME(cuGetErrorString), NAME(cuLaunchCooperativeKernel), NAME(cuEventCreate),
 	NAME(cuEventRecord), NAME(cuEventQuery), NAME(cuEventSynchronize), NAME(cuEventElapsedTime), SECOND(cuEventDestroy),
 	SECOND(cuStreamBeginCapture), {"cuStreamBeginCapture", (void *)cuStreamBeginCapture_v2_ptsz, 0, 1}, NAME(cuStreamIsCapturing),
-	THREAD(cuStreamIsCapturing), NAME(cuStreamEndCapture), THREAD(cuStreamEndCapture), NAME(cuGraphCreate), NAME(cuGraphDestroy),
+	THREAD(cuStreamIsCapturing), NAME(cuStreamEndCapture), THREAD(cuStreamEndCapture), NAME(cuGraphCreate), NAME(cuGraphDestroy), NAME(cuThreadExchangeStreamCaptureMode),
 	NAME(cuGraphAddMemAllocNode), NAME(cuGraphAddMemFreeNode), NAME(cuGraphAddNode), {"cuGraphAddNode", (void *)cuGraphAddNode_v2, 12030, 0},
 	NAME(cuGraphGetNodes), NAME(cuGraphNodeGetType), NAME(cuGraphMemAllocNodeGetParams), NAME(cuGraphMemFreeNodeGetParams),
 	NAME(cuGraphInstantiate), {"cuGraphInstantiate", (void *)cuGraphInstantiate_v2, 11000, 0},
@@ -55,7 +58,7 @@ static const struct entry table[] = {
 	NAME(cuDeviceGetGraphMemAttribute), NAME(cuDeviceSetGraphMemAttribute), NAME(cuDeviceGetDefaultMemPool), NAME(cuDeviceGetMemPool),
 	NAME(cuDeviceSetMemPool), NAME(cuMemPoolCreate), NAME(cuMemPoolDestroy), NAME(cuMemPoolTrimTo), NAME(cuMemPoolGetAttribute),
 	NAME(cuMemPoolSetAttribute), NAME(cuMemAllocAsync), THREAD(cuMemAllocAsync), NAME(cuMemAllocFromPoolAsync), THREAD(cuMemAllocFromPoolAsync),
-	NAME(cuMemFreeAsync), THREAD(cuMemFreeAsync),
+	NAME(cuMemFreeAsync), THREAD(cuMemFreeAsync), NAME(cuGetProcAddress), {"cuGetProcAddress", (void *)cuGetProcAddress_v2, 12000, 0},
 };
 
 /* Looks a function up by its base name: the newest form that the version has is the one meant. */

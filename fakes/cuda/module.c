@@ -1,5 +1,7 @@
 /* Modules: PTX as text, of which the names and parameters of the kernels are read, or a binary, in which any name is found. No kernel computes anything. How
- * long one takes is in its name (anything_250ms, anything_250us), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms.
+ * long one takes is in its name (anything_250ms, anything_250us), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. After its time, sets_3_250us adds one
+ * to the node's flag 3, waits_3_250us waits until that was done as often as kernels have waited, and meets_3_of_4_250us until four such kernels, of any processes,
+ * are there (stream.c).
  *
  * cuModuleLoadData takes PTX that ends with a NUL, a cubin (an ELF file) or a fatbin (docs.nvidia.com/cuda/cuda-driver-api, group MODULE). PTX begins with
  * .version and then has .target (docs.nvidia.com/cuda/parallel-thread-execution, directives). What is neither is an invalid image. */
@@ -138,6 +140,22 @@ static unsigned long long duration(const char *name)
 	return ms && sscanf(ms, "%lu", &v) == 1 ? v * 1000ull : 1000;
 }
 
+/* What the beginning of a kernel's name says that it does when its time is over. */
+static void find_end(const char *name, struct kernel *k)
+{
+	unsigned int flag, parties = 0;
+	if (sscanf(name, "meets_%u_of_%u", &flag, &parties) == 2 && parties)
+		k->waits = KERNEL_MEETS;
+	else if (sscanf(name, "waits_%u", &flag) == 1)
+		k->waits = KERNEL_WAITS;
+	else if (sscanf(name, "sets_%u", &flag) == 1)
+		k->waits = KERNEL_SETS;
+	else
+		return;
+	k->flag = flag % KERNEL_FLAGS;
+	k->parties = parties;
+}
+
 /* Finds a kernel's declaration, which is .entry NAME or .entry NAME (PARAMETERS). */
 static bool declared(const char *text, const char *name, bool *parameters)
 {
@@ -161,6 +179,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *nam
 	NEED(!m->text || declared(m->text, name, &parameters), CUDA_ERROR_NOT_FOUND);
 	struct kernel *k = calloc(1, sizeof *k);
 	NEED(k, CUDA_ERROR_OUT_OF_MEMORY);
+	find_end(name, k);
 	k->microseconds = duration(name);
 	k->parameters = parameters;
 	pthread_mutex_lock(&lock);

@@ -68,6 +68,7 @@ static bool is_pool(const struct pool *p)
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice number)
 {
 	NEED_DEVICE(number);
+	NEED_SAFE();
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&lock);
 	*out = default_of(device, number);
@@ -75,7 +76,7 @@ EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice number)
 	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice number)
+static CUresult pool_of(CUmemoryPool *out, CUdevice number)
 {
 	NEED_DEVICE(number);
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
@@ -84,6 +85,13 @@ EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice number)
 	*out = current_of[number];
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice number)
+{
+	NEED_INIT();
+	NEED_SAFE();
+	return pool_of(out, number);
 }
 
 /* "The memory pool must be local to the specified device." */
@@ -103,6 +111,7 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice number, CUmemoryPool p)
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUpool_properties *what)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	NEED(out && what && what->type == 1 && what->location.type == 1 && (what->handle_types & ~1) == 0, CUDA_ERROR_INVALID_VALUE);
 	NEED(device_at(what->location.id), CUDA_ERROR_INVALID_VALUE);
 	struct pool *p = calloc(1, sizeof *p);
@@ -147,6 +156,7 @@ static void end(struct pool *p)
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool p)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	pthread_mutex_lock(&lock);
 	bool good = p && is_pool(p) && (p < defaults || p >= defaults + MOST_DEVICES);
 	if (good) {
@@ -164,6 +174,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool p)
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	pthread_mutex_lock(&lock);
 	bool good = p && is_pool(p);
 	if (good && p->observed)
@@ -192,6 +203,7 @@ void pools_synchronized(void)
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	CUresult r = CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
 	if (!p || !is_pool(p) || !value)
@@ -210,6 +222,7 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool p, int attribute, void *value)
 {
 	NEED_INIT();
+	NEED_SAFE();
 	CUresult r = CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
 	if (!p || !is_pool(p) || !value)
@@ -294,7 +307,7 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream)
 {
 	CUmemoryPool p;
 	NEED_CONTEXT();
-	CUresult r = cuDeviceGetMemPool(&p, number_of(current));
+	CUresult r = pool_of(&p, number_of(current));
 	return r == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(out, size, p, stream) : r;
 }
 
@@ -335,5 +348,5 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 	if (g)
 		return graphs_capture_free(g, address);
 	unsigned long long until = current->busy_until;
-	return give(address, until ? until : 1) ? CUDA_SUCCESS : cuMemFree_v2(address);
+	return give(address, until ? until : 1) ? CUDA_SUCCESS : driver_free(address);
 }

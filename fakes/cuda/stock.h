@@ -12,6 +12,9 @@ CUresult launch_run(struct context *c, unsigned long long microseconds);
 /* Microseconds since the epoch. */
 unsigned long long launch_now(void);
 
+/* Frees what was allocated in any way. */
+CUresult driver_free(CUdeviceptr address);
+
 /* Frees what was allocated from a pool. False: it was not. */
 bool pools_free(CUdeviceptr address);
 
@@ -26,3 +29,12 @@ CUresult graphs_capture(struct graph *g, unsigned long long microseconds);
 CUresult graphs_capture_allocation(struct graph *g, CUdevice device, size_t size, CUdeviceptr *out);
 CUresult graphs_capture_free(struct graph *g, CUdeviceptr address);
 void graphs_invalidate(struct graph *g);
+
+/* The error of a call that is unsafe while a stream is captured; CUDA_SUCCESS: it may be made. The capture is invalid then. */
+CUresult capture_unsafe(void);
+
+#define NEED_SAFE()                                \
+	do {                                       \
+		CUresult unsafe = capture_unsafe(); \
+		NEED(unsafe == CUDA_SUCCESS, unsafe); \
+	} while (0)

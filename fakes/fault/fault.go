@@ -1,4 +1,4 @@
-// Package fault changes a fake node while it runs: what fakefabric inject, play and the agent's HTTP endpoint do.
+// Package fault changes a fake node while it runs, for fakefabric inject, play and the agent's HTTP endpoint.
 package fault
 
 import (
@@ -32,7 +32,7 @@ type Kind struct {
 type Parameter struct {
 	Name    string `json:"name"`
 	Summary string `json:"summary"`
-	// Default is used when the argument is omitted; Required says that it must be given.
+	// Default is used when the argument is omitted; Required: it must be given.
 	Default  string `json:"default,omitempty"`
 	Required bool   `json:"required,omitempty"`
 }

@@ -1,4 +1,3 @@
-//shows:fakes-faults
 package fault_test
 
 import (
@@ -62,6 +61,27 @@ func read(t *testing.T, parts ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
+func TestECCCountsErrorsOfSRAMApart(t *testing.T) {
+	root := render(t, "h100-hgx")
+	inject(t, root, "ecc", fault.Arguments{"gpu": "0", "kind": "uncorrected", "place": "sram", "count": "2"})
+	if e := body(t, root).GPUs[0].Core.ECC; e.VolatileSRAM.Parity != 2 || e.AggregateSRAM.Parity != 2 || e.VolatileUncorrected != 0 {
+		t.Errorf("%+v", e)
+	}
+	err := fault.Apply(root, "ecc", fault.Arguments{"gpu": "0", "place": "l3"})
+	if err == nil || !strings.Contains(err.Error(), "dram or sram") {
+		t.Errorf("an unknown place: %v", err)
+	}
+}
+
+func TestNVLinkDownDegradesTheHealthThatTheMachineReports(t *testing.T) {
+	root := render(t, "gb300-nvl72")
+	inject(t, root, "nvlink-down", fault.Arguments{"gpu": "1", "link": "4"})
+	// Bits 0 and 1 of the mask: 1 degraded, 2 not (NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_* of nvml.h).
+	if g := body(t, root).GPUs[1]; g.Core.FabricSummary != 3 || g.Core.FabricHealth&3 != 1 {
+		t.Errorf("summary %d, mask %#x; want limited capacity with degraded bandwidth", g.Core.FabricSummary, g.Core.FabricHealth)
+	}
+}
+
 func TestEventsChangeWhatTheySay(t *testing.T) {
 	root := render(t, "h100-hgx")
 	for name, c := range map[string]struct {
@@ -78,8 +98,7 @@ func TestEventsChangeWhatTheySay(t *testing.T) {
 		"mig-mode": {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGCurrent == 1 && g.Core.MIGPending == 1 }},
 		"mig-busy": {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGBusy == 1 }},
 		"nvlink-down": {fault.Arguments{"gpu": "1", "link": "4"}, func(g *state.GPU) bool {
-			return g.Links[4].Active == 0 &&
-				g.Core.FabricSummary == 3
+			return g.Links[4].Active == 0 && g.Core.FabricSummary == 0 // this machine reports no health of its fabric
 		}},
 		"clique-change": {fault.Arguments{"clique": "7", "cluster": "69a19a31-f41c-45a5-8245-579b6bce5bdd"},
 			func(g *state.GPU) bool { return g.Core.FabricClique == 7 && g.Core.FabricCluster[0] == 0x69 }},
@@ -133,6 +152,43 @@ func TestAPortGoesDownWithItsNetworkInterfaceAndComesBack(t *testing.T) {
 	inject(t, root, "firmware-change", fault.Arguments{"device": "mlx5_1", "version": "28.99.1"})
 	if s := read(t, root, "sys/class/infiniband/mlx5_1/fw_ver"); s != "28.99.1" {
 		t.Error(s)
+	}
+}
+
+// A card in switchdev mode has its cable at the last port. Its representors and virtual functions keep their links.
+func TestUplinkOfESwitchGoesDownAlone(t *testing.T) {
+	root := render(t, "switchdev")
+	down := func() string {
+		links, err := filepath.Glob(filepath.Join(root, "sys/class/*/*/carrier"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports, err := filepath.Glob(filepath.Join(root, "sys/class/infiniband/mlx5_[0-9]/ports/*/state"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var without []string
+		for _, path := range append(links, ports...) {
+			if text := read(t, path); text == "0" || text == "1: DOWN" {
+				relative, _ := filepath.Rel(filepath.Join(root, "sys/class"), path)
+				without = append(without, relative)
+			}
+		}
+		return strings.Join(without, " ")
+	}
+	before := down()
+	inject(t, root, "port-down", fault.Arguments{"device": "mlx5_0"})
+	const uplink = "infiniband/mlx5_0/ports/18/state"
+	if after := down(); strings.Contains(before, uplink) || !strings.Contains(after, uplink) ||
+		strings.Replace(strings.Replace(after, "net/ens1f0np0/carrier ", "", 1), uplink+" ", "", 1) != before {
+		t.Errorf("without link were %s; after the event %s", before, after)
+	}
+	if state := read(t, root, "sys/class/infiniband/mlx5_0/ports/18/phys_state"); state != "3: Disabled" {
+		t.Errorf("the uplink's phys_state is %s", state)
+	}
+	inject(t, root, "port-up", fault.Arguments{"device": "mlx5_0"})
+	if after := down(); after != before {
+		t.Errorf("without link are %s after the port came back; before %s", after, before)
 	}
 }
 

@@ -82,6 +82,21 @@ func xid(c *change) error {
 	return c.post(eventXID, uint64(code), gi, ci)
 }
 
+// sram counts errors of caches and registers; parity finds those that cannot be corrected.
+func sram(e *state.ECC, kind string, count uint64) error {
+	for _, s := range []*state.SRAM{&e.VolatileSRAM, &e.AggregateSRAM} {
+		switch kind {
+		case "corrected":
+			s.Corrected += count
+		case "uncorrected":
+			s.Parity += count
+		default:
+			return fmt.Errorf("kind is %q; corrected or uncorrected is wanted", kind)
+		}
+	}
+	return nil
+}
+
 func ecc(c *change) error {
 	count, err := c.number("count", 1, 1<<30)
 	if err != nil {
@@ -93,6 +108,16 @@ func ecc(c *change) error {
 			return refuse("the model has no ECC")
 		}
 		e := &g.Core.ECC
+		switch place := c.args["place"]; place {
+		case "", "dram":
+		case "sram":
+			if c.args["kind"] == "uncorrected" {
+				kind = eventDoubleBitECC
+			}
+			return sram(e, c.args["kind"], uint64(count))
+		default:
+			return fmt.Errorf("place is %q; dram or sram is wanted", place)
+		}
 		switch c.args["kind"] {
 		case "corrected":
 			e.VolatileCorrected += uint64(count)
@@ -149,8 +174,10 @@ func nvlink(active uint32) func(*change) error {
 					health = degraded
 				}
 			}
-			if g.Core.FabricState != 0 {
+			if g.Core.FabricHealth&degradedMask != 0 { // the machine reports it
 				g.Core.FabricHealth = g.Core.FabricHealth&^degradedMask | health
+			}
+			if g.Core.FabricSummary != 0 {
 				g.Core.FabricSummary = 1
 				if health == degraded {
 					g.Core.FabricSummary = 3 // limited capacity
@@ -307,7 +334,7 @@ func uvm(loaded bool) func(*change) error {
 }
 
 func delay(c *change) error {
-	// Only the C library knows the names; this rejects impossible ones.
+	// Only the C library has the names; this rejects impossible ones.
 	if f := c.args["function"]; f != "*" && !strings.HasPrefix(f, "nvml") {
 		return fmt.Errorf("function is %q; the name of an NVML function such as nvmlDeviceGetMemoryInfo is wanted, or * for all", f)
 	}

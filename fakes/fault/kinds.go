@@ -15,6 +15,7 @@ func Kinds() []Kind {
 			{Name: "ci", Summary: "compute instance it belongs to", Default: ""}}, xid},
 		{"ecc", "memory errors: counters and an event", []Parameter{gpuParameter,
 			{Name: "kind", Summary: "corrected or uncorrected", Default: "corrected"},
+			{Name: "place", Summary: "dram: the memory; sram: caches and registers", Default: "dram"},
 			{Name: "count", Summary: "how many", Default: "1"}}, ecc},
 		{"gpu-lost", "the GPU falls off the bus: XID 79, and every call answers GPU is lost", []Parameter{gpuParameter}, gpuLost},
 		{"gpu-back", "a lost GPU is back", []Parameter{gpuParameter}, gpuBack},

@@ -29,7 +29,7 @@ func (c *change) infiniband() (string, error) {
 	return "", refuse("there is no device %q; the node has %s", c.args["device"], strings.Join(names, ", "))
 }
 
-// port changes a port's link: what the device shows, and what its network interface shows.
+// port changes a port's link, in the files of the device and of its network interface.
 func port(up bool) func(*change) error {
 	return func(c *change) error {
 		dir, err := c.infiniband()
@@ -37,34 +37,56 @@ func port(up bool) func(*change) error {
 			return err
 		}
 		texts := map[string]string{"state": "1: DOWN\n", "phys_state": "2: Polling\n"}
+		if layer, _ := os.ReadFile(filepath.Join(dir, "ports/1/link_layer")); strings.TrimSpace(string(layer)) == "Ethernet" {
+			texts["phys_state"] = "3: Disabled\n" // drivers/infiniband/hw/mlx5/main.c, mlx5_query_port_roce
+		}
 		oper, carrier := "down\n", "0\n"
 		if up {
 			texts = map[string]string{"state": "4: ACTIVE\n", "phys_state": "5: LinkUp\n"}
 			oper, carrier = "up\n", "1\n"
 		}
-		now, err := os.ReadFile(filepath.Join(dir, "ports/1/state"))
+		uplink, err := uplink(dir)
+		if err != nil {
+			return err
+		}
+		now, err := os.ReadFile(filepath.Join(dir, uplink, "state"))
 		if err != nil {
 			return err
 		}
 		if string(now) == texts["state"] {
-			return refuse("port 1 of %s is %s already", c.args["device"], strings.TrimSpace(string(now)))
+			return refuse("port %s of %s is %s already", filepath.Base(uplink), c.args["device"], strings.TrimSpace(string(now)))
 		}
 		for name, text := range texts {
-			if err := c.replace(filepath.Join(dir, "ports/1", name), text); err != nil {
+			if err := c.replace(filepath.Join(dir, uplink, name), text); err != nil {
 				return err
 			}
 		}
 		if !up {
-			if err := c.count(filepath.Join(dir, "ports/1/counters/link_downed")); err != nil {
+			if err := c.count(filepath.Join(dir, uplink, "counters/link_downed")); err != nil {
 				return err
 			}
 		}
 		netdevs, err := filepath.Glob(filepath.Join(dir, "device/net/*"))
 		for _, n := range netdevs {
+			if name, _ := os.ReadFile(filepath.Join(n, "phys_port_name")); strings.Contains(string(name), "pf") {
+				continue // a representor, whose carrier is that of its virtual function
+			}
 			err = errors.Join(err, c.replace(filepath.Join(n, "operstate"), oper), c.replace(filepath.Join(n, "carrier"), carrier))
 		}
 		return err
 	}
+}
+
+// uplink is the directory of the port that has the cable, below an RDMA device's: the only one, or the last in switchdev mode.
+func uplink(dir string) (string, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, "ports"))
+	last := 1
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			last = max(last, n)
+		}
+	}
+	return filepath.Join("ports", strconv.Itoa(last)), err
 }
 
 // count adds one to a counter's file.

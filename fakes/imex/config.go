@@ -23,12 +23,12 @@ const (
 	DefaultCommandPort = 50005
 )
 
-// Quorum says what the daemon waits for before it is READY.
+// Quorum is the condition that the daemon waits for before it is READY.
 type Quorum string
 
 // The values of IMEX_WAIT_FOR_QUORUM.
 const (
-	QuorumNone     Quorum = "NONE"     // nothing
+	QuorumNone     Quorum = "NONE"     // no condition
 	QuorumFull     Quorum = "FULL"     // a connection to every peer
 	QuorumRecovery Quorum = "RECOVERY" // a connection to every peer, but only after a daemon that was connected has died here
 )
@@ -52,7 +52,7 @@ type Config struct {
 	Security Security
 	// LogFile is empty for standard error.
 	LogFile string
-	// Ignored are keys that the real daemon knows and this one does not use.
+	// Ignored are keys that the real daemon uses and this one does not.
 	Ignored []string
 }
 

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// answer is what the control channel sends to a client before it closes the connection.
+// answer is the control channel's message to a client before it closes the connection.
 type answer struct {
 	Local  State  `json:"local"`
 	Self   string `json:"self"`
@@ -80,7 +80,7 @@ func removeSocket(ctx context.Context, path string) error {
 	}
 	var dialer net.Dialer
 	if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
-		_ = conn.Close() // nothing was asked
+		_ = conn.Close() // there was no request
 		return fmt.Errorf("another daemon answers there (%s); end it, or give another path", path)
 	}
 	return os.Remove(path)
@@ -95,7 +95,7 @@ const (
 	OfDomain Question = "domain" // -N, -n: all nodes
 )
 
-// silent says whether a fault keeps the daemon from answering.
+// silent reports whether a fault keeps the daemon from answering.
 func (d *Daemon) silent(q Question) bool {
 	who := d.options.Faults().Silent
 	return who == "*" || who == "-N" && q == OfDomain

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Options are what a daemon needs from its environment.
+// Options are a daemon's means of access to its environment.
 type Options struct {
 	// Version is sent to peers; daemons of different versions do not talk to each other.
 	Version string
@@ -25,7 +25,7 @@ type Options struct {
 	HostName string
 	// Resolve returns the addresses of a name; nil uses the system (so /etc/hosts, then DNS).
 	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
-	// DNS resolves a name that Resolve does not know, as the C library's resolver does (nsswitch.conf: hosts: files dns); nil knows
+	// DNS resolves a name that Resolve does not have, as the C library's resolver does (nsswitch.conf: hosts: files dns); nil resolves
 	// none.
 	DNS func(ctx context.Context, name string) ([]netip.Addr, error)
 	// Log takes one line per change; nil discards.
@@ -34,7 +34,7 @@ type Options struct {
 	StateDir string
 	// PersistDir keeps persist.dat, for QuorumRecovery; empty keeps none.
 	PersistDir string
-	// Surroundings are what the daemon's container has. Needs are the device nodes that it must have; nil: everything.
+	// Surroundings are the files of the daemon's container. Needs are the device nodes that it must have; nil: all.
 	Surroundings Surroundings
 	Needs        []string
 	// Faults returns the peers that messages must not reach, and whether to die; nil means no faults.
@@ -42,8 +42,8 @@ type Options struct {
 	// Heartbeat is how often peers report to each other that they live; zero means 500 ms. A peer that is silent for four of them is
 	// lost.
 	Heartbeat time.Duration
-	// Identity is told to peers, for tests that have to know who answered; the real daemon sends none. Heard, if not nil, is called with
-	// that of a peer that has answered, and with what this daemon made of the answer.
+	// Identity is sent to peers, for tests that identify the answering daemon; the real daemon sends none. Heard, if not nil, is called
+	// with that of a peer that has answered, and with this daemon's view of the answer.
 	Identity string
 	Heard    func(identity string, status Connection)
 }
@@ -79,11 +79,11 @@ type Daemon struct {
 	kills   int
 	// failures are Faults.Failures when the daemon started.
 	failures int
-	// server and client are how it knows those that connect to it, and those that it connects to; nil: it does not.
+	// server and client authenticate peers that connect to it, and those that it connects to; nil: no authentication.
 	server, client *tls.Config
 	// session is the node's session, once the daemon has it.
 	session *Session
-	// remembered is what the recovery mark holds now, lost what an earlier daemon's held; only loop uses them.
+	// remembered is the present content of the recovery mark, lost that of an earlier daemon's; only loop uses them.
 	remembered, lost []string
 
 	mu sync.Mutex
@@ -94,7 +94,7 @@ type Daemon struct {
 	peers    []*peer
 }
 
-// New reads the list of nodes and prepares a daemon; nothing is opened yet.
+// New reads the list of nodes and prepares a daemon; it opens no file or port yet.
 func New(c Config, o Options) (*Daemon, error) {
 	nodes, err := ReadNodes(c.NodesFile)
 	if err != nil {

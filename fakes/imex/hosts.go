@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// HostsFile is an Options.Resolve that reads one file like /etc/hosts each time (hosts(5)), and asks nobody else. It is for daemons whose
+// HostsFile is an Options.Resolve that reads one file like /etc/hosts each time (hosts(5)), without DNS. It is for daemons whose
 // containers have no /etc/hosts of their own.
 func HostsFile(path string) func(ctx context.Context, name string) ([]netip.Addr, error) {
 	return func(_ context.Context, name string) ([]netip.Addr, error) {

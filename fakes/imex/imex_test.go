@@ -70,7 +70,7 @@ func (d *domain) start(i int, change ...func(*imex.Config, *imex.Options)) *node
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	o := imex.Options{Version: "580.95.05", HostName: fmt.Sprint("host", i), Heartbeat: 20 * time.Millisecond}
+	o := imex.Options{Version: "580.95.05", HostName: fmt.Sprint("host", i), Heartbeat: 200 * time.Millisecond}
 	for _, fn := range change {
 		fn(&c, &o)
 	}
@@ -245,7 +245,6 @@ func TestQuorum(t *testing.T) {
 	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
 }
 
-//shows:cd-recovery
 func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	state := t.TempDir()

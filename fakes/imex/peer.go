@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// message is what daemons send each other, one JSON object per line. The caller sends it at once and then with every heartbeat, and
+// message is sent between daemons, one JSON object per line. The caller sends it at once and then with every heartbeat, and
 // the called daemon answers each with its own.
 type message struct {
 	Version  string `json:"version"`
@@ -35,7 +35,7 @@ type peer struct {
 	status  Connection
 	lostAt  time.Time
 	changed bool
-	told    message // what it told last
+	last    message // its last message
 	refused string  // why it is not the peer that it should be
 	stop    context.CancelFunc
 }
@@ -131,7 +131,7 @@ func (p *peer) talk(ctx context.Context, addr netip.Addr) {
 	if err != nil {
 		return
 	}
-	defer func() { _ = plain.Close() }() // nothing is buffered
+	defer func() { _ = plain.Close() }() // no data is buffered
 	release := context.AfterFunc(ctx, func() { _ = plain.Close() })
 	defer release()
 	conn, err := d.toPeer(plain, p.host)
@@ -183,7 +183,7 @@ func (p *peer) exchange(conn net.Conn, replies *bufio.Reader) bool {
 		return false
 	}
 	d.mu.Lock()
-	p.told = m
+	p.last = m
 	d.mu.Unlock()
 	status := d.compare(m)
 	p.setStatus(status)
@@ -203,7 +203,7 @@ func (d *Daemon) compare(m message) Connection {
 	return Connected
 }
 
-// say returns this daemon's own message.
+// say returns the daemon's own message.
 func (d *Daemon) say() message {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -230,7 +230,7 @@ func (d *Daemon) accept(ctx context.Context, l net.Listener, wg *sync.WaitGroup)
 }
 
 func (d *Daemon) answer(ctx context.Context, plain net.Conn) {
-	defer func() { _ = plain.Close() }() // nothing is buffered
+	defer func() { _ = plain.Close() }() // no data is buffered
 	release := context.AfterFunc(ctx, func() { _ = plain.Close() })
 	defer release()
 	remote, err := netip.ParseAddrPort(plain.RemoteAddr().String())
@@ -274,7 +274,7 @@ func (d *Daemon) cutFrom(remote netip.Addr) bool {
 	return f.cuts("", remote)
 }
 
-// own is what this daemon knows of itself.
+// own is the daemon's own state.
 func (d *Daemon) own() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -285,7 +285,7 @@ func (d *Daemon) own() Status {
 	return s
 }
 
-// Status is what this daemon knows of its domain: its own connections, and what peers reported of theirs while they are connected.
+// Status is the domain as this daemon sees it: its own connections, and connected peers' reports of theirs.
 func (d *Daemon) Status() Status {
 	s, own := d.own(), d.say()
 	d.mu.Lock()
@@ -293,7 +293,7 @@ func (d *Daemon) Status() Status {
 	s.Nodes = map[string]NodeStatus{}
 	for i, p := range d.peers {
 		n := NodeStatus{Status: StateUnavailable, Host: p.host, Connections: map[string]ConnectionStatus{}}
-		m := p.told
+		m := p.last
 		switch {
 		case i == d.self:
 			m = own

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// RecoveryName is the file in which a daemon records what it must know after an unclean end.
+// RecoveryName is the file in which a daemon records its state for a start after an unclean end.
 const RecoveryName = "persist.dat"
 
 // PersistDir is the real daemon's directory; a container must keep it across restarts.

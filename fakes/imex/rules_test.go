@@ -1,4 +1,3 @@
-//shows:fakes-imex
 package imex_test
 
 import (
@@ -17,7 +16,7 @@ import (
 	"gpufabric.io/fakes/imex"
 )
 
-// Each test here checks a rule of the driver or of NVIDIA's daemon, and says where it is documented.
+// Each test here checks a rule of the driver or of NVIDIA's daemon, and names its documentation.
 
 // on runs a daemon on the node with this state directory.
 func on(dir string) func(*imex.Config, *imex.Options) {
@@ -125,7 +124,7 @@ func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
 		}
 	}
 	a := d.start(1, resolver)
-	a.Reload() // finds nobody
+	a.Reload() // finds no peer
 	time.Sleep(200 * time.Millisecond)
 	mu.Lock()
 	known["late"] = address
@@ -202,8 +201,8 @@ func TestADaemonThatBecameUnavailableStaysSo(t *testing.T) {
 	}
 }
 
-// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died waits for
-// nobody, so memory that others still have mapped is allocated again.
+// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died does not wait, so
+// memory that others still have mapped is allocated again.
 func TestWithoutAQuorumADaemonThatFollowsADeadOneWaitsForNobody(t *testing.T) {
 	d, persist := newDomain(t, "*.1", "*.2"), t.TempDir()
 	if err := os.WriteFile(filepath.Join(persist, imex.RecoveryName), []byte(d.address(2).String()), 0o644); err != nil {

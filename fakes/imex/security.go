@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// Security is how daemons know each other: by certificates of an authority that both trust. Files are read when a daemon starts, and never
-// again; whether the real daemon reads renewed ones is not documented.
+// Security is how daemons authenticate each other: by certificates of an authority that both trust. Files are read when a daemon starts,
+// and never again; whether the real daemon reads renewed ones is not documented.
 type Security struct {
 	// Enabled is IMEX_ENABLE_AUTH_ENCRYPTION, Mode and Source are IMEX_AUTH_ENCRYPTION_MODE and IMEX_AUTH_SOURCE.
 	Enabled      bool
 	Mode, Source string
-	// Server is what the daemon shows those that connect to it, with the authority of theirs; Client what it shows those that it connects to.
+	// Server is the daemon's certificate for those that connect to it, with the authority of theirs; Client that for those that it connects
+	// to.
 	Server, Client KeyFiles
-	// Target is the name that the certificate of whoever it connects to must have (IMEX_SECURITY_TARGET_OVERRIDE); empty: the peer's own in
+	// Target is the name that the certificate of a server must have (IMEX_SECURITY_TARGET_OVERRIDE); empty: the peer's own in
 	// the list of nodes.
 	Target string
 }
@@ -28,7 +29,7 @@ type Security struct {
 // KeyFiles are paths of PEM files.
 type KeyFiles struct{ Key, Cert, Authority string }
 
-// set takes a key of the configuration, or says that it is none of these.
+// set takes a key of the configuration; false: the key is not one of these.
 func (s *Security) set(key, value string) (known bool, err error) {
 	files := map[string]*string{
 		"IMEX_SERVER_KEY": &s.Server.Key, "IMEX_SERVER_CERT": &s.Server.Cert, "IMEX_SERVER_CERT_AUTH": &s.Server.Authority,
@@ -46,7 +47,8 @@ func (s *Security) set(key, value string) (known bool, err error) {
 	return false, nil
 }
 
-// check says what keeps a daemon with this configuration from starting: as with the real one, a mode or source that is empty or unknown.
+// check returns the reason why a daemon with this configuration cannot start: as with the real one, a mode or source that is empty or
+// unknown.
 func (s *Security) check() error {
 	switch {
 	case !s.Enabled:
@@ -62,7 +64,7 @@ func (s *Security) check() error {
 // handshakeTimeout bounds one handshake.
 const handshakeTimeout = 2 * time.Second
 
-// load reads the files; both results are nil where daemons do not know each other.
+// load reads the files; both results are nil without authentication.
 func (s *Security) load() (server, client *tls.Config, err error) {
 	if !s.Enabled {
 		return nil, nil, nil

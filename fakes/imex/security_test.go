@@ -108,7 +108,6 @@ func (l *logged) says(words string) bool {
 }
 func (l *logged) into(_ *imex.Config, o *imex.Options) { o.Log = slog.New(slog.NewTextHandler(l, nil)) }
 
-//shows:cd-certificates
 func TestOnlyDaemonsOfOneAuthorityAndNameAreConnected(t *testing.T) {
 	ours, theirs := newAuthority(t, true), newAuthority(t, true)
 	for name, c := range map[string]struct {
@@ -153,7 +152,6 @@ func TestOnlyDaemonsOfOneAuthorityAndNameAreConnected(t *testing.T) {
 	}
 }
 
-//shows:cd-certificates
 func TestCertificatesAreReadWhenADaemonStartsAndNeverAgain(t *testing.T) {
 	first, next := newAuthority(t, true), newAuthority(t, true)
 	d := newDomain(t, "*.1", "*.2")

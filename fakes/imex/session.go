@@ -21,7 +21,7 @@ var ErrInUse = errors.New("the driver has an IMEX session already (NV_ERR_IN_USE
 // Session is the node's IMEX session, which makes importing memory of other nodes possible.
 //
 // The rules are those of the driver (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c). A node has one
-// session. Whoever opened it holds it until it is closed or the process is gone. When it ends, every client on the node that has
+// session. The opener holds it until it is closed or the process is gone. When it ends, every client on the node that has
 // imported memory is disabled for good: a later session does not enable it again. The holder locks the file, so that the kernel
 // ends a session as the driver does. The file holds the number of the session.
 type Session struct {
@@ -36,7 +36,7 @@ func OpenSession(dir string) (*Session, error) {
 	}
 	lock := wholeFile(unix.F_WRLCK)
 	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
-		_ = file.Close() // nothing was written
+		_ = file.Close() // it was only read
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 			return nil, ErrInUse
 		}
@@ -75,7 +75,7 @@ func ImportMemory(dir string) (*Import, error) {
 	return &Import{dir: dir, number: number}, nil
 }
 
-// Alive says whether the client can still use the memory: the session of its import has not ended since.
+// Alive reports whether the client can still use the memory: the session of its import has not ended since.
 func (i *Import) Alive() bool {
 	number, open, err := session(i.dir)
 	return err == nil && open && number == i.number

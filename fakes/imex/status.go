@@ -26,9 +26,9 @@ const (
 // Connection is the state of the connection from one node to another.
 type Connection string
 
-// The states of a connection; the letter of each is what the matrix of `nvidia-imex-ctl -N` shows.
+// The states of a connection; the letter of each is in the matrix of `nvidia-imex-ctl -N`.
 const (
-	Invalid         Connection = "INVALID"           // I: nothing is known, the node cannot be asked
+	Invalid         Connection = "INVALID"           // I: unknown, the node cannot be queried
 	NeverConnected  Connection = "NEVER_CONNECTED"   // N
 	Recovering      Connection = "RECOVERING"        // R: lost, less than the grace time ago
 	Disconnected    Connection = "DISCONNECTED"      // D: lost for longer
@@ -64,13 +64,13 @@ type Status struct {
 	Nodes     map[string]NodeStatus `json:"nodes"`
 	Timestamp string                `json:"timestamp"`
 	Status    Domain                `json:"status"`
-	// Self is the asked node's own key, empty when its address is not in the list; it is not part of the real command's answer.
+	// Self is the queried node's own key, empty when its address is not in the list; it is not part of the real command's answer.
 	Self string `json:"-"`
-	// Local is the asked daemon's own state.
+	// Local is the queried daemon's own state.
 	Local State `json:"-"`
 }
 
-// NodeStatus is one node as the asked daemon sees it.
+// NodeStatus is one node as the queried daemon sees it.
 type NodeStatus struct {
 	Status      State                       `json:"status"`
 	Host        string                      `json:"host"`
@@ -86,7 +86,7 @@ type ConnectionStatus struct {
 	Changed bool       `json:"changed"`
 }
 
-// WriteJSON writes what `-N -j` prints.
+// WriteJSON writes the output of `-N -j`.
 func (s Status) WriteJSON(w io.Writer) error {
 	return json.NewEncoder(w).Encode(s)
 }
@@ -101,7 +101,7 @@ D - Disconnected: lost for longer than the grace time
 C - Connected
 `
 
-// WriteText writes what `-N` prints: the nodes, the matrix of connections and the domain's state.
+// WriteText writes the output of `-N`: the nodes, the matrix of connections and the domain's state.
 func (s Status) WriteText(w io.Writer, hostNames bool) error {
 	var b strings.Builder
 	b.WriteString(legend + "\n" + s.Timestamp + "\n")
@@ -121,7 +121,7 @@ func (s Status) WriteText(w io.Writer, hostNames bool) error {
 	return err
 }
 
-// WriteNodes writes what `-n` prints: the nodes without the matrix.
+// WriteNodes writes the output of `-n`: the nodes without the matrix.
 func (s Status) WriteNodes(w io.Writer, hostNames bool) error {
 	var b strings.Builder
 	s.writeNodes(&b, hostNames)
@@ -148,7 +148,7 @@ func (s Status) writeNodes(b *strings.Builder, hostNames bool) {
 // timestamp has the form the real command uses.
 func timestamp(t time.Time) string { return t.Format("1/2/2006 15:04:05.000") }
 
-// domain computes the state of all nodes from what is known of each.
+// domain computes the state of all nodes from that of each.
 func domain(nodes map[string]NodeStatus) Domain {
 	ready, connected, pairs := 0, 0, 0
 	for i, n := range nodes {

@@ -13,14 +13,14 @@ import (
 	"strings"
 )
 
-// Library is what a daemon cannot start without; it is loaded by this name.
+// Library is necessary for a daemon's start; it is loaded by this name.
 const Library = "libnvidia-imex.so.1"
 
-// Surroundings are what a daemon's container has of its node.
+// Surroundings are the parts of a node in a daemon's container.
 type Surroundings interface {
-	// Device says whether there is a device node: /dev/nvidiactl.
+	// Device reports whether there is a device node: /dev/nvidiactl.
 	Device(path string) bool
-	// Library says whether the loader finds a library.
+	// Library reports whether the loader finds a library.
 	Library(name string) bool
 }
 
@@ -64,7 +64,7 @@ func value(path, key string) (string, error) {
 
 // Machine is the surroundings of a daemon that runs directly on this machine.
 type Machine struct {
-	// Dev stands for /dev.
+	// Dev is the directory in the place of /dev.
 	Dev string
 	// LibraryDirs are where the loader looks.
 	LibraryDirs []string
@@ -84,7 +84,7 @@ func (m Machine) Library(name string) bool {
 	})
 }
 
-// Container is the surroundings of a daemon in a container of a simulation that does not run containers: what the container was
+// Container is the surroundings of a daemon in a container of a simulation that does not run containers, as the container was
 // given.
 type Container struct {
 	Devices []string
@@ -130,7 +130,7 @@ func ReadContainer(file string) (Container, error) {
 	return c, nil
 }
 
-// checkStart says why a daemon cannot even start.
+// checkStart returns the reason why a daemon cannot start.
 func (d *Daemon) checkStart() error {
 	if in := d.options.Surroundings; in != nil && !in.Library(Library) {
 		return fmt.Errorf("%s: cannot open shared object file: %w", Library, fs.ErrNotExist)

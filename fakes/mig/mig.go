@@ -1,5 +1,5 @@
-// Package mig has the rules of MIG over a node's state: what may be created where, and what is in use. The C library has the same rules
-// in nvml/mig_rules.c; a test drives both side by side.
+// Package mig has the rules of MIG over a node's state: which instances may be created where, and which are in use. The C library has the
+// same rules in nvml/mig_rules.c; a test drives both side by side.
 package mig
 
 import (
@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// What can be wrong; each stands for one NVML return code.
+// The errors of the rules; each corresponds to one NVML return code.
 var (
 	ErrNotSupported          = errors.New("not supported in this state")
 	ErrInvalid               = errors.New("invalid argument")
@@ -347,7 +347,7 @@ const architectureAmpere = 7
 // one of those.
 func ModeNeedsReset(m *state.Model) bool { return m.Architecture == architectureAmpere }
 
-// SetMode requests MIG on or off. The second result is why the mode could not take effect at once. others says that other NVML
+// SetMode requests MIG on or off. The second result is why the mode could not take effect at once. others: other NVML
 // clients have the GPUs open: "All daemons holding handles on driver modules need to be stopped before MIG enablement" (the same
 // page).
 func SetMode(m *state.Model, g *state.GPU, on, others bool) (err, activation error) {

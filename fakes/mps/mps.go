@@ -57,7 +57,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", PipeVariable, err)
 	}
 	if conn, err := net.Dial("unix", Socket(d.Pipe)); err == nil {
-		_ = conn.Close() // nothing was said
+		_ = conn.Close() // without a request
 		return errors.New("an instance of this daemon is already running")
 	}
 	if err := os.Remove(Socket(d.Pipe)); err != nil && !errors.Is(err, os.ErrNotExist) {

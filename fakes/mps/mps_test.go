@@ -72,8 +72,6 @@ func exchanges() []struct{ say, want string } {
 }
 
 // The real daemon runs where tests/nvidia-programs has fetched it; it needs no GPU.
-//
-//shows:fakes-cuda
 func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
 	if cache, err := os.UserCacheDir(); directory == "" && err == nil {
@@ -149,7 +147,7 @@ func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
 func TestWhoeverTypesCanBeInterrupted(t *testing.T) {
 	pipe, _ := daemon(t)
 	typed, terminal := io.Pipe()
-	defer func() { _ = terminal.Close() }() // what still reads it ends
+	defer func() { _ = terminal.Close() }() // its readers end
 	ctx, cancel := context.WithCancel(t.Context())
 	sent := make(chan error, 1)
 	go func() { sent <- mps.Send(ctx, pipe, typed, new(bytes.Buffer)) }()

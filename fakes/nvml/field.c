@@ -108,18 +108,26 @@ static nvmlReturn_t ecc_field(const struct source *s, nvmlFieldValue_t *f)
 		small(f, s->core->ecc_pending);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_SBE_VOL_TOTAL:
+		number(f, e->volatile_corrected + e->volatile_sram.corrected);
+		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_SBE_VOL_DEV:
 		number(f, e->volatile_corrected);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_DBE_VOL_TOTAL:
+		number(f, e->volatile_uncorrected + e->volatile_sram.parity + e->volatile_sram.secded);
+		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_DBE_VOL_DEV:
 		number(f, e->volatile_uncorrected);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_SBE_AGG_TOTAL:
+		number(f, e->aggregate_corrected + e->aggregate_sram.corrected);
+		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_SBE_AGG_DEV:
 		number(f, e->aggregate_corrected);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_DBE_AGG_TOTAL:
+		number(f, e->aggregate_uncorrected + e->aggregate_sram.parity + e->aggregate_sram.secded);
+		return NVML_SUCCESS;
 	case NVML_FI_DEV_ECC_DBE_AGG_DEV:
 		number(f, e->aggregate_uncorrected);
 		return NVML_SUCCESS;
@@ -143,27 +151,12 @@ static nvmlReturn_t other_field(const struct source *s, nvmlFieldValue_t *f)
 {
 	switch (f->fieldId) {
 	case NVML_FI_DEV_MEMORY_TEMP:
+		if (!s->model->temp_memory)
+			return NVML_ERROR_NOT_SUPPORTED;
 		small(f, s->core->temperature_mem);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
 		number(f, s->core->energy);
-		return NVML_SUCCESS;
-	case NVML_FI_DEV_POWER_AVERAGE:
-	case NVML_FI_DEV_POWER_INSTANT:
-		small(f, s->core->power);
-		return NVML_SUCCESS;
-	case NVML_FI_DEV_POWER_MIN_LIMIT:
-		small(f, s->model->power_min);
-		return NVML_SUCCESS;
-	case NVML_FI_DEV_POWER_MAX_LIMIT:
-		small(f, s->model->power_max);
-		return NVML_SUCCESS;
-	case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
-		small(f, s->model->power_default);
-		return NVML_SUCCESS;
-	case NVML_FI_DEV_POWER_CURRENT_LIMIT:
-	case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
-		small(f, s->core->power_limit);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
 		small(f, s->core->pcie_replays);
@@ -176,10 +169,98 @@ static nvmlReturn_t other_field(const struct source *s, nvmlFieldValue_t *f)
 			return NVML_ERROR_NOT_SUPPORTED;
 		small(f, s->model->architecture >= NVML_DEVICE_ARCH_HOPPER);
 		return NVML_SUCCESS;
-	case NVML_FI_DEV_C2C_LINK_COUNT:
-		if (!s->model->coherent)
+	case NVML_FI_DEV_PCIE_OUTBOUND_ATOMICS_MASK: /* bits 0 to 5: FETCHADD, SWAP and CAS of 32 and 64 bits */
+	case NVML_FI_DEV_PCIE_INBOUND_ATOMICS_MASK:
+		if (!(s->model->pcie_atomics & (f->fieldId == NVML_FI_DEV_PCIE_INBOUND_ATOMICS_MASK ? 1 : 2)))
 			return NVML_ERROR_NOT_SUPPORTED;
+		small(f, 0x3f);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS:
+		small(f, 0);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN: /* nanoseconds; the fake never slows a GPU down */
+	case NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN:
+	case NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN:
+	case NVML_FI_DEV_PERF_POLICY_POWER:
+	case NVML_FI_DEV_PERF_POLICY_THERMAL:
+	case NVML_FI_DEV_PERF_POLICY_SYNC_BOOST:
+	case NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT:
+	case NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION:
+	case NVML_FI_DEV_PERF_POLICY_RELIABILITY:
+	case NVML_FI_DEV_PERF_POLICY_TOTAL_APP_CLOCKS:
+	case NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS:
+		number(f, 0);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_RETIRED_SBE:
+	case NVML_FI_DEV_RETIRED_DBE:
+	case NVML_FI_DEV_RETIRED_PENDING:
+		if (!s->model->ecc || s->model->architecture >= NVML_DEVICE_ARCH_AMPERE)
+			return NVML_ERROR_NOT_SUPPORTED;
+		number(f, f->fieldId == NVML_FI_DEV_RETIRED_SBE   ? s->core->ecc.retired_single_bit
+			  : f->fieldId == NVML_FI_DEV_RETIRED_DBE ? s->core->ecc.retired_double_bit
+								  : 0);
+		return NVML_SUCCESS;
+	}
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Power is of one of the scopes of nvmlPowerScopeType_t: the GPU, its module with the CPU, or the memory. */
+static nvmlReturn_t power_field(const struct source *s, nvmlFieldValue_t *f)
+{
+	const struct ff_model *m = s->model;
+	bool module = f->scopeId == NVML_POWER_SCOPE_MODULE;
+	if (f->fieldId < NVML_FI_DEV_POWER_AVERAGE || f->fieldId > NVML_FI_DEV_POWER_REQUESTED_LIMIT)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (module && !m->module_max)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (f->scopeId == NVML_POWER_SCOPE_MEMORY) {
+		if (f->fieldId != NVML_FI_DEV_POWER_AVERAGE || !s->core->memory_power)
+			return NVML_ERROR_NOT_SUPPORTED;
+		small(f, s->core->memory_power);
+		return NVML_SUCCESS;
+	}
+	switch (f->fieldId) {
+	case NVML_FI_DEV_POWER_AVERAGE:
+	case NVML_FI_DEV_POWER_INSTANT:
+		small(f, module ? s->core->module_power : s->core->power);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_MIN_LIMIT:
+		small(f, module ? m->module_min : m->power_min);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_MAX_LIMIT:
+		small(f, module ? m->module_max : m->power_max);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
+		small(f, module ? m->module_default : m->power_default);
+		return NVML_SUCCESS;
+	default:
+		small(f, module ? m->module_default : s->core->power_limit);
+		return NVML_SUCCESS;
+	}
+}
+
+/* The link between the GPU and a CPU that share one address space. */
+static nvmlReturn_t c2c_field(const struct source *s, nvmlFieldValue_t *f)
+{
+	if (!s->model->coherent)
+		return NVML_ERROR_NOT_SUPPORTED;
+	switch (f->fieldId) {
+	case NVML_FI_DEV_C2C_LINK_COUNT:
 		small(f, 1);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_C2C_LINK_GET_STATUS:
+		small(f, 1);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_C2C_LINK_GET_MAX_BW: /* MB/s of each link in one direction; 450 GB/s as NVIDIA's pages on Grace Hopper and Blackwell give them */
+		small(f, 450000);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_C2C_LINK_ERROR_INTR:
+	case NVML_FI_DEV_C2C_LINK_ERROR_REPLAY:
+	case NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B:
+		number(f, 0);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_C2C_LINK_POWER_STATE:
+		small(f, NVML_C2C_POWER_STATE_FULL_POWER);
 		return NVML_SUCCESS;
 	}
 	return NVML_ERROR_NOT_SUPPORTED;
@@ -206,6 +287,10 @@ nvmlReturn_t impl_nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlF
 			f->nvmlReturn = ecc_field(&s, f);
 		if (f->nvmlReturn == NVML_ERROR_NOT_SUPPORTED)
 			f->nvmlReturn = other_field(&s, f);
+		if (f->nvmlReturn == NVML_ERROR_NOT_SUPPORTED)
+			f->nvmlReturn = power_field(&s, f);
+		if (f->nvmlReturn == NVML_ERROR_NOT_SUPPORTED)
+			f->nvmlReturn = c2c_field(&s, f);
 	}
 	return NVML_SUCCESS;
 }

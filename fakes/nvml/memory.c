@@ -221,14 +221,16 @@ nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErr
 	ECC_ONLY();
 	const struct ff_ecc *e = &t.core.ecc;
 	bool corrected = type == NVML_MEMORY_ERROR_TYPE_CORRECTED;
+	const struct ff_sram *s = counter == NVML_VOLATILE_ECC ? &e->volatile_sram : &e->aggregate_sram;
 	if (counter == NVML_VOLATILE_ECC)
 		*count = corrected ? e->volatile_corrected : e->volatile_uncorrected;
 	else
 		*count = corrected ? e->aggregate_corrected : e->aggregate_uncorrected;
+	*count += corrected ? s->corrected : s->parity + s->secded;
 	return NVML_SUCCESS;
 }
 
-/* All errors are reported as errors of the device's memory. */
+/* Errors are those of the device's memory, or of all SRAM together. */
 nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
 						  nvmlMemoryLocation_t location, unsigned long long *count)
 {
@@ -244,9 +246,15 @@ nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemor
 		return NVML_SUCCESS;
 	}
 	r = impl_nvmlDeviceGetTotalEccErrors(device, type, counter, count);
-	if (r == NVML_SUCCESS && location != NVML_MEMORY_LOCATION_DEVICE_MEMORY)
-		*count = 0;
-	return r;
+	if (r != NVML_SUCCESS)
+		return r;
+	const struct ff_sram *s = counter == NVML_VOLATILE_ECC ? &t.core.ecc.volatile_sram : &t.core.ecc.aggregate_sram;
+	unsigned long long sram = type == NVML_MEMORY_ERROR_TYPE_CORRECTED ? s->corrected : s->parity + s->secded;
+	if (location == NVML_MEMORY_LOCATION_DEVICE_MEMORY)
+		*count = *count > sram ? *count - sram : 0;
+	else
+		*count = location == NVML_MEMORY_LOCATION_SRAM ? sram : 0;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected, unsigned int *pending,

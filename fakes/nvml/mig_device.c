@@ -10,12 +10,19 @@ nvmlReturn_t impl_nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int 
 	return NVML_SUCCESS;
 }
 
+/* The answer about the instance of a whole GPU: its handle is a wrong argument where GPUs have instances. */
+static nvmlReturn_t no_instance(void)
+{
+	uint32_t most;
+	return FF_MODEL(mig_max_instances, &most) && most ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+}
+
 nvmlReturn_t impl_nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
 {
 	OUT(id);
 	TARGET(ff_device);
 	if (!t.mig)
-		return NVML_ERROR_NOT_SUPPORTED;
+		return no_instance();
 	*id = t.gi;
 	return NVML_SUCCESS;
 }
@@ -25,7 +32,7 @@ nvmlReturn_t impl_nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned i
 	OUT(id);
 	TARGET(ff_device);
 	if (!t.mig)
-		return NVML_ERROR_NOT_SUPPORTED;
+		return no_instance();
 	*id = t.ci;
 	return NVML_SUCCESS;
 }

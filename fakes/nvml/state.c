@@ -76,21 +76,27 @@ static bool in_root(const char *root, char *path)
 	return false;
 }
 
-/* A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. */
+/*
+ * A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. A pod that mounts the driver root alone, under
+ * any name, has the state in it: DRIVER/state/node.
+ */
 static bool beside_self(char *path)
 {
-	char self[PATH_MAX] = "", absolute[PATH_MAX], root[PATH_MAX];
+	char self[PATH_MAX] = "", absolute[PATH_MAX], driver[PATH_MAX] = "";
 	dl_iterate_phdr(find_self, self);
 	if (!self[0] || !realpath(self, absolute))
 		return false;
 	for (int up = 0; up < 4; up++) {
 		char *slash = strrchr(absolute, '/');
 		if (!slash)
-			return false;
+			break;
 		*slash = 0;
+		if (up == 2)
+			memcpy(driver, absolute, sizeof driver);
+		if (up == 3 && in_root(absolute, path))
+			return true;
 	}
-	memcpy(root, absolute, sizeof root);
-	return in_root(root, path);
+	return driver[0] && in_root(driver, path);
 }
 
 /*

@@ -43,7 +43,7 @@ nvmlReturn_t impl_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtiliza
 		OUT(percent && period);                                                                                  \
 		TARGET(ff_whole_gpu);                                                                                    \
 		*percent = 0;                                                                                            \
-		*period = 167000;                                                                                        \
+		*period = 100000;                                                                                        \
 		return NVML_SUCCESS;                                                                                     \
 	}
 ENGINE(Encoder)
@@ -84,8 +84,10 @@ nvmlReturn_t impl_nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTem
 		*out = m.temp_slowdown;
 		break;
 	case NVML_TEMPERATURE_THRESHOLD_GPU_MAX:
-	case NVML_TEMPERATURE_THRESHOLD_MEM_MAX:
 		*out = m.temp_max;
+		break;
+	case NVML_TEMPERATURE_THRESHOLD_MEM_MAX:
+		*out = m.temp_memory;
 		break;
 	default:
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -103,8 +105,8 @@ CORE_NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, t.core.performance_sta
 CORE_NUMBER(nvmlDeviceGetPowerState, nvmlPstates_t, t.core.performance_state)
 CORE_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, t.core.clock_reasons)
 CORE_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, t.core.clock_reasons)
-CORE_NUMBER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long, nvmlClocksEventReasonAll)
-CORE_NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long, nvmlClocksEventReasonAll)
+CORE_NUMBER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long, 0x1ff) /* as an H200 of driver 580 */
+CORE_NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long, 0x1ff)
 CORE_NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned int, t.core.pcie_replays)
 CORE_NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, t.core.persistence)
 CORE_NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, t.core.compute_mode)
@@ -205,10 +207,13 @@ static bool set(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, v
 		c->time_slice = s->value;
 		break;
 	case CLEAR_ECC:
-		if (s->value == NVML_VOLATILE_ECC)
+		if (s->value == NVML_VOLATILE_ECC) {
 			c->ecc.volatile_corrected = c->ecc.volatile_uncorrected = 0;
-		else
+			c->ecc.volatile_sram = (struct ff_sram){0};
+		} else {
 			c->ecc.aggregate_corrected = c->ecc.aggregate_uncorrected = 0;
+			c->ecc.aggregate_sram = (struct ff_sram){0};
+		}
 		break;
 	}
 	return true;

@@ -14,8 +14,6 @@ import (
 
 // TestADamagedStateNeverCrashesAClient writes random bytes into the mapped file, truncates it, and then calls everything. Whatever
 // the calls return, the process must not crash. The file is repaired each time, under the same mappings.
-//
-//shows:fakes-refusals
 func TestADamagedStateNeverCrashesAClient(t *testing.T) {
 	c, g := both(t, "a100-40")
 	for _, l := range []nvml.Interface{c, g} {
@@ -123,8 +121,6 @@ func callGetters(v reflect.Value, in reflect.Type) {
 }
 
 // TestADamagedProfileEndsNoCount uses profiles of 32 slices: their mask in a word of 32 bits equals that of no slice.
-//
-//shows:fakes-refusals
 func TestADamagedProfileEndsNoCount(t *testing.T) {
 	c, g := both(t, "a100-40")
 	f, err := state.Open(sharedRoot)

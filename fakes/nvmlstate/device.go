@@ -25,7 +25,7 @@ func (l *library) device(gpu int) *device {
 	return &device{Device: l.devices, lib: l, gpu: gpu, gi: state.None, ci: state.None}
 }
 
-// part is what a handle means in one view of the state; gi and ci are nil for a whole GPU.
+// part is the object of a handle in one view of the state; gi and ci are nil for a whole GPU.
 type part struct {
 	body  *state.Body
 	node  *state.Node
@@ -57,7 +57,7 @@ func (d *device) gpuOnly(b *state.Body) (part, nvml.Return) {
 	return p, r
 }
 
-// get reads one value. kinds says for which handles the function works: whole GPUs, or any.
+// get reads one value. kinds selects the handles for which the function works: whole GPUs, or any.
 func get[T any](d *device, function string, kind kind, fn func(part) (T, nvml.Return)) (T, nvml.Return) {
 	var v T
 	r := d.lib.read(function, func(b *state.Body) nvml.Return {
@@ -99,7 +99,7 @@ func model[T any](fn func(*state.Model) T) func(part) (T, nvml.Return) {
 	return func(p part) (T, nvml.Return) { return fn(p.model), nvml.SUCCESS }
 }
 
-// GetIndex gives a MIG device's number on its GPU, as nvml.h says of nvmlDeviceGetIndex.
+// GetIndex gives a MIG device's number on its GPU, as nvml.h describes for nvmlDeviceGetIndex.
 func (d *device) GetIndex() (int, nvml.Return) {
 	return get(d, "DeviceGetIndex", anyLive, func(p part) (int, nvml.Return) {
 		if !d.isMIG {
@@ -272,11 +272,11 @@ func bits(from []uint64, count int) []uint {
 }
 
 func (d *device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
-	return get(d, "DeviceGetMaxPcieLinkGeneration", anyPlace, model(func(m *state.Model) int { return int(m.PCIeGeneration) }))
+	return get(d, "DeviceGetMaxPcieLinkGeneration", anyPlace, model(func(m *state.Model) int { return int(m.PCIeLink) }))
 }
 
 func (d *device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
-	return get(d, "DeviceGetCurrPcieLinkGeneration", anyPlace, model(func(m *state.Model) int { return int(m.PCIeGeneration) }))
+	return get(d, "DeviceGetCurrPcieLinkGeneration", anyPlace, model(func(m *state.Model) int { return int(m.PCIeLink) }))
 }
 
 func (d *device) GetMaxPcieLinkWidth() (int, nvml.Return) {

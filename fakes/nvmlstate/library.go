@@ -61,7 +61,7 @@ type library struct {
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced
 	inits int
-	// readOnlyDev says that a client cannot write to its /dev.
+	// readOnlyDev: the client cannot write to its /dev.
 	readOnlyDev bool
 	// tickets are the handles that go-nvml's handlers took to C.
 	tickets map[target]*ticket
@@ -87,7 +87,7 @@ func (l *library) InitWithFlags(uint32) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// ofThisDriver says whether the node's libnvidia-ml.so.1 has the version of the kernel's modules, by its file's name; l.mu must be
+// ofThisDriver reports whether the node's libnvidia-ml.so.1 has the version of the kernel's modules, by its file's name; l.mu must be
 // held. A node without libraries has none of another version.
 func (l *library) ofThisDriver() bool {
 	file, err := filepath.EvalSymlinks(filepath.Join(l.root, "driver/usr/lib64/libnvidia-ml.so.1"))
@@ -171,11 +171,11 @@ func (l *library) read(function string, fn func(*state.Body) nvml.Return) nvml.R
 	if r != nvml.SUCCESS {
 		return r
 	}
-	f.Peek(func(b *state.Body) { r = fn(b) }) // call has just asked whether the file is whole
+	f.Peek(func(b *state.Body) { r = fn(b) }) // call has just checked that the file is whole
 	return r
 }
 
-// write runs fn on the state as the only writer; nothing changes unless it returns SUCCESS.
+// write runs fn on the state as the only writer; the state changes only if it returns SUCCESS.
 func (l *library) write(function string, fn func(*state.Body) nvml.Return) nvml.Return {
 	f, r := l.call(function)
 	if r != nvml.SUCCESS {
@@ -193,7 +193,7 @@ func (l *library) write(function string, fn func(*state.Body) nvml.Return) nvml.
 	return r
 }
 
-// syncMIG does, after a change of the MIG layout, what the kernel does in /proc, and what NVML does in its own /dev.
+// syncMIG writes, after a change of the MIG layout, the files that the kernel makes in /proc and NVML in its own /dev.
 func (l *library) syncMIG() {
 	f, r := l.open()
 	if r != nvml.SUCCESS {

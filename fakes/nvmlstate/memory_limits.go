@@ -99,7 +99,7 @@ func (d *device) GetMemoryLimits_v1(cgroup string) (nvml.MemoryLimits_v1, nvml.R
 	})
 }
 
-// usedBy is what the processes of a cgroup use of the GPU.
+// usedBy is the use of the GPU by the processes of a cgroup.
 func (d *device) usedBy(p part, cgroup uint64) (bytes uint64) {
 	for _, q := range d.processes(p) {
 		if q.In(cgroup) {

@@ -14,8 +14,6 @@ import (
 )
 
 // Each sees what the other set, and refuses what the other refuses.
-//
-//shows:vgpu-driver-limits
 func TestLimitsOfMemoryAreTheSameThroughBothLibraries(t *testing.T) {
 	_, path := cgrouptest.Make(t)
 	c, _ := both(t, "l40s-8")

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// code is the NVML return code that an error of the rules stands for.
+// code returns the NVML return code of an error of the rules.
 func code(err error) nvml.Return {
 	switch {
 	case err == nil:
@@ -60,7 +60,7 @@ func (d *device) change(function string, fn func(*state.Model, *state.GPU) error
 	return d.changeBeside(function, func(m *state.Model, g *state.GPU, _ bool) error { return fn(m, g) })
 }
 
-// changeBeside is change for rules that ask whether other NVML clients have the GPUs open.
+// changeBeside is change for rules that depend on whether other NVML clients have the GPUs open.
 func (d *device) changeBeside(function string, fn func(m *state.Model, g *state.GPU, others bool) error) nvml.Return {
 	r := d.lib.write(function, func(b *state.Body) nvml.Return {
 		p, r := d.gpuOnly(b)
@@ -112,8 +112,11 @@ func (d *device) IsMigDeviceHandle() (bool, nvml.Return) {
 }
 
 func (d *device) instanceID(function string, id uint32) (int, nvml.Return) {
-	return get(d, function, anyPlace, func(part) (int, nvml.Return) {
-		if !d.isMIG {
+	return get(d, function, anyPlace, func(p part) (int, nvml.Return) {
+		switch {
+		case !d.isMIG && p.model.MIGMaxInstances > 0:
+			return 0, nvml.ERROR_INVALID_ARGUMENT
+		case !d.isMIG:
 			return 0, nvml.ERROR_NOT_SUPPORTED
 		}
 		return int(id), nvml.SUCCESS
@@ -201,7 +204,7 @@ func one(b bool) uint32 {
 	return 0
 }
 
-// profile finds the state's profile for go-nvml's description of one; enabled says whether MIG must be on.
+// profile finds the state's profile for go-nvml's description of one; enabled: MIG must be on.
 func (p part) profile(info *nvml.GpuInstanceProfileInfo, enabled bool) (int, nvml.Return) {
 	if info == nil {
 		return 0, nvml.ERROR_INVALID_ARGUMENT

@@ -94,7 +94,7 @@ func restore(t *testing.T, f *state.File, g state.GPU) {
 	}
 }
 
-// randomChange picks a change of GPU 0's layout; what it refers to may not exist.
+// randomChange picks a change of GPU 0's layout; its object may not exist.
 func randomChange(r *rand.Rand) func(nvml.Interface) nvml.Return {
 	ids := []uint32{19, 20, 15, 14, 9, 5, 0, 99}
 	id, start, gi, ci, compute := ids[r.IntN(len(ids))], uint32(r.IntN(8)), r.IntN(15), r.IntN(8), uint32(r.IntN(6))
@@ -155,7 +155,7 @@ func randomChange(r *rand.Rand) func(nvml.Interface) nvml.Return {
 	}
 }
 
-// enableMIG brings a GPU of the shared node into MIG mode, whoever has it open.
+// enableMIG brings a GPU of the shared node into MIG mode, also while it is open.
 func enableMIG(t *testing.T, gpu int) {
 	t.Helper()
 	if err := fault.Apply(sharedRoot, "mig-mode", fault.Arguments{"gpu": strconv.Itoa(gpu)}); err != nil {
@@ -164,8 +164,6 @@ func enableMIG(t *testing.T, gpu int) {
 }
 
 // The answer to a change of mode: nvml.h, nvmlDeviceSetMigMode, and the MIG user guide's Deployment Considerations.
-//
-//shows:gpu-mig-modes
 func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 	for name, pending := range map[string]bool{"a100-40": true, "a30-4": true, "h100-hgx": false, "b200-hgx": false} {
 		c, g := both(t, name)
@@ -207,8 +205,6 @@ func TestMemoryOfAnIntegratedGPUIsNotReported(t *testing.T) {
 }
 
 // nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH. That the C library does so too is tested in nvml/nvmltest.
-//
-//shows:gpu-driver-trouble
 func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
 	p, err := profile.Load("t4-edge")
 	if err != nil {
@@ -235,8 +231,6 @@ func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T)
 }
 
 // The kernel module makes no nodes; NVML does in its own /dev (mknod_helper in NVIDIA/nvidia-modprobe), and nothing takes them away again.
-//
-//shows:gpu-device-nodes
 func TestCapabilityNodesAppearOnlyInADevThatTheClientCanWrite(t *testing.T) {
 	c, writer := both(t, "h100-hgx")
 	reader := nvmlstate.New(sharedRoot, nvmlstate.ReadOnlyDev)

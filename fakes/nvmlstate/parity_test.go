@@ -67,7 +67,6 @@ func withGPUs(t *testing.T) []string {
 	return names
 }
 
-//shows:fakes-nvml
 func TestTheCAndTheGoLibraryAnswerAlike(t *testing.T) {
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +118,7 @@ func values(results []reflect.Value) []any {
 	return all
 }
 
-// compareVersions asks both for one of go-nvml's handlers, which call C whichever library they are from, and calls each version of it.
+// compareVersions gets from both one of go-nvml's handlers, which call C whichever library they are from, and calls each version of it.
 func compareVersions(t *testing.T, c, g any, name string, args ...any) {
 	t.Helper()
 	handler := func(of any) reflect.Value {

@@ -80,7 +80,32 @@ func (d *device) GetDisplayActive() (nvml.EnableState, nvml.Return) {
 }
 
 func (d *device) GetDisplayMode() (nvml.EnableState, nvml.Return) {
-	return same[nvml.EnableState](d, "DeviceGetDisplayMode", nvml.FEATURE_DISABLED)
+	return same[nvml.EnableState](d, "DeviceGetDisplayMode", nvml.FEATURE_ENABLED)
+}
+
+func (d *device) GetInforomConfigurationChecksum() (uint32, nvml.Return) {
+	return same[uint32](d, "DeviceGetInforomConfigurationChecksum", 0)
+}
+
+func (d *device) GetGpcClkVfOffset() (int, nvml.Return) { return same(d, "DeviceGetGpcClkVfOffset", 0) }
+
+func (d *device) GetMemClkVfOffset() (int, nvml.Return) { return same(d, "DeviceGetMemClkVfOffset", 0) }
+
+func (d *device) GetGpcClkMinMaxVfOffset() (int, int, nvml.Return) {
+	v, r := same(d, "DeviceGetGpcClkMinMaxVfOffset", 0)
+	return v, v, r
+}
+
+func (d *device) GetMemClkMinMaxVfOffset() (int, int, nvml.Return) {
+	v, r := same(d, "DeviceGetMemClkMinMaxVfOffset", 0)
+	return v, v, r
+}
+
+func (d *device) GetLastBBXFlushTime() (uint64, uint, nvml.Return) {
+	if _, r := same(d, "DeviceGetLastBBXFlushTime", 0); r != nvml.SUCCESS {
+		return 0, 0, r
+	}
+	return 0, 0, nvml.ERROR_NOT_READY
 }
 
 func (d *device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
@@ -92,7 +117,7 @@ func (d *device) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
 }
 
 func (d *device) GetSupportedClocksEventReasons() (uint64, nvml.Return) {
-	return same[uint64](d, "DeviceGetSupportedClocksEventReasons", nvml.ClocksEventReasonAll)
+	return same[uint64](d, "DeviceGetSupportedClocksEventReasons", 0x1ff) // as an H200 of driver 580
 }
 
 func (d *device) GetSupportedClocksThrottleReasons() (uint64, nvml.Return) {
@@ -100,7 +125,7 @@ func (d *device) GetSupportedClocksThrottleReasons() (uint64, nvml.Return) {
 }
 
 // enginePeriod is how long engines' utilisation is averaged, in microseconds.
-const enginePeriod = 167000
+const enginePeriod = 100000
 
 func (d *device) engine(function string) (uint32, uint32, nvml.Return) {
 	_, r := same(d, function, 0)
@@ -129,7 +154,7 @@ func (d *device) GetDefaultEccMode() (nvml.EnableState, nvml.Return) {
 }
 
 func (d *device) GetGpuMaxPcieLinkGeneration() (int, nvml.Return) {
-	return d.GetMaxPcieLinkGeneration()
+	return get(d, "DeviceGetGpuMaxPcieLinkGeneration", anyPlace, model(func(m *state.Model) int { return int(m.PCIeGeneration) }))
 }
 
 func (d *device) GetGspFirmwareMode() (bool, bool, nvml.Return) {

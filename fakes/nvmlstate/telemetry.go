@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// memory is what is used of a GPU or of a MIG device.
+// memory is the used memory of a GPU or of a MIG device.
 type memory struct{ total, reserved, used uint64 }
 
 func (d *device) memory(function string) (memory, nvml.Return) {
@@ -155,8 +155,10 @@ func (d *device) GetTemperatureThreshold(kind nvml.TemperatureThresholds) (uint3
 			v = p.model.TempShutdown
 		case nvml.TEMPERATURE_THRESHOLD_SLOWDOWN:
 			v = p.model.TempSlowdown
-		case nvml.TEMPERATURE_THRESHOLD_GPU_MAX, nvml.TEMPERATURE_THRESHOLD_MEM_MAX:
+		case nvml.TEMPERATURE_THRESHOLD_GPU_MAX:
 			v = p.model.TempMax
+		case nvml.TEMPERATURE_THRESHOLD_MEM_MAX:
+			v = p.model.TempMemory
 		}
 		if v == 0 {
 			return 0, nvml.ERROR_NOT_SUPPORTED
@@ -233,13 +235,13 @@ func (d *device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCo
 		case kind >= nvml.MEMORY_ERROR_TYPE_COUNT || counter >= nvml.ECC_COUNTER_TYPE_COUNT:
 			return 0, nvml.ERROR_INVALID_ARGUMENT
 		case kind == nvml.MEMORY_ERROR_TYPE_CORRECTED && counter == nvml.VOLATILE_ECC:
-			return e.VolatileCorrected, nvml.SUCCESS
+			return e.VolatileCorrected + e.VolatileSRAM.Corrected, nvml.SUCCESS
 		case kind == nvml.MEMORY_ERROR_TYPE_CORRECTED:
-			return e.AggregateCorrected, nvml.SUCCESS
+			return e.AggregateCorrected + e.AggregateSRAM.Corrected, nvml.SUCCESS
 		case counter == nvml.VOLATILE_ECC:
-			return e.VolatileUncorrected, nvml.SUCCESS
+			return e.VolatileUncorrected + e.VolatileSRAM.Parity + e.VolatileSRAM.SECDED, nvml.SUCCESS
 		}
-		return e.AggregateUncorrected, nvml.SUCCESS
+		return e.AggregateUncorrected + e.AggregateSRAM.Parity + e.AggregateSRAM.SECDED, nvml.SUCCESS
 	})
 }
 

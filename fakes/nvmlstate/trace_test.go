@@ -10,7 +10,6 @@ import (
 	"gpufabric.io/fakes/trace"
 )
 
-//shows:fakes-trace
 func TestTheTraceNamesEveryCallAndEveryStub(t *testing.T) {
 	c, _ := both(t, "gb200-nvl72")
 	path := filepath.Join(t.TempDir(), "trace")

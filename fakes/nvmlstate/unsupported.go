@@ -7,8 +7,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// unsupported fills every function of one of go-nvml's mock structs: what takes a handle first and is named after the handle's kind
-// (DeviceGetName) is passed on to the handle's own method (GetName), and everything else answers NOT_SUPPORTED with zero values.
+// unsupported fills every function of one of go-nvml's mock structs: one that takes a handle first and is named after the handle's kind
+// (DeviceGetName) is passed on to the handle's own method (GetName), and any other returns NOT_SUPPORTED with zero values.
 // Methods of the type that embeds the mock go before both.
 func unsupported[T any](mock *T) *T {
 	v := reflect.ValueOf(mock).Elem()

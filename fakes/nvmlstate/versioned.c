@@ -47,7 +47,7 @@ extern int fakefabricVersioned(void *handle, unsigned int function, unsigned int
 HANDLE_OUT(nvmlDeviceGetGpuFabricInfo, FF_FABRIC_INFO)
 HANDLE_OUT(nvmlDeviceGetGpuFabricInfoV, FF_FABRIC_INFO_V)
 HANDLE_OUT(nvmlDeviceGetTemperatureV, FF_TEMPERATURE_V)
-HANDLE_OUT(nvmlDeviceGetC2cModeInfoV, FF_UNSUPPORTED)
+HANDLE_OUT(nvmlDeviceGetC2cModeInfoV, FF_C2C_MODE)
 HANDLE_OUT(nvmlDeviceGetNvLinkInfo, FF_UNSUPPORTED)
 HANDLE_NUMBER_OUT(nvmlDeviceGetGpuInstanceProfileInfo, FF_GPU_INSTANCE_PROFILE)
 HANDLE_NUMBER_OUT(nvmlDeviceGetGpuInstanceProfileInfoV, FF_GPU_INSTANCE_PROFILE_V)

@@ -36,6 +36,8 @@ func (d *device) versioned(function, number uint32, out unsafe.Pointer) nvml.Ret
 		return d.fabricInfo(out)
 	case C.FF_TEMPERATURE_V:
 		return d.temperature((*nvml.Temperature)(out))
+	case C.FF_C2C_MODE:
+		return d.c2c((*nvml.C2cModeInfo_v1)(out))
 	case C.FF_GPU_INSTANCE_PROFILE:
 		return store(out, func() (nvml.GpuInstanceProfileInfo, nvml.Return) { return d.GetGpuInstanceProfileInfo(int(number)) })
 	case C.FF_GPU_INSTANCE_PROFILE_V:

@@ -1,6 +1,9 @@
 package profile
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Filled is the profile with the defaults of its GPUs' and NICs' places, as a rendered node shows them.
 func (p *Profile) Filled() *Profile {
@@ -13,7 +16,25 @@ func (p *Profile) Filled() *Profile {
 			g.Bridges = bridgesOf(g.PCI, g.Bridges)
 			g.Module = g.moduleAt(i)
 		}
+		m := &gpus.Model
+		m.PCIe.LinkGeneration, m.PCIe.Atomics = m.PCIe.Link(), cmp.Or(m.PCIe.Atomics, "none")
+		m.Clocks.ApplicationMHz = cmp.Or(m.Clocks.ApplicationMHz, m.Clocks.GraphicsMHz)
+		m.Clocks.IdleVideoMHz = cmp.Or(m.Clocks.IdleVideoMHz, m.Clocks.IdleMHz)
+		m.Clocks.IdleMemoryMHz = cmp.Or(m.Clocks.IdleMemoryMHz, m.Clocks.MemoryMHz)
 		filled.GPUs = &gpus
+	}
+	if p.Fabric != nil {
+		fabric := *p.Fabric
+		fabric.Health = nil
+		for _, word := range []string{"summary", "bandwidth", "routeRecovery", "routeUnhealthy", "accessTimeout", "configuration"} {
+			if p.Fabric.Reports(word) {
+				fabric.Health = append(fabric.Health, word)
+			}
+		}
+		if fabric.Health == nil {
+			fabric.Health = []string{"none"}
+		}
+		filled.Fabric = &fabric
 	}
 	filled.NICs = slices.Clone(p.NICs)
 	for i := range filled.NICs {

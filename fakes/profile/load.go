@@ -29,7 +29,7 @@ func Names() []string {
 	return names
 }
 
-// Load reads the shipped profile of that name, or the profile file at that path. A path is told from a name by a slash or by .yaml at
+// Load reads the shipped profile of that name, or the profile file at that path. A path differs from a name by a slash or by .yaml at
 // its end. All mistakes in the file are returned, joined, each a Problem.
 func Load(nameOrFile string) (*Profile, error) {
 	if strings.ContainsRune(nameOrFile, filepath.Separator) || strings.HasSuffix(nameOrFile, ".yaml") ||

@@ -1,6 +1,6 @@
 package profile
 
-// NICModel is what every NIC of one model has in common.
+// NICModel has the common data of every NIC of one model.
 type NICModel struct {
 	ID PCIID
 	// HCAType is the sysfs file hca_type: MT and the device ID in decimal.
@@ -25,6 +25,8 @@ func nicModel(name string) NICModel {
 		return NICModel{PCIID{0x15b3, 0x1021}, "MT4129", "0", "28.44.2524", "MT_0000000838", PCIID{0x15b3, 0x101e}}
 	case "ConnectX-8":
 		return NICModel{PCIID{0x15b3, 0x1023}, "MT4131", "0", "40.45.1020", "MT_0000001222", PCIID{0x15b3, 0x101e}}
+	case "ConnectX-9":
+		return NICModel{PCIID{0x15b3, 0x1025}, "MT4133", "0", "82.50.1002", "MT_0000001350", PCIID{0x15b3, 0x101e}}
 	case "BlueField-2":
 		return NICModel{PCIID{0x15b3, 0xa2d6}, "MT41686", "1", "24.41.1000", "MT_0000000540", PCIID{0x15b3, 0x101e}}
 	default: // BlueField-3: the profile's enum allows no other

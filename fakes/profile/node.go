@@ -76,6 +76,20 @@ type NodeGPU struct {
 	// PDI is the chip's own 64-bit identifier.
 	PDI   uint64
 	Minor int
+	// Platform is its place in a chassis, nil where there is none.
+	Platform *Bay
+}
+
+// Bay is a GPU's place in a chassis, as nvmlDeviceGetPlatformInfo reports it.
+type Bay struct {
+	// Chassis is the rack's serial number; empty outside a rack.
+	Chassis    string
+	Slot, Tray int
+	Host       int
+	// Switched is true where the GPU's peers are reached by switches.
+	Switched bool
+	// GUID is the GPU's in its fabric: the chip's own in a rack.
+	GUID uint64
 }
 
 // NodeNIC is one NIC function of one machine.
@@ -128,7 +142,7 @@ func (p *Profile) functions() []function {
 	for i, n := range p.NICs {
 		for k := range n.VirtualFunctions() {
 			v := n
-			v.SRIOV, v.Bond = nil, ""
+			v.SRIOV, v.Bond, v.DataDirect = nil, "", nil
 			v.Device = fmt.Sprintf("mlx5_%d", len(all))
 			v.Netdev = fmt.Sprintf("%sv%d", n.Netdev, k)
 			v.PCI = n.vfAddress(k).String()
@@ -144,6 +158,19 @@ func (n NIC) VirtualFunctions() int {
 		return 0
 	}
 	return n.SRIOV.Enabled
+}
+
+// Switchdev reports whether the NIC's e-switch is in switchdev mode.
+func (n NIC) Switchdev() bool { return n.SRIOV != nil && n.SRIOV.Switchdev }
+
+// Ports is how many ports the NIC's RDMA device has, and uplink the number of the one that has the cable. In switchdev mode there is
+// a port for each vport: the physical function's, one for each virtual function that may exist, and the uplink's, which is the last
+// (Linux, drivers/infiniband/hw/mlx5/ib_rep.c and mlx5_esw_vports_init of drivers/net/ethernet/mellanox/mlx5/core/eswitch.c).
+func (n NIC) Ports() (count, uplink int) {
+	if !n.Switchdev() {
+		return 1, 1
+	}
+	return n.SRIOV.Total + 2, n.SRIOV.Total + 2
 }
 
 // vfAddress is the address of the VF with that number: offset 2 and stride 1, as mlx5 has them.
@@ -168,7 +195,7 @@ func (p *Profile) hostname(index int) string {
 	return fmt.Sprintf(format, index)
 }
 
-// clusterUUID gives the first rack the profile's UUID and derives the others; a UUID of zeros, which stands for no cluster, stays.
+// clusterUUID gives the first rack the profile's UUID and derives the others; a UUID of zeros, which means no cluster, stays.
 func (p *Profile) clusterUUID(rack int) string {
 	u := p.Fabric.ClusterUUID
 	if rack == 0 || u == zeroUUID {
@@ -181,10 +208,15 @@ const zeroUUID = "00000000-0000-0000-0000-000000000000"
 
 func (p *Profile) gpu(g GPU, node, i int) NodeGPU {
 	d := p.derive("gpu", node, i)
-	out := NodeGPU{GPU: g, Index: i, Minor: i, UUID: "GPU-" + uuid(d), PDI: binary.BigEndian.Uint64(d[16:])}
+	out := NodeGPU{GPU: g, Index: i, Minor: p.minor(i), UUID: "GPU-" + uuid(d), PDI: binary.BigEndian.Uint64(d[16:])}
 	out.Address, _ = ParsePCI(g.PCI) // the profile's check has seen to the form
 	out.UUIDBytes = ParseUUID(out.UUID)
-	out.Serial = fmt.Sprintf("16%011d", binary.BigEndian.Uint64(d[24:])%1e11)
+	board := d
+	if g.Board > 0 {
+		board = p.derive("board", node, g.Board)
+	}
+	out.Serial = fmt.Sprintf("16%011d", binary.BigEndian.Uint64(board[24:])%1e11)
+	out.Platform = p.bay(node, out.PDI, d)
 	out.Module = g.moduleAt(i)
 	if out.MemoryNodes == "" && g.NUMA >= 0 {
 		out.MemoryNodes = strconv.Itoa(g.NUMA)
@@ -197,9 +229,38 @@ func (p *Profile) gpu(g GPU, node, i int) NodeGPU {
 	return out
 }
 
+// minor is the number of the GPU's device node.
+func (p *Profile) minor(i int) int {
+	for _, g := range p.GPUs.Devices {
+		if g.Minor > 0 {
+			return p.GPUs.Devices[i].Minor
+		}
+	}
+	return i
+}
+
+// bay derives a GPU's place: the rack of a node is its clique, and its tray is its index there.
+func (p *Profile) bay(node int, pdi uint64, derived []byte) *Bay {
+	q := p.GPUs.Platform
+	if q == nil {
+		return nil
+	}
+	at := &Bay{Host: q.Host, Switched: q.Peer == "switch", GUID: binary.BigEndian.Uint64(derived[8:])}
+	if q.Chassis {
+		trays := 1
+		if p.Fabric != nil {
+			trays = max(p.Fabric.NodesPerClique, 1)
+		}
+		at.Tray, at.GUID = node%trays, pdi
+		at.Slot = q.FirstSlot + at.Tray
+		at.Chassis = fmt.Sprintf("18%011d", binary.BigEndian.Uint64(p.derive("chassis", node/trays))%1e11)
+	}
+	return at
+}
+
 func (p *Profile) nic(nic function, node, i, count int) NodeNIC {
 	d := p.derive("nic", node, i)
-	// An odd factor permutes the 24 bits, so that no two NICs of up to 16 million share an address; the offset tells models apart.
+	// An odd factor permutes the 24 bits, so that no two NICs of up to 16 million share an address; the offset distinguishes models.
 	serial := (binary.BigEndian.Uint32(p.derive("nics")) + uint32(node*count+i)*0x9e3779b1) & 0xffffff
 	out := NodeNIC{NIC: nic.NIC, Index: i, Physical: nic.physical, VF: nic.vf}
 	out.Address, _ = ParsePCI(nic.PCI)
@@ -239,7 +300,7 @@ func FormatUUID(u [16]byte) string {
 	return h[0:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// ParseUUID reads a UUID with or without a GPU- or MIG- prefix; what is no UUID gives zeros.
+// ParseUUID reads a UUID with or without a GPU- or MIG- prefix; other text gives zeros.
 func ParseUUID(s string) [16]byte {
 	var u [16]byte
 	s = strings.TrimPrefix(strings.TrimPrefix(s, "GPU-"), "MIG-")

@@ -6,15 +6,19 @@ package profile
 
 // Profile is one machine model, as written in a profile file.
 type Profile struct {
-	// Name is what `--profile` takes, e.g. gb200-nvl72.
+	// Name is the argument of `--profile`, e.g. gb200-nvl72.
 	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9-]*$"`
 	// Summary is one line for `fakefabric profiles`.
 	Summary string `yaml:"summary" required:"true"`
-	// Source says where the values come from.
-	Source   string   `yaml:"source"`
-	Driver   Driver   `yaml:"driver"`
-	Host     Host     `yaml:"host" required:"true"`
-	Topology Topology `yaml:"topology"`
+	// Source is the origin of the values, in words.
+	Source string `yaml:"source"`
+	// Origin sorts the values of GPUs and their fabric by origin; see Profile.Origins.
+	Origin Origin `yaml:"origin"`
+	// PreRelease is true for a machine that is not sold yet, whose values may still change.
+	PreRelease bool     `yaml:"preRelease"`
+	Driver     Driver   `yaml:"driver"`
+	Host       Host     `yaml:"host" required:"true"`
+	Topology   Topology `yaml:"topology"`
 	// GPUs is absent on a machine without GPUs.
 	GPUs *GPUs `yaml:"gpus"`
 	// Fabric is absent where GPUs do not register with an NVLink fabric.
@@ -49,7 +53,7 @@ type Host struct {
 	Architecture string `yaml:"architecture" required:"true" enum:"amd64,arm64"`
 	// Hostname has the node's index in place of %d (or %02d).
 	Hostname string `yaml:"hostname" pattern:"^[a-z0-9.-]*(%0?[0-9]?d)?[a-z0-9.-]*$"`
-	// Vendor and Product are what the firmware reports (sys/class/dmi/id).
+	// Vendor and Product are the firmware's (sys/class/dmi/id).
 	Vendor  string `yaml:"vendor"`
 	Product string `yaml:"product"`
 	// NUMA lists the nodes that have CPUs or memory.
@@ -86,23 +90,25 @@ type Topology struct {
 
 // GPUs are the GPUs of the machine, all of one model.
 type GPUs struct {
-	Model   GPUModel `yaml:"model" required:"true"`
-	NVLink  *NVLink  `yaml:"nvlink"`
-	Devices []GPU    `yaml:"devices" required:"true"`
+	Model  GPUModel `yaml:"model" required:"true"`
+	NVLink *NVLink  `yaml:"nvlink"`
+	// Platform is absent where NVML reports no place in a chassis.
+	Platform *Platform `yaml:"platform"`
+	Devices  []GPU     `yaml:"devices" required:"true"`
 }
 
-// GPUModel is what NVML reports of every GPU of that model.
+// GPUModel has NVML's data of every GPU of that model.
 type GPUModel struct {
 	// Name is the product name, e.g. NVIDIA GB200.
 	Name         string `yaml:"name" required:"true"`
-	Architecture string `yaml:"architecture" required:"true" enum:"turing,ampere,ada,hopper,blackwell"`
+	Architecture string `yaml:"architecture" required:"true" enum:"turing,ampere,ada,hopper,blackwell,rubin"`
 	Brand        string `yaml:"brand" enum:"nvidia,tesla,quadro,geforce"`
 	// ComputeCapability is CUDA's, e.g. "10.0".
 	ComputeCapability string `yaml:"computeCapability" required:"true" pattern:"^[0-9]+\\.[0-9]+$"`
 	// PCIID and SubsystemID are vendor:device in hex, e.g. 10de:2941.
 	PCIID       string `yaml:"pciID" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
 	SubsystemID string `yaml:"subsystemID" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
-	// MemoryMiB is what nvidia-smi prints as the total.
+	// MemoryMiB is the total that nvidia-smi prints.
 	MemoryMiB int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
 	// ReservedMiB is the part of the total that the driver keeps.
 	ReservedMiB int64 `yaml:"reservedMiB" minimum:"0"`
@@ -115,27 +121,67 @@ type GPUModel struct {
 	ECC            bool   `yaml:"ecc"`
 	AddressingMode string `yaml:"addressingMode" enum:"none,HMM,ATS"`
 	BoardPart      string `yaml:"boardPart"`
-	VBIOS          string `yaml:"vbios"`
-	InfoROM        string `yaml:"infoROM"`
-	PCIe           PCIe   `yaml:"pcie"`
-	Power          Power  `yaml:"power"`
-	Clocks         Clocks `yaml:"clocks"`
+	// GPUPart is the chip's part number, e.g. 2941-892-A1.
+	GPUPart string `yaml:"gpuPart"`
+	VBIOS   string `yaml:"vbios"`
+	InfoROM string `yaml:"infoROM"`
+	// InfoROMObjects are the versions of the parts of InfoROM.
+	InfoROMObjects InfoROMObjects `yaml:"infoROMObjects"`
+	// RowRemapperBanks is how many memory banks have rows to spare; zero where rows are not remapped (before Ampere).
+	RowRemapperBanks int    `yaml:"rowRemapperBanks" minimum:"0"`
+	PCIe             PCIe   `yaml:"pcie"`
+	Power            Power  `yaml:"power"`
+	Clocks           Clocks `yaml:"clocks"`
+	// ModulePower is of the module of GPUs and CPU (NVML's power scope MODULE); absent where NVML does not report it.
+	ModulePower *Power `yaml:"modulePower"`
 	// IdleCelsius is the temperature at rest; limits follow in Temperature.
 	IdleCelsius int         `yaml:"idleCelsius" minimum:"0" maximum:"120"`
 	Temperature Temperature `yaml:"temperature"`
 	// Coherent is true where the GPU's memory is a NUMA node of the host's (NVLink C2C).
 	Coherent bool `yaml:"coherent"`
-	// Integrated is true for a GPU that is part of a system on a chip and has the machine's memory: NVML then says that memory information is
-	// not supported (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the integrated GPU).
+	// Integrated is true for a GPU that is part of a system on a chip and has the machine's memory: NVML then reports that memory
+	// information is not supported (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the
+	// integrated GPU).
 	Integrated bool `yaml:"integrated"`
 	// MIG is absent where the model cannot be partitioned.
 	MIG *MIG `yaml:"mig"`
+}
+
+// InfoROMObjects are versions such as 7.16; an empty one is not reported.
+type InfoROMObjects struct {
+	OEM string `yaml:"oem"`
+	ECC string `yaml:"ecc"`
 }
 
 // PCIe is the widest link the GPU has.
 type PCIe struct {
 	Generation int `yaml:"generation" minimum:"1" maximum:"7"`
 	Width      int `yaml:"width" minimum:"1" maximum:"32"`
+	// LinkGeneration is the highest of GPU and slot together; zero means Generation.
+	LinkGeneration int `yaml:"linkGeneration" minimum:"0" maximum:"7"`
+	// HostGeneration is the slot's, as nvidia-smi prints it; zero is not reported.
+	HostGeneration int `yaml:"hostGeneration" minimum:"0" maximum:"7"`
+	// Atomics are the directions in which NVML reports atomic operations.
+	Atomics string `yaml:"atomics" enum:"none,inbound,both"`
+}
+
+// Link is LinkGeneration, or its replacement.
+func (p PCIe) Link() int {
+	if p.LinkGeneration > 0 {
+		return p.LinkGeneration
+	}
+	return p.Generation
+}
+
+// Platform is where NVML finds the GPUs in a chassis (nvmlDeviceGetPlatformInfo).
+type Platform struct {
+	// Chassis is true where there is a rack with a serial number, trays and slots; they are derived from the node's index.
+	Chassis bool `yaml:"chassis"`
+	// FirstSlot is the slot of tray 0.
+	FirstSlot int `yaml:"firstSlot" minimum:"0" maximum:"255"`
+	// Host is the number of the host in its tray.
+	Host int    `yaml:"host" minimum:"0" maximum:"255"`
+	Peer string `yaml:"peer" required:"true" enum:"direct,switch"`
 }
 
 // Power is in watts.
@@ -144,6 +190,8 @@ type Power struct {
 	DefaultWatts int `yaml:"defaultWatts" minimum:"0"`
 	MinWatts     int `yaml:"minWatts" minimum:"0"`
 	MaxWatts     int `yaml:"maxWatts" minimum:"0"`
+	// MemoryIdleWatts is the memory's part at rest; zero is not reported.
+	MemoryIdleWatts int `yaml:"memoryIdleWatts" minimum:"0"`
 }
 
 // Clocks are the highest ones, in MHz.
@@ -154,6 +202,11 @@ type Clocks struct {
 	VideoMHz    int `yaml:"videoMHz" minimum:"0"`
 	// IdleMHz is the graphics clock at rest.
 	IdleMHz int `yaml:"idleMHz" minimum:"0"`
+	// IdleVideoMHz and IdleMemoryMHz are the others; zero means IdleMHz, and MemoryMHz.
+	IdleVideoMHz  int `yaml:"idleVideoMHz" minimum:"0"`
+	IdleMemoryMHz int `yaml:"idleMemoryMHz" minimum:"0"`
+	// ApplicationMHz is the default application clock; zero means GraphicsMHz.
+	ApplicationMHz int `yaml:"applicationMHz" minimum:"0"`
 }
 
 // Temperature holds thresholds in degrees Celsius.
@@ -161,6 +214,8 @@ type Temperature struct {
 	Shutdown int `yaml:"shutdown" minimum:"0"`
 	Slowdown int `yaml:"slowdown" minimum:"0"`
 	MaxGPU   int `yaml:"maxGPU" minimum:"0"`
+	// MaxMemory is the memory's; zero where the memory has no sensor.
+	MaxMemory int `yaml:"maxMemory" minimum:"0"`
 }
 
 // MIG is how the model can be partitioned.
@@ -174,9 +229,9 @@ type MIG struct {
 
 // MIGProfile is one GPU instance profile.
 type MIGProfile struct {
-	// Name is e.g. 1g.23gb or 1g.23gb+me.
-	Name string `yaml:"name" required:"true" pattern:"^[0-9]+g\\.[0-9]+gb(\\+[a-z.]+)?$"`
-	// ID is what nvidia-smi mig -lgip prints as the profile's ID.
+	// Name is e.g. 1g.23gb, 1g.23gb+me, 1g.24gb-me or 4g.96gb+gfx.
+	Name string `yaml:"name" required:"true" pattern:"^[0-9]+g\\.[0-9]+gb([+-][a-z.]+)?$"`
+	// ID is the profile's ID in the output of nvidia-smi mig -lgip.
 	ID              int   `yaml:"id" minimum:"0" maximum:"255"`
 	Slices          int   `yaml:"slices" required:"true" minimum:"1" maximum:"8"`
 	MemoryMiB       int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
@@ -222,6 +277,10 @@ type GPU struct {
 	// IdleWatts and IdleCelsius override the model's; zero takes those.
 	IdleWatts   int `yaml:"idleWatts" minimum:"0"`
 	IdleCelsius int `yaml:"idleCelsius" minimum:"0" maximum:"120"`
+	// Board counts boards from 1; GPUs of one board share a serial number. Zero: a board of its own.
+	Board int `yaml:"board" minimum:"0"`
+	// Minor is the number of /dev/nvidiaN. Where no GPU of the profile has one, it is the index.
+	Minor int `yaml:"minor" minimum:"0" maximum:"31"`
 }
 
 // Fabric is the NVLink fabric that the GPUs register with.
@@ -231,6 +290,9 @@ type Fabric struct {
 	CliqueID    uint32 `yaml:"cliqueID"`
 	// NodesPerClique is how many nodes of this model share one clique; zero means one.
 	NodesPerClique int `yaml:"nodesPerClique" minimum:"0"`
+	// Health lists the fields of NVML's health mask: bandwidth, routeRecovery, routeUnhealthy, accessTimeout, configuration and summary, or
+	// none. Empty means all of them.
+	Health []string `yaml:"health"`
 }
 
 // NIC is one RDMA-capable port function.
@@ -246,7 +308,7 @@ type NIC struct {
 	Bridges []string `yaml:"bridges"`
 	NUMA    int      `yaml:"numa" minimum:"-1"`
 	// Model is a key of the table of NIC models.
-	Model string `yaml:"model" required:"true" enum:"ConnectX-5,ConnectX-6,ConnectX-6 Dx,ConnectX-7,ConnectX-8,BlueField-2,BlueField-3"`
+	Model string `yaml:"model" required:"true" enum:"ConnectX-5,ConnectX-6,ConnectX-6 Dx,ConnectX-7,ConnectX-8,ConnectX-9,BlueField-2,BlueField-3"` //nolint:lll // a tag cannot be wrapped
 	Link  string `yaml:"link" required:"true" enum:"InfiniBand,Ethernet"`
 	// RateGbps is the active rate of the port.
 	RateGbps int    `yaml:"rateGbps" required:"true" minimum:"1"`
@@ -258,18 +320,29 @@ type NIC struct {
 	// Down is true when the port has no link.
 	Down  bool   `yaml:"down"`
 	SRIOV *SRIOV `yaml:"sriov"`
+	// DataDirect is the function of a ConnectX-8 that reads and writes GPU memory for it, beside the GPU.
+	DataDirect *DataDirect `yaml:"dataDirect"`
 }
 
-// SRIOV says how many virtual functions a NIC has.
+// DataDirect is the place of a NIC's data-direct function.
+type DataDirect struct {
+	PCI string `yaml:"pci" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]$"`
+	// Bridges are the PCI bridges above it, the root port first; empty takes one root port.
+	Bridges []string `yaml:"bridges"`
+}
+
+// SRIOV is the number of virtual functions of a NIC.
 type SRIOV struct {
 	Total int `yaml:"total" required:"true" minimum:"1" maximum:"127"`
 	// Enabled is how many exist.
 	Enabled int `yaml:"enabled" minimum:"0" maximum:"127"`
+	// Switchdev is true when the card's e-switch is in switchdev mode. Each virtual function then has a representor.
+	Switchdev bool `yaml:"switchdev"`
 }
 
 // IMEX is the internode memory exchange of the machine.
 type IMEX struct {
-	// Version is what the daemon tells its peers.
+	// Version is the version that the daemon sends to its peers.
 	Version string `yaml:"version" required:"true"`
 	// Channels is how many channel devices may exist (2048 on real machines).
 	Channels int `yaml:"channels" required:"true" minimum:"1" maximum:"4096"`

@@ -20,10 +20,9 @@ func load(t testing.TB, name string) *profile.Profile {
 	return p
 }
 
-//shows:fakes-profiles
 func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
-	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb10-spark", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only",
-		"sriov", "t4-edge"}
+	want := []string{"a10", "a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "b300-hgx", "gb10-spark", "gb200-nvl72", "gb300-nvl72", "gh200",
+		"h100-hgx", "h200-hgx", "h200-nvl", "l40s-8", "rdma-only", "rtx-pro-6000-8", "sriov", "switchdev", "t4", "t4-edge", "vr-nvl72"}
 	if diff := cmp.Diff(want, profile.Names()); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
 	}
@@ -31,6 +30,36 @@ func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
 		if p := load(t, name); p.Name != name {
 			t.Errorf("%s.yaml names itself %s", name, p.Name)
 		}
+	}
+}
+
+func TestOriginsListEveryValueOfEveryShippedProfile(t *testing.T) {
+	for _, name := range profile.Names() {
+		for _, v := range load(t, name).Origins() {
+			if v.Origin == "" {
+				t.Errorf("%s: %s has no origin", name, v.Path)
+			}
+		}
+	}
+}
+
+func TestGPUsOfOneBoardShareASerialNumber(t *testing.T) {
+	n := load(t, "gb200-nvl72").Node(3)
+	serials := []string{n.GPUs[0].Serial, n.GPUs[1].Serial, n.GPUs[2].Serial, n.GPUs[3].Serial}
+	if serials[0] != serials[1] || serials[2] != serials[3] || serials[0] == serials[2] {
+		t.Errorf("serial numbers %v", serials)
+	}
+	if other := load(t, "gb200-nvl72").Node(4).GPUs[0].Serial; other == serials[0] {
+		t.Errorf("two nodes have the serial number %s", other)
+	}
+}
+
+func TestBayCountsTraysInARack(t *testing.T) {
+	p := load(t, "gb300-nvl72")
+	first, last, next := p.Node(0).GPUs[0].Platform, p.Node(17).GPUs[0].Platform, p.Node(18).GPUs[0].Platform
+	if first.Tray != 0 || last.Tray != 17 || next.Tray != 0 || last.Slot != 27 ||
+		first.Chassis != last.Chassis || first.Chassis == next.Chassis {
+		t.Errorf("first %+v, last %+v, first of the next rack %+v", first, last, next)
 	}
 }
 
@@ -110,12 +139,11 @@ func edit(t *testing.T, name, old, replacement string) []byte {
 	return []byte(strings.Replace(string(data), old, replacement, 1))
 }
 
-//shows:fakes-profiles
 func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 	for name, c := range map[string]struct{ old, replacement, want string }{
 		"an unknown key": {"  numa:\n", "  nuna: []\n  numa:\n",
 			"t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},
-		"an unknown key in a list":    {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:45: nics[0].nmua: unknown key"},
+		"an unknown key in a list":    {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:47: nics[0].nmua: unknown key"},
 		"a word for a number":         {"memoryMiB: 15360", "memoryMiB: lots", `gpus.model.memoryMiB: is "lots"; a whole number is wanted`},
 		"a missing key":               {"    name: Tesla T4\n", "", "gpus.model.name: is missing"},
 		"a value that is not allowed": {"architecture: turing", "architecture: tuning", "allowed: turing, ampere, ada, hopper, blackwell"},
@@ -134,6 +162,8 @@ func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 			"nics[1].sriov.enabled: virtual function 0 has 0000:37:00.3, which is taken by nics[0]"},
 		"a bridge in another domain":     {`bridges: ["0000:11:00.0"]`, `bridges: ["0001:11:00.0"]`, "another PCI domain"},
 		"a fabric without GPUs' NVLinks": {"driver: {version", "fabric: {clusterUUID: nonsense}\ndriver: {version", "fabric.clusterUUID"},
+		"an origin of an unknown key":    {"  captured: [gpus.model,", "  captured: [gpus.modell,", `"gpus.modell" is no key of a profile`},
+		"an origin twice":                {"  invented: [driver,", "  invented: [gpus.model,", `"gpus.model" is listed in origin.captured too`},
 		"no YAML":                        {"name: t4-edge", "name: [", "(file)"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package profile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,10 +25,11 @@ const (
 type migKey struct{ slices, id int }
 
 // migEnums are NVML's NVML_GPU_INSTANCE_PROFILE_* numbers (nvml.h), first of GPUs with seven compute slices, then of the A30, which has
-// four (IDs as NVIDIA's MIG user guide lists them by nvidia-smi mig -lgip).
+// four, and of the RTX PRO 6000 (IDs as NVIDIA's MIG user guide lists them by nvidia-smi mig -lgip).
 var migEnums = map[migKey]uint32{
 	{1, 19}: 0x0, {2, 14}: 0x1, {3, 9}: 0x2, {4, 5}: 0x3, {7, 0}: 0x4, {1, 20}: 0x7, {2, 13}: 0x8, {1, 15}: 0x9,
 	{1, 14}: 0x0, {2, 5}: 0x1, {4, 0}: 0x3, {1, 21}: 0x7, {2, 6}: 0x8,
+	{1, 47}: 0xa, {2, 35}: 0xb, {4, 32}: 0xc, {1, 67}: 0xd, {2, 66}: 0xe, {1, 65}: 0xf, {2, 64}: 0x10,
 }
 
 // Enum is NVML's NVML_GPU_INSTANCE_PROFILE_* number of the profile.
@@ -36,8 +38,9 @@ func (m MIGProfile) Enum() uint32 { return migEnums[migKey{m.Slices, m.ID}] }
 // checks are the checks that need the whole profile.
 type checks struct{ *strict.Checker }
 
-// semantics checks what involves several values.
+// semantics checks rules over several values.
 func (c *checks) semantics(p *Profile) {
+	c.originSemantics(p)
 	numa := map[int]bool{}
 	for i, n := range p.Host.NUMA {
 		path := fmt.Sprintf("host.numa[%d]", i)
@@ -86,6 +89,15 @@ func (c *checks) semantics(p *Profile) {
 		if n.SRIOV != nil && n.SRIOV.Enabled > n.SRIOV.Total {
 			c.At(path+".sriov.enabled", "is %d; the NIC has %d in total", n.SRIOV.Enabled, n.SRIOV.Total)
 		}
+		if n.Switchdev() && n.Link != "Ethernet" {
+			c.At(path+".sriov.switchdev", "needs link: Ethernet; an InfiniBand port has no representors")
+		}
+		if n.DataDirect != nil {
+			place(path+".dataDirect", n.DataDirect.PCI, n.DataDirect.Bridges, n.NUMA)
+			if n.Model != "ConnectX-8" && n.Model != "ConnectX-9" {
+				c.At(path+".dataDirect", "needs model: ConnectX-8 or ConnectX-9; %s has no such function", n.Model)
+			}
+		}
 	}
 	for _, f := range p.functions() {
 		if f.physical < 0 {
@@ -112,7 +124,14 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 	if n := len(p.GPUs.Devices); n > MaxGPUs {
 		c.At("gpus.devices", "lists %d GPUs; at most %d are allowed", n, MaxGPUs)
 	}
-	modules := map[int]bool{}
+	if f := p.Fabric; f != nil {
+		for i, word := range f.Health {
+			if _, ok := healthWords[word]; !ok {
+				c.At(fmt.Sprintf("fabric.health[%d]", i), "is %q; allowed: %s", word, strings.Join(slices.Sorted(maps.Keys(healthWords)), ", "))
+			}
+		}
+	}
+	modules, minors, counted := map[int]bool{}, map[int]bool{}, slices.ContainsFunc(p.GPUs.Devices, func(g GPU) bool { return g.Minor > 0 })
 	for i, g := range p.GPUs.Devices {
 		path := fmt.Sprintf("gpus.devices[%d]", i)
 		place(path, g.PCI, g.Bridges, g.NUMA)
@@ -126,6 +145,10 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 			c.At(path+".module", "%d occurs twice", g.Module)
 		}
 		modules[g.Module] = true
+		if counted && minors[g.Minor] {
+			c.At(path+".minor", "%d occurs twice", g.Minor)
+		}
+		minors[g.Minor] = true
 	}
 	for i, g := range p.Node(0).GPUs {
 		for _, list := range []struct {
@@ -165,7 +188,8 @@ func (c *checks) migSemantics(m *MIG, model GPUModel) {
 	for i, q := range m.Profiles {
 		path := fmt.Sprintf("gpus.model.mig.profiles[%d]", i)
 		if _, ok := migEnums[migKey{q.Slices, q.ID}]; !ok {
-			c.At(path+".id", "%d is no GPU instance profile of %d slices; known: 0, 5, 9, 13, 14, 15, 19, 20, and 0, 5, 6, 14, 21 of an A30", q.ID,
+			c.At(path+".id", "%d is no GPU instance profile of %d slices; known: 0, 5, 9, 13, 14, 15, 19, 20; 0, 5, 6, 14, 21 of an A30; "+
+				"0, 5, 14, 21, 32, 35, 47, 64 to 67 of an RTX PRO 6000", q.ID,
 				q.Slices)
 		}
 		if ids[q.ID] {

@@ -86,13 +86,13 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 const (
 	// envContainer is the container's bundle, as an OCI runtime gets it.
 	envContainer = "FAKEFABRIC_CONTAINER"
-	// envDev stands for /dev, envRun for /var/run/nvidia-imex, envHosts for /etc/hosts.
+	// envDev replaces /dev, envRun /var/run/nvidia-imex, envHosts /etc/hosts.
 	envDev   = "FAKEFABRIC_DEV"
 	envRun   = "FAKEFABRIC_IMEX_RUN"
 	envHosts = "FAKEFABRIC_HOSTS"
 )
 
-// imexOptions gives a daemon its node's version and faults, and what its container has.
+// imexOptions gives a daemon its node's version and faults, and its container's files.
 func imexOptions(root string) (imex.Options, error) {
 	f, err := state.Open(root)
 	if err != nil {
@@ -126,8 +126,8 @@ func imexOptions(root string) (imex.Options, error) {
 func libraryDirs() []string {
 	dirs := []string{"/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"}
 	if exe, err := state.Executable(); err == nil {
-		beside := filepath.Dir(filepath.Dir(exe))
-		dirs = append([]string{filepath.Join(beside, "lib"), filepath.Join(beside, "lib64")}, dirs...)
+		prefix := filepath.Dir(filepath.Dir(exe))
+		dirs = append([]string{filepath.Join(prefix, "lib"), filepath.Join(prefix, "lib64")}, dirs...)
 	}
 	return dirs
 }

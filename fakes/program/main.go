@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"gpufabric.io/fakes/smi"
 )
 
 // Main runs the program under the name by which it was started and returns the exit status.
@@ -28,7 +30,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	out := &output{to: stdout}
 	switch name {
 	case "nvidia-smi":
-		err = runSMI(args, out)
+		err = runSMI(ctx, args, out)
 	case "nvidia-imex":
 		err = runIMEX(ctx, args, out, stderr)
 	case "nvidia-imex-ctl":
@@ -36,7 +38,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	case "nvidia-cuda-mps-control":
 		err = runMPSControl(ctx, args, out)
 	case "nvidia-cuda-mps-server":
-		<-ctx.Done() // a server of the MPS stand-in waits until it is told to end
+		<-ctx.Done() // a server of the MPS stand-in waits until it is ended
 	default:
 		err = runFakefabric(ctx, args, out, stderr)
 	}
@@ -46,7 +48,11 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	}
-	if err != nil {
+	var status smi.StatusError
+	switch {
+	case errors.As(err, &status):
+		return int(status)
+	case err != nil:
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
 		return 1
 	}
@@ -100,7 +106,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 	return root.ExecuteContext(ctx)
 }
 
-// wants takes one argument, or more where more is true; the error says what they are.
+// wants takes one argument, or more where more is true; the error describes them.
 func wants(more bool, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == 0 || len(args) > 1 && !more {

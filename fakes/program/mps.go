@@ -36,7 +36,7 @@ func runMPSControl(ctx context.Context, args []string, stdout io.Writer) error {
 	return mps.Send(ctx, pipe, os.Stdin, stdout)
 }
 
-// startedVariable tells a background daemon the descriptor on which to report the result of its start: listening, or an error.
+// startedVariable gives a background daemon the descriptor on which to report the result of its start: listening, or an error.
 const (
 	startedVariable = "FAKEFABRIC_MPS_STARTED"
 	listening       = "listening"
@@ -49,13 +49,13 @@ func startInBackground() error {
 	if err != nil {
 		return err
 	}
-	told, tell, err := os.Pipe()
+	reported, tell, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = told.Close() }()                                       // only read from
+	defer func() { _ = reported.Close() }()                                   // only read from
 	cmd := exec.Command(exe, "-f")                                            //nolint:noctx // it is to outlive this process
-	cmd.Args[0] = filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-control") // by its name the program knows what it is
+	cmd.Args[0] = filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-control") // the program chooses its role by this name
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = []*os.File{tell}
 	cmd.Env = append(os.Environ(), startedVariable+"=3") // the first after the standard three
@@ -64,14 +64,14 @@ func startInBackground() error {
 	if err != nil {
 		return fmt.Errorf("start the control daemon: %w", err)
 	}
-	said, err := io.ReadAll(told)
+	said, err := io.ReadAll(reported)
 	if err == nil && string(said) != listening {
 		err = fmt.Errorf("start the control daemon: %s", cmp.Or(string(said), "it ended before it listened; control.log may say why"))
 	}
 	return errors.Join(err, cmd.Process.Release())
 }
 
-// starter is who waits for the daemon's start: nobody, unless startInBackground does.
+// starter returns the pipe to startInBackground for the result of the start; nil without one.
 func starter() *os.File {
 	if os.Getenv(startedVariable) == "" {
 		return nil

@@ -92,7 +92,7 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 		t.Error(got)
 	}
 	if got := query("-N", "-j"); !strings.HasPrefix(got, `{"nodes":{"0":{"status":"READY"`) ||
-		!strings.Contains(got, `"version":"580.95.05"`) {
+		!strings.Contains(got, `"version":"580.173.02"`) {
 		t.Error(got)
 	}
 	if err := daemon.Process.Signal(syscall.SIGUSR1); err != nil {
@@ -114,7 +114,6 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	}
 }
 
-//shows:fakes-refusals
 func TestCommandsFailWithASentence(t *testing.T) {
 	bare := t.TempDir()
 	if err := os.Mkdir(filepath.Join(bare, "bus"), 0o755); err != nil {
@@ -124,7 +123,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		args []string
 		want string
 	}{
-		"an unknown profile": {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a100-40"},
+		"an unknown profile": {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a10, a100-40"},
 		"no root":            {[]string{"render", "--profile", "t4-edge"}, `required flag(s) "root" not set`},
 		"no libraries":       {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
 		"no node to change":  {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},

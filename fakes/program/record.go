@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/fakes/record"
 )
 
-// machineFlags say where to read the real machine.
+// machineFlags are the places where to read the real machine.
 type machineFlags struct {
 	name, smi, xml, sysfs, imex string
 }
@@ -28,7 +28,7 @@ func (m *machineFlags) add(c *cobra.Command) {
 	f.StringVar(&m.imex, "imex", "", "the command nvidia-imex, if the machine has it")
 }
 
-// read asks the machine.
+// read reads the machine.
 func (m *machineFlags) read(ctx context.Context) (*profile.Profile, error) {
 	machine := record.Machine{Name: m.name, Sysfs: m.sysfs}
 	_, err := os.Stat(filepath.Join(m.sysfs, "bus"))

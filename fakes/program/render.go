@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"gpufabric.io/fakes/cdi"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
 )
@@ -17,6 +20,7 @@ func renderCommand() *cobra.Command {
 	var o tree.Options
 	var name string
 	var noLibraries bool
+	var cdiRoot string
 	c := &cobra.Command{
 		Use:   "render --profile NAME|FILE --root DIR",
 		Short: "Write one node of a profile to a directory: sys, proc, dev, driver and state",
@@ -36,6 +40,11 @@ func renderCommand() *cobra.Command {
 			if err := tree.Render(c.Context(), o); err != nil {
 				return err
 			}
+			if cdiRoot != "" {
+				if err := describe(cdiRoot, o); err != nil {
+					return err
+				}
+			}
 			fmt.Fprintf(c.OutOrStdout(), "%s: node %d of profile %s, rendered in %d ms\n", o.Root, o.Node, p.Name, time.Since(begin).Milliseconds())
 			return nil
 		},
@@ -49,8 +58,19 @@ func renderCommand() *cobra.Command {
 		"where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	f.BoolVar(&o.PlainDevices, "plain-devices", false, "make plain files in dev even where device nodes could be made")
 	f.BoolVar(&noLibraries, "no-libraries", false, "leave the libraries and tools of the driver root out")
+	f.StringVar(&cdiRoot, "cdi-root", "",
+		"also write CDI specifications to this directory (/var/run/cdi), for `docker run --device nvidia.com/gpu=all`")
 	mustRequire(c, "profile", "root")
 	return c
+}
+
+// describe writes the CDI specifications of a rendered node.
+func describe(cdiRoot string, o tree.Options) error {
+	root, err := filepath.Abs(o.Root)
+	if err != nil {
+		return fmt.Errorf("root %s: %w", o.Root, err)
+	}
+	return cdi.Describe(cdiRoot, cdi.Options{Root: root, Node: o.Profile.Node(o.Node), Architecture: runtime.GOARCH})
 }
 
 // findPrograms sets where the libraries and the tools come from.
@@ -63,24 +83,6 @@ func findPrograms(o *tree.Options) error {
 		return fmt.Errorf("find this program: %w", err)
 	}
 	return nil
-}
-
-func profilesCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "profiles",
-		Short: "List the machine models that ship with fakefabric",
-		Args:  flagsOnly,
-		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range profile.Names() {
-				p, err := profile.Load(name)
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(c.OutOrStdout(), "%-14s %s\n", name, p.Summary)
-			}
-			return nil
-		},
-	}
 }
 
 func validateCommand() *cobra.Command {

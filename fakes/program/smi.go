@@ -1,6 +1,7 @@
 package program
 
 import (
+	"context"
 	"io"
 	"os"
 	"time"
@@ -10,11 +11,11 @@ import (
 )
 
 // runSMI is nvidia-smi of the node that it lies in.
-func runSMI(args []string, stdout io.Writer) error {
+func runSMI(ctx context.Context, args []string, stdout io.Writer) error {
 	root, err := state.FindRoot()
 	if err != nil {
 		return err
 	}
-	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now(), Getenv: os.Getenv, Opens: state.Opens(root)}
+	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now(), Getenv: os.Getenv, Opens: state.Opens(root), Done: ctx.Done()}
 	return c.Run(args)
 }

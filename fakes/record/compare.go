@@ -27,7 +27,8 @@ func Compare(machine, fake *profile.Profile) []Difference {
 	return all
 }
 
-var notCompared = map[string]bool{"name": true, "summary": true, "source": true, "host.hostname": true, "fabric.clusterUUID": true}
+var notCompared = map[string]bool{"name": true, "summary": true, "source": true, "origin": true, "preRelease": true,
+	"host.hostname": true, "fabric.clusterUUID": true}
 
 func compare(path string, a, b reflect.Value, out *[]Difference) {
 	if notCompared[path] {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Machine says where to read.
+// Machine has the places to read.
 type Machine struct {
 	// Name is the profile's.
 	Name string
@@ -47,14 +47,23 @@ type gpu struct {
 	Addressing   string `xml:"addressing_mode"`
 	Board        string `xml:"board_part_number"`
 	VBIOS        string `xml:"vbios_version"`
-	// Module and Clique are N/A where there is none.
-	Module string `xml:"gpu_module_id"`
-	PCI    struct {
+	GPUPart      string `xml:"gpu_part_number"`
+	Serial       string `xml:"serial"`
+	Minor        string `xml:"minor_number"`
+	// Module and Clique are N/A where there is none. The first name is that of drivers before 550.
+	OldModule string `xml:"gpu_module_id"`
+	Module    string `xml:"platformInfo>module_id"`
+	details
+	PCI struct {
 		Device    string `xml:"pci_device_id"`
 		Subsystem string `xml:"pci_sub_system_id"`
-		// Real machines nest the link's numbers; the maximum is what counts.
+		// Real machines nest the link's numbers; the maximum counts.
 		Generation string `xml:"pcie_gen"`
 		MaxGen     string `xml:"pci_gpu_link_info>pcie_gen>max_link_gen"`
+		DeviceGen  string `xml:"pci_gpu_link_info>pcie_gen>max_device_link_gen"`
+		HostGen    string `xml:"pci_gpu_link_info>pcie_gen>max_host_link_gen"`
+		Outbound   string `xml:"atomic_caps_outbound"`
+		Inbound    string `xml:"atomic_caps_inbound"`
 		Width      string `xml:"link_width"`
 		MaxWidth   string `xml:"pci_gpu_link_info>link_widths>max_link_width"`
 	} `xml:"pci"`
@@ -62,6 +71,7 @@ type gpu struct {
 		State  string `xml:"state"`
 		Clique string `xml:"cliqueId"`
 		UUID   string `xml:"clusterUuid"`
+		Health health `xml:"health"`
 	} `xml:"fabric"`
 	Memory struct {
 		Total    string `xml:"total"`
@@ -78,6 +88,12 @@ type gpu struct {
 		Now      string `xml:"gpu_temp"`
 		Shutdown string `xml:"gpu_temp_max_threshold"`
 		Slowdown string `xml:"gpu_temp_slow_threshold"`
+		Max      string `xml:"gpu_temp_max_gpu_threshold"`
+		Memory   string `xml:"gpu_temp_max_mem_threshold"`
+		// From Ada on they are distances from the highest temperature.
+		Limit         string `xml:"gpu_temp_tlimit"`
+		ShutdownLimit string `xml:"gpu_temp_max_tlimit_threshold"`
+		SlowdownLimit string `xml:"gpu_temp_slow_tlimit_threshold"`
 	} `xml:"temperature"`
 	Power struct {
 		// From driver 535 on there are two power readings, and one of these names always exists.
@@ -100,7 +116,7 @@ type clocks struct {
 	Video    string `xml:"video_clock"`
 }
 
-// Profile reads the machine. What it could not find out stays zero, and may have to be added to the profile file.
+// Profile reads the machine. A value that it could not find stays zero, and may have to be added to the profile file.
 func Profile(m Machine) (*profile.Profile, error) {
 	p := &profile.Profile{Name: m.Name, Summary: "recorded", Source: "fakefabric record on a real machine",
 		Host: profile.Host{Architecture: runtime.GOARCH, Hostname: m.Name + "-%d"}}
@@ -132,12 +148,17 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 	p.GPUs = &profile.GPUs{Model: first.model()}
 	capability, _, _ := strings.Cut(strings.TrimSpace(m.ComputeCapability), "\n")
 	p.GPUs.Model.ComputeCapability = strings.TrimSpace(capability)
+	boards, counted := r.boards(), r.ownMinors()
 	for _, g := range r.GPUs {
 		if g.Name != first.Name {
 			return fmt.Errorf("GPU %s is %s and GPU %s is %s; a profile has one model", first.ID, first.Name, g.ID, g.Name)
 		}
 		address := strings.ToLower(strings.TrimPrefix(g.ID, "0000"))
-		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: number(g.Module)}
+		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: number(cmp.Or(g.Module, g.OldModule)),
+			Board: boards[g.Serial]}
+		if counted {
+			d.Minor = number(g.Minor)
+		}
 		if v := number(g.Temperature.Now); v != p.GPUs.Model.IdleCelsius {
 			d.IdleCelsius = v
 		}
@@ -147,8 +168,9 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 		p.GPUs.Devices = append(p.GPUs.Devices, d)
 	}
 	if f := first.Fabric; f.State == "Completed" {
-		p.Fabric = &profile.Fabric{ClusterUUID: sanitised(f.UUID), CliqueID: uint32(number(f.Clique))}
+		p.Fabric = &profile.Fabric{ClusterUUID: sanitised(f.UUID), CliqueID: uint32(number(f.Clique)), Health: f.Health.words()}
 	}
+	p.GPUs.Platform = first.platform()
 	borrow(p)
 	return nil
 }
@@ -175,13 +197,14 @@ func (g gpu) model() profile.GPUModel {
 		MemoryMiB:   int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
 		ECC:            g.hasECC(),
 		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
-		PCIe: profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
+		PCIe: g.pcie(), GPUPart: known(g.GPUPart), RowRemapperBanks: number(g.Banks), ModulePower: g.modulePower(),
+		InfoROM: known(g.InfoROM), InfoROMObjects: profile.InfoROMObjects{OEM: known(g.OEM), ECC: known(g.ECCObject)},
 		Power: profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min),
-			MaxWatts: number(g.Power.Max)},
+			MaxWatts: number(g.Power.Max), MemoryIdleWatts: number(g.MemoryPower)},
 		Clocks: profile.Clocks{GraphicsMHz: number(max.Graphics), SMMHz: number(max.SM), MemoryMHz: number(max.Memory),
-			VideoMHz: number(max.Video)},
+			VideoMHz: number(max.Video), ApplicationMHz: cmp.Or(number(g.Application), number(max.Graphics))},
 		IdleCelsius: number(g.Temperature.Now),
-		Temperature: profile.Temperature{Shutdown: number(g.Temperature.Shutdown), Slowdown: number(g.Temperature.Slowdown)},
+		Temperature: g.temperature(),
 	}
 	return m
 }
@@ -204,13 +227,16 @@ func borrow(p *profile.Profile) {
 		if err != nil || q.GPUs == nil || q.GPUs.Model.Name != p.GPUs.Model.Name {
 			continue
 		}
-		m, from := &p.GPUs.Model, q.GPUs.Model
+		m, from := &p.GPUs.Model, q.Filled().GPUs.Model
 		m.MIG, m.Multiprocessors, m.Cores, m.MemoryBusBits, m.BAR1MiB = from.MIG, from.Multiprocessors, from.Cores, from.MemoryBusBits,
 			from.BAR1MiB
 		if m.Integrated {
 			m.MemoryMiB = from.MemoryMiB
 		}
-		m.Coherent, m.InfoROM, m.Clocks.IdleMHz, m.Temperature.MaxGPU = from.Coherent, from.InfoROM, from.Clocks.IdleMHz, from.Temperature.MaxGPU
+		m.Coherent, m.InfoROM, m.Clocks.IdleMHz = from.Coherent, cmp.Or(m.InfoROM, from.InfoROM), from.Clocks.IdleMHz
+		m.Clocks.IdleVideoMHz, m.Clocks.IdleMemoryMHz = from.Clocks.IdleVideoMHz, from.Clocks.IdleMemoryMHz
+		m.Temperature.MaxGPU = cmp.Or(m.Temperature.MaxGPU, from.Temperature.MaxGPU)
+		m.Temperature.MaxMemory = cmp.Or(m.Temperature.MaxMemory, from.Temperature.MaxMemory)
 		m.ComputeCapability = cmp.Or(m.ComputeCapability, from.ComputeCapability)
 		p.GPUs.NVLink = q.GPUs.NVLink
 		if p.Fabric != nil && q.Fabric != nil {

@@ -1,4 +1,3 @@
-//shows:fakes-record
 package record_test
 
 import (
@@ -50,8 +49,8 @@ func smiOutput(t *testing.T, root string, args ...string) []byte {
 	return out.Bytes()
 }
 
-// expected are differences that a recording cannot avoid: defaults that a profile omits, and what neither nvidia-smi nor sysfs
-// reports.
+// expected are differences that a recording cannot avoid: defaults that a profile omits, and values that neither nvidia-smi nor sysfs
+// report.
 func expected(d record.Difference) bool {
 	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture",
 		"topology.acrossHostBridges", ".addressingMode", ".idleWatts", ".idleCelsius", ".present"} {
@@ -75,7 +74,7 @@ func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
 					t.Error(d)
 				}
 			}
-			// The recording does not say which cluster, but whether there is one: nodes without one are in no compute domain.
+			// The recording has no identity of the cluster, only its existence: nodes without one are in no compute domain.
 			const none = "00000000-0000-0000-0000-000000000000"
 			if want.Fabric != nil && (got.Fabric.ClusterUUID == none) != (want.Fabric.ClusterUUID == none) {
 				t.Errorf("the cluster is %s, where the profile has %s", got.Fabric.ClusterUUID, want.Fabric.ClusterUUID)
@@ -118,14 +117,14 @@ func TestARecordingHoldsNothingThatIdentifiesTheMachine(t *testing.T) {
 
 func TestCompareNamesWhatDiffers(t *testing.T) {
 	m, p := machine(t, "l40s-8")
-	m.SMI = bytes.Replace(m.SMI, []byte("49140 MiB"), []byte("46068 MiB"), 1)
+	m.SMI = bytes.Replace(m.SMI, []byte("46068 MiB"), []byte("49140 MiB"), 1)
 	got, err := record.Profile(m)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var found bool
 	for _, d := range record.Compare(got, p) {
-		found = found || d.String() == "gpus.model.memoryMiB: real 46068, fake 49140"
+		found = found || d.String() == "gpus.model.memoryMiB: real 49140, fake 46068"
 	}
 	if !found {
 		t.Errorf("%v", record.Compare(got, p))

@@ -22,7 +22,7 @@ import (
 
 // File is a scenario as written.
 type File struct {
-	// Seed drives everything random: jitter, and arguments that say any.
+	// Seed drives everything random: jitter, and arguments with the value any.
 	Seed   uint64  `yaml:"seed"`
 	Events []Entry `yaml:"events" required:"true"`
 }

@@ -1,4 +1,3 @@
-//shows:fakes-faults
 package scenario_test
 
 import (
@@ -83,7 +82,6 @@ func TestJitterDelaysEachEventByLessThanItself(t *testing.T) {
 	}
 }
 
-//shows:fakes-refusals
 func TestMistakesInAScenarioAreNamedWithTheirLines(t *testing.T) {
 	_, err := scenario.Parse("s.yaml", []byte("events:\n  - {at: soon, inject: xid}\n  - {at: 1s, inject: earthquake}\n  - {at: 1s, "+
 		"inject: xid, times: 3}\n"+

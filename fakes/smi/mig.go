@@ -75,14 +75,21 @@ func (c *Command) mig(args []string) error {
 	if err != nil {
 		return err
 	}
+	// Profiles are listed with MIG off too.
+	profiles := o.action == "-lgip" || o.action == "-lgipp"
 	var gpus []gpu
 	for _, g := range all {
-		if g.Core.MIGCurrent != 0 {
+		if g.Core.MIGCurrent != 0 || profiles && g.model.MIGProfileCount > 0 {
 			gpus = append(gpus, g)
 		}
 	}
 	if len(gpus) == 0 {
-		return errors.New("No MIG-enabled devices found.") //nolint:revive,staticcheck // the real command's words, which scripts look for
+		return c.noMIG(o.action, profiles)
+	}
+	if o.action == "-lgip" {
+		if err := c.print("%s", profilesHead); err != nil {
+			return err
+		}
 	}
 	for _, g := range gpus {
 		if err := c.migOn(g, o); err != nil {
@@ -90,6 +97,18 @@ func (c *Command) mig(args []string) error {
 		}
 	}
 	return nil
+}
+
+// noMIG reports that no GPU was found, in the real command's words, which scripts look for. To a listing of instances that is no error.
+func (c *Command) noMIG(action string, profiles bool) error {
+	const enabled = "No MIG-enabled devices found."
+	switch {
+	case profiles:
+		return errors.New("No MIG-supported devices found.") //nolint:revive,staticcheck // the real command's words
+	case strings.HasPrefix(action, "-l"):
+		return c.print("%s\n", enabled)
+	}
+	return errors.New(enabled)
 }
 
 func (c *Command) migOn(g gpu, o migOptions) error {
@@ -105,7 +124,7 @@ func (c *Command) migOn(g gpu, o migOptions) error {
 	case "-lci":
 		return c.listCompute(g, o)
 	}
-	// What was done before a step failed remains, and the tree must show it.
+	// The steps before a failed one remain, and the tree must show them.
 	return errors.Join(c.changeOn(g, o), c.syncMIG())
 }
 
@@ -128,22 +147,21 @@ func (c *Command) fresh(g gpu) gpu {
 
 func profileName(p *state.MIGProfile) string { return state.String(p.Name[:]) }
 
-func (c *Command) listProfiles(g gpu) error {
-	var b strings.Builder
-	rule := "+-------------------------------------------------------------------------------+\n"
-	b.WriteString(rule + "| GPU instance profiles:                                                        |\n" +
+const (
+	profilesRule = "+-------------------------------------------------------------------------------+\n"
+	profilesHead = profilesRule + "| GPU instance profiles:                                                        |\n" +
 		"| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n" +
 		"|                                Free/Total   GiB              CE    JPEG  OFA  |\n" +
-		"|===============================================================================|\n")
+		"|===============================================================================|\n"
+)
+
+func (c *Command) listProfiles(g gpu) error {
+	var b strings.Builder
 	for i, p := range mig.Profiles(g.model) {
-		p2p := "No"
-		if p.Slices == 7 {
-			p2p = "Yes"
-		}
-		fmt.Fprintf(&b, "| %3d  MIG %-14s %3d    %2d/%-2d       %7.2f     %-3s   %3d   %3d   %3d  |\n", g.index, profileName(&p), p.ID,
-			mig.Capacity(g.model, g.GPU, i), p.Max, float64(p.MemoryMiB)/1024, p2p, p.Multiprocessors, p.Decoders, p.Encoders)
-		fmt.Fprintf(&b, "|                                                              %3d   %3d   %3d  |\n%s", p.CopyEngines, p.JPEG, p.OFA,
-			rule)
+		fmt.Fprintf(&b, "| %3d  MIG %-15s%3d     %d/%-2d       %-6.2f     No     %-3d   %2d    %2d   |\n", g.index, profileName(&p), p.ID,
+			mig.Capacity(g.model, g.GPU, i), p.Max, float64(p.MemoryMiB)/1024, p.Multiprocessors, p.Decoders, p.Encoders)
+		fmt.Fprintf(&b, "|                                                             %3d   %3d   %3d   |\n%s", p.CopyEngines, p.JPEG, p.OFA,
+			profilesRule)
 	}
 	return c.print("%s", b.String())
 }
@@ -154,7 +172,11 @@ func (c *Command) listPlacements(g gpu) error {
 		for _, s := range p.Starts[:min(p.PlacementCount, state.MaxPlacements)] {
 			starts = append(starts, fmt.Sprint(s))
 		}
-		if err := c.print("GPU %2d Profile ID %2d Placements: {%s}:%d\n", g.index, p.ID, strings.Join(starts, ","), p.Size); err != nil {
+		word := "Placements:"
+		if len(starts) == 1 {
+			word = "Placement :"
+		}
+		if err := c.print("GPU %2d Profile ID %2d %s {%s}:%d\n", g.index, p.ID, word, strings.Join(starts, ","), p.Size); err != nil {
 			return err
 		}
 	}

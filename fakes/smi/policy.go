@@ -57,13 +57,13 @@ func (c *Command) computePolicy(args []string) error {
 }
 
 func (c *Command) listPolicies(gpus []gpu) error {
-	const rule = "+-----------------------------------------+\n"
-	if err := c.print(rule + "| GPU compute policies:                   |\n| GPU     Name                     Value  " +
-		"|\n|=========================================|\n"); err != nil {
+	const rule = "+-------------------------------------+\n"
+	if err := c.print(rule + "| GPU compute policies:               |\n| GPU     Name           Value        |\n" +
+		"|=====================================|\n"); err != nil {
 		return err
 	}
 	for _, g := range gpus {
-		if err := c.print("| %-7d %-24s %-7s|\n", g.index, "Timeslice",
+		if err := c.print("| %3d   %-15s %-14s|\n", g.index, "Timeslice",
 			[]string{"Default", "Short", "Medium", "Long"}[g.Core.TimeSlice%4]); err != nil {
 			return err
 		}

@@ -27,8 +27,10 @@ type Command struct {
 	Now time.Time
 	// Getenv, where it is set, makes nvidia-smi behave as under a limiter: see share.
 	Getenv func(string) string
-	// Opens tells whether this process can open a GPU, by the minor of its device node; nil: it can open all.
+	// Opens reports whether this process can open a GPU, by the minor of its device node; nil: it can open all.
 	Opens func(minor uint32) bool
+	// Done ends dmon and pmon when it is closed; nil: they end by their count alone.
+	Done <-chan struct{}
 
 	file *state.File
 	body *state.Body
@@ -46,6 +48,7 @@ type options struct {
 	powerLimit           string
 	reset                bool
 	version, help        bool
+	helpQueryGPU         bool
 	queryComputeApps     []string
 	selectedProcessQuery bool
 }
@@ -61,14 +64,12 @@ func (c *Command) Run(args []string) error {
 	if err := c.read(); err != nil {
 		return err
 	}
-	if len(args) > 0 && args[0] == "topo" {
-		return c.topo(args[1:])
-	}
-	if len(args) > 0 && args[0] == "mig" {
-		return c.mig(args[1:])
-	}
-	if len(args) > 0 && args[0] == "compute-policy" {
-		return c.computePolicy(args[1:])
+	if len(args) > 0 {
+		commands := map[string]func([]string) error{"topo": c.topo, "mig": c.mig, "compute-policy": c.computePolicy, "nvlink": c.nvlink,
+			"dmon": c.dmon, "pmon": c.pmon, "c2c": c.c2c, "conf-compute": c.confCompute, "vgpu": c.vgpu, "power-smoothing": c.powerSmoothing}
+		if run := commands[args[0]]; run != nil {
+			return run(args[1:])
+		}
 	}
 	o, err := parse(args)
 	if err != nil {
@@ -84,6 +85,8 @@ func (c *Command) Run(args []string) error {
 	switch {
 	case o.help:
 		return c.print(usage)
+	case o.helpQueryGPU:
+		return c.helpQueryGPU()
 	case o.version:
 		return c.printVersion()
 	case o.reset:
@@ -107,11 +110,15 @@ const usage = `nvidia-smi of a fake node. It knows:
   nvidia-smi -L                                one line per GPU and MIG device
   nvidia-smi -q [-x]                           everything, as text or XML
   nvidia-smi --query-gpu=F,... --format=csv[,noheader][,nounits]
+  nvidia-smi --help-query-gpu                  the names of the fields F
   nvidia-smi --query-compute-apps=F,... --format=csv[,noheader][,nounits]
   nvidia-smi -pm 0|1, -c 0|2|3, -mig 0|1, -pl WATTS
   nvidia-smi --gpu-reset                       of GPUs that nobody uses or has open
-  nvidia-smi topo -m
+  nvidia-smi topo -m | -p2p r|w|n|a|p
+  nvidia-smi nvlink -s | -e | -c   [-i GPU]
+  nvidia-smi dmon | pmon   [-c COUNT] [-d SECONDS] [-i GPU]
   nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci | -cgi P,... [-C] | -cci [P] | -dgi | -dci   [-gi G] [-ci C]
+  nvidia-smi c2c [-s], conf-compute -f | -grs, vgpu [-q | -s | -c], power-smoothing [-h]
   nvidia-smi compute-policy --list | --set-timeslice 0|1|2|3
   all with -i INDEX|UUID|PCI for some GPUs only
 `
@@ -146,6 +153,8 @@ func parse(args []string) (options, error) {
 			o.xml = true
 		case "-h", "--help":
 			o.help = true
+		case "--help-query-gpu":
+			o.helpQueryGPU = true
 		case "--version":
 			o.version = true
 		case "--query-gpu":
@@ -305,7 +314,7 @@ func (c *Command) list(gpus []gpu) error {
 	return nil
 }
 
-// migDevice is a compute instance with what it is in.
+// migDevice is a compute instance with its GPU instance and GPU.
 type migDevice struct {
 	gi      *state.GPUInstance
 	ci      *state.ComputeInstance
@@ -432,7 +441,7 @@ func (c *Command) setMIG(g gpu, value string) error {
 	return c.print("%s MIG Mode for GPU %s\n", word, g.busID())
 }
 
-// reset resets GPUs. One that is in use is not reset, and the command says which.
+// reset resets GPUs. One that is in use is not reset, and the command names it.
 func (c *Command) reset(gpus []gpu) error {
 	var held []string
 	for _, g := range gpus {

@@ -62,7 +62,7 @@ func squeeze(s string) string {
 
 const recordedTable = `Wed Dec 10 10:24:44 2025
 +-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 580.95.05 Driver Version: 580.95.05 CUDA Version: 13.0 |
+| NVIDIA-SMI 580.173.02 Driver Version: 580.173.02 CUDA Version: 13.0 |
 +-----------------------------------------+------------------------+----------------------+
 | GPU Name Persistence-M | Bus-Id Disp.A | Volatile Uncorr. ECC |
 | Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |
@@ -133,6 +133,7 @@ NIC7	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	PIX	 X
 func TestTheTopologyIsTheRecordedMachines(t *testing.T) {
 	out := run(t, render(t, "gb200-nvl72"), "topo", "-m")
 	matrix, _, _ := strings.Cut(out, "\nLegend")
+	matrix = strings.NewReplacer("\x1b[4m", "", "\x1b[0m", "").Replace(matrix) // the record has the words alone
 	if diff := cmp.Diff(recordedTopology, matrix); diff != "" {
 		t.Errorf("(-recorded +got):\n%s", diff)
 	}
@@ -178,7 +179,7 @@ func TestTheXMLIsWellFormed(t *testing.T) {
 func TestQueriesGiveTheColumnsAskedFor(t *testing.T) {
 	root := render(t, "l40s-8")
 	got := run(t, root, "--query-gpu=index,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits", "-i", "7")
-	if want := "7, NVIDIA L40S, 49140, [N/A]\n"; got != want {
+	if want := "7, NVIDIA L40S, 46068, [N/A]\n"; got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
 	if _, err := try(root, "--query-gpu=nonsense", "--format=csv"); err == nil || !strings.Contains(err.Error(), "memory.total") {
@@ -198,7 +199,8 @@ func TestWhatCannotBeSetIsRefused(t *testing.T) {
 		"a power limit below zero":   {"l40s-8", "from 100 W to 350 W", []string{"-pl", "-1"}},
 		"an unknown GPU":             {"l40s-8", "8 GPUs", []string{"-L", "-i", "9"}},
 		"an unknown option":          {"l40s-8", "-h", []string{"--frobnicate"}},
-		"MIG instances with none":    {"a100-40", "No MIG-enabled devices found", []string{"mig", "-lgi"}},
+		"a MIG instance with none":   {"a100-40", "No MIG-enabled devices found", []string{"mig", "-cgi", "19"}},
+		"MIG profiles of a T4":       {"t4-edge", "No MIG-supported devices found", []string{"mig", "-lgip"}},
 		"exclusive thread":           {"l40s-8", "no longer supported", []string{"-c", "1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +218,6 @@ func enableMIG(t *testing.T, root string) {
 	run(t, root, "-i", "0", "--gpu-reset")
 }
 
-//shows:gpu-mig-modes
 func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
 	for _, name := range []string{"a100-40", "a30-4"} {
 		t.Run(name, func(t *testing.T) {
@@ -251,7 +252,6 @@ func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
 	}
 }
 
-//shows:gpu-mig-modes
 func TestAModeOfHopperAndLaterChangesAtOnce(t *testing.T) {
 	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
 		root := render(t, name)
@@ -334,7 +334,6 @@ func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 	}
 }
 
-//shows:fakes-refusals
 func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
@@ -358,7 +357,7 @@ func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
 	} {
 		damage(damaged)
 		for _, args := range commands {
-			_, _ = try(root, args...) // whatever it says, the test must live
+			_, _ = try(root, args...) // whatever the output, it must not panic
 		}
 	}
 }

@@ -56,7 +56,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// summary is what the table shows of a GPU.
+// summary has the table's values of a GPU.
 type summary struct {
 	name, persistence, busID, ecc, celsius, pstate, watts, cap, memory, util, computeMode, mig string
 }
@@ -133,7 +133,7 @@ func writeProcesses(b *strings.Builder, gpus []gpu) bool {
 
 func processType(p state.Process) string { return []string{"C", "G", "M+C"}[min(p.Type, 2)] }
 
-// processName asks the kernel, and takes what the state has where the process is in another PID namespace.
+// processName reads the name from the kernel, or from the state where the process is in another PID namespace.
 func processName(p state.Process) string {
 	if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID)); err == nil {
 		name, _, _ := strings.Cut(string(data), "\x00")

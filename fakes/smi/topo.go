@@ -22,8 +22,11 @@ Legend:
 
 // topo prints the matrix of distances between GPUs and NICs.
 func (c *Command) topo(args []string) error {
+	if len(args) > 0 && (args[0] == "-p2p" || args[0] == "--p2pstatus") {
+		return c.p2p(args[1:])
+	}
 	if len(args) != 1 || args[0] != "-m" && args[0] != "--matrix" {
-		return errors.New("topo: only -m is known here")
+		return errors.New("topo: only -m and -p2p are known here")
 	}
 	r, err := tree.ReadRendered(c.Root)
 	if err != nil {
@@ -36,10 +39,7 @@ func (c *Command) topo(args []string) error {
 	}
 	var b strings.Builder
 	names := label(devices)
-	for _, n := range names {
-		b.WriteString("\t" + n)
-	}
-	b.WriteString("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n")
+	b.WriteString("\t" + underlined(strings.Join(names, "\t")+"\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID") + "\n")
 	for i, n := range names {
 		b.WriteString(n)
 		for j := range names {
@@ -62,6 +62,9 @@ func (c *Command) topo(args []string) error {
 	}
 	return c.print("%s", b.String())
 }
+
+// underlined is a heading of a matrix, which the real command underlines on pipes and files too.
+func underlined(heading string) string { return "\x1b[4m" + heading + "\x1b[0m" }
 
 // label numbers the NICs; GPUs keep their names.
 func label(devices []string) []string {

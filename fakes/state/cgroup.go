@@ -55,7 +55,7 @@ func Cgroups() (ids [MaxCgroups]uint64) {
 	return ids
 }
 
-// In says whether a process is in a cgroup, or in one below it.
+// In reports whether a process is in a cgroup, or in one below it.
 func (p *Process) In(cgroup uint64) bool {
 	return p.PID != 0 && cgroup != 0 && slices.Contains(p.Cgroups[:], cgroup)
 }

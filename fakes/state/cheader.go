@@ -78,7 +78,8 @@ func cDeclaration(t reflect.Type, name string) string {
 
 // snake turns GPUCount into gpu_count and PCIeWidth into pcie_width.
 func snake(s string) string {
-	s = strings.NewReplacer("PCIe", "Pcie", "GPUs", "Gpus", "CPUs", "Cpus", "P2P", "P2p", "MiB", "Mib").Replace(s)
+	s = strings.NewReplacer("PCIe", "Pcie", "ROMOEM", "RomOem", "ROMECC", "RomEcc", "GPUs", "Gpus", "CPUs", "Cpus",
+		"P2P", "P2p", "MiB", "Mib").Replace(s)
 	var b strings.Builder
 	rs := []rune(s)
 	for i, r := range rs {

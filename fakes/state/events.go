@@ -97,7 +97,7 @@ const (
 )
 
 func wake(word *uint32) {
-	// An error means that nobody could be woken; waiters look again by themselves.
+	// An error means that no waiter could be woken; waiters look again by themselves.
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, math.MaxInt32, 0, 0, 0)
 }
 

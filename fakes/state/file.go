@@ -67,7 +67,7 @@ func bodyOffset() int {
 }
 
 // Create writes a new state file for that many GPUs and replaces an old one atomically (rename). fill sets the first contents.
-// Clients with the old file open are told to open the new one.
+// Clients with the old file open get a sign to open the new one.
 func Create(root string, gpus int, fill func(*Body) error) error {
 	if gpus > MaxGPUs {
 		return fmt.Errorf("a node has at most %d GPUs, not %d", MaxGPUs, gpus)
@@ -141,7 +141,7 @@ func Open(root string) (*File, error) {
 		return nil, errors.Join(fmt.Errorf("node state %s: %w; render the node again", path, err), s.Close())
 	}
 	s.bodies = [2]*Body{s.of(s.shape.body(data, 0)), s.of(s.shape.body(data, 1))}
-	// A file that nobody closes is unmapped with its last reference.
+	// A file that is not closed is unmapped with its last reference.
 	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	return s, nil
 }
@@ -245,7 +245,7 @@ func (f *File) Read() (*Body, error) {
 	}
 }
 
-// View runs fn on the current body in place, again if it changed meanwhile: fn must only copy values out. It saves Read's copy.
+// View runs fn on the current body in place, again if it changed during the run: fn must only copy values out. It saves Read's copy.
 func (f *File) View(fn func(*Body)) error {
 	if err := f.alive(); err != nil {
 		return err
@@ -310,14 +310,14 @@ func (f *File) writable() bool {
 	return err == nil && flags&unix.O_ACCMODE == unix.O_RDWR
 }
 
-// Administered says whether this process may make an administrator's changes: root may, and so may the file's owner.
+// Administered reports whether this process may make an administrator's changes: root may, and so may the file's owner.
 func (f *File) Administered() bool {
 	var file unix.Stat_t
 	self := os.Geteuid()
 	return self == 0 || unix.Fstat(int(f.file.Fd()), &file) == nil && int(file.Uid) == self
 }
 
-// retire tells clients of this file that it has been replaced.
+// retire marks this file as replaced, for its clients.
 func (f *File) retire() {
 	if !f.writable() {
 		return

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -25,6 +26,11 @@ const (
 	remoteGPU     = 0
 	remoteSwitch  = 2
 )
+
+// healthBits are the fields of NVML's health mask (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_* of nvml.h) by their words in a profile. A
+// field of zero is not supported.
+var healthBits = map[string]uint32{"bandwidth": 3, "routeRecovery": 3 << 2, "routeUnhealthy": 3 << 4, "accessTimeout": 3 << 6,
+	"configuration": 0xf << 8}
 
 // CreateNode writes the state file of a freshly booted machine.
 func CreateNode(root string, n *profile.Node) error {
@@ -77,7 +83,10 @@ func fillModel(m *Model, p *profile.Profile) {
 	SetString(m.BoardPart[:], g.BoardPart)
 	SetString(m.VBIOS[:], g.VBIOS)
 	SetString(m.InfoROM[:], g.InfoROM)
-	m.Architecture = map[string]uint32{"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}[g.Architecture]
+	SetString(m.GPUPart[:], g.GPUPart)
+	SetString(m.InfoROMOEM[:], g.InfoROMObjects.OEM)
+	SetString(m.InfoROMECC[:], g.InfoROMObjects.ECC)
+	m.Architecture = map[string]uint32{"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10, "rubin": 13}[g.Architecture]
 	m.Brand = map[string]uint32{"quadro": 1, "tesla": 2, "geforce": 5, "nvidia": 14, "": 14}[g.Brand]
 	major, minor, _ := strings.Cut(g.ComputeCapability, ".")
 	m.ComputeMajor, m.ComputeMinor = number(major), number(minor)
@@ -88,9 +97,20 @@ func fillModel(m *Model, p *profile.Profile) {
 	m.ECC, m.Coherent, m.Integrated = flag(g.ECC), flag(g.Coherent), flag(g.Integrated)
 	m.AddressingMode = map[string]uint32{"HMM": 1, "ATS": 2}[g.AddressingMode]
 	m.PCIeGeneration, m.PCIeWidth = uint32(g.PCIe.Generation), uint32(g.PCIe.Width)
+	m.PCIeLink, m.PCIeHost = uint32(g.PCIe.Link()), uint32(g.PCIe.HostGeneration)
+	m.PCIeAtomics = map[string]uint32{"inbound": 1, "both": 3}[g.PCIe.Atomics]
 	m.PowerDefault, m.PowerMin, m.PowerMax = milli(g.Power.DefaultWatts), milli(g.Power.MinWatts), milli(g.Power.MaxWatts)
 	m.ClockGraphics, m.ClockSM = uint32(g.Clocks.GraphicsMHz), uint32(g.Clocks.SMMHz)
 	m.ClockMemory, m.ClockVideo, m.ClockIdle = uint32(g.Clocks.MemoryMHz), uint32(g.Clocks.VideoMHz), uint32(g.Clocks.IdleMHz)
+	m.ClockApp = uint32(cmp.Or(g.Clocks.ApplicationMHz, g.Clocks.GraphicsMHz))
+	if w := g.ModulePower; w != nil {
+		m.ModuleDefault, m.ModuleMin, m.ModuleMax = milli(w.DefaultWatts), milli(w.MinWatts), milli(w.MaxWatts)
+	}
+	m.TempMemory, m.RemapperBanks = uint32(g.Temperature.MaxMemory), uint32(g.RowRemapperBanks)
+	if q := p.GPUs.Platform; q != nil {
+		m.PlatformKnown, m.PlatformChassis, m.PlatformHost = 1, flag(q.Chassis), uint32(q.Host)
+		m.PlatformPeer = flag(q.Peer == "switch")
+	}
 	m.TempShutdown, m.TempSlowdown, m.TempMax = uint32(g.Temperature.Shutdown), uint32(g.Temperature.Slowdown), uint32(g.Temperature.MaxGPU)
 	if l := p.GPUs.NVLink; l != nil {
 		m.LinkCount, m.LinkVersion, m.LinkSpeed, m.LinkSwitched = uint32(l.Links), uint32(l.Version), uint32(l.SpeedMBps), flag(l.Switched)
@@ -168,7 +188,17 @@ func fillCore(c *Core, m *Model, n *profile.Node, i int) error {
 	if g.IdleWatts > 0 {
 		c.Power = milli(g.IdleWatts)
 	}
-	c.ClockGraphics, c.ClockSM, c.ClockMemory, c.ClockVideo = m.ClockIdle, m.ClockIdle, m.ClockMemory, m.ClockIdle
+	c.ClockGraphics, c.ClockSM = m.ClockIdle, m.ClockIdle
+	c.ClockMemory = uint32(cmp.Or(model.Clocks.IdleMemoryMHz, model.Clocks.MemoryMHz))
+	c.ClockVideo = uint32(cmp.Or(model.Clocks.IdleVideoMHz, model.Clocks.IdleMHz))
+	c.MemoryPower = milli(model.Power.MemoryIdleWatts)
+	if w := model.ModulePower; w != nil {
+		c.ModulePower = milli(w.IdleWatts)
+	}
+	if q := g.Platform; q != nil {
+		SetString(c.Chassis[:], q.Chassis)
+		c.Slot, c.Tray, c.FabricGUID = uint32(q.Slot), uint32(q.Tray), q.GUID
+	}
 	c.ClockReasons = 1 // GPU idle
 	for j, other := range n.GPUs {
 		c.Topology[j] = uint8(n.Distance(g.Place(), other.Place()))
@@ -185,7 +215,13 @@ func fillFabric(c *Core, n *profile.Node) error {
 		c.FabricState = fabricNotSupported
 		return nil
 	}
-	c.FabricState, c.FabricClique, c.FabricHealth, c.FabricSummary = fabricCompleted, f.CliqueID, fabricHealthy, 1
+	c.FabricState, c.FabricClique = fabricCompleted, f.CliqueID
+	for word, bits := range healthBits {
+		if f.Reports(word) {
+			c.FabricHealth |= fabricHealthy & bits
+		}
+	}
+	c.FabricSummary = flag(f.Reports("summary"))
 	c.FabricCluster = profile.ParseUUID(n.ClusterUUID)
 	return nil
 }

@@ -13,7 +13,7 @@ package state
 const Magic = "FKFABRIC"
 
 // Version is raised with every change of the layout; a reader refuses any other.
-const Version = 2
+const Version = 3
 
 // Sizes of the tables. They are part of the layout.
 const (
@@ -33,7 +33,7 @@ const (
 	MaxCgroups          = 8
 )
 
-// None stands for "no instance" in GPUInstance and ComputeInstance of events and processes, as NVML has it.
+// None means "no instance" in GPUInstance and ComputeInstance of events and processes, as NVML has it.
 const None = 0xffffffff
 
 // Header is the start of the file.
@@ -80,17 +80,20 @@ type Node struct {
 
 // Delay makes one NVML function slow.
 type Delay struct {
-	// Function is the FNV-1a hash of the name (32 bits); 0 stands for every function.
+	// Function is the FNV-1a hash of the name (32 bits); 0 means every function.
 	Function     uint32
 	Microseconds uint32
 }
 
-// Model is what all GPUs of the node share.
+// Model has the common data of the node's GPUs.
 type Model struct {
 	Name            [96]byte
 	BoardPart       [32]byte
 	VBIOS           [32]byte
 	InfoROM         [32]byte
+	GPUPart         [32]byte
+	InfoROMOEM      [16]byte
+	InfoROMECC      [16]byte
 	Architecture    uint32
 	Brand           uint32
 	ComputeMajor    uint32
@@ -107,6 +110,9 @@ type Model struct {
 	AddressingMode  uint32
 	PCIeGeneration  uint32
 	PCIeWidth       uint32
+	PCIeLink        uint32 // the highest generation of GPU and slot together
+	PCIeHost        uint32 // the slot's generation, 0: not reported
+	PCIeAtomics     uint32 // bits: 1 inbound, 2 outbound
 	PowerDefault    uint32 // mW, like all power below
 	PowerMin        uint32
 	PowerMax        uint32
@@ -115,6 +121,16 @@ type Model struct {
 	ClockMemory     uint32
 	ClockVideo      uint32
 	ClockIdle       uint32
+	ClockApp        uint32 // the default application clock
+	ModuleDefault   uint32 // mW, of the module's power; 0: not reported
+	ModuleMin       uint32
+	ModuleMax       uint32
+	TempMemory      uint32 // the memory's highest temperature, 0: it has no sensor
+	RemapperBanks   uint32 // banks with rows to spare, 0: rows are not remapped
+	PlatformKnown   uint32 // 1: NVML reports the place in a chassis
+	PlatformChassis uint32 // 1: in a rack with a serial number, slots and trays
+	PlatformHost    uint32
+	PlatformPeer    uint32 // 0 direct, 1 by switches
 	TempShutdown    uint32 // degrees Celsius, like all temperatures below
 	TempSlowdown    uint32
 	TempMax         uint32
@@ -163,7 +179,7 @@ type CIProfile struct {
 	Reserved        uint32
 }
 
-// GPU is one GPU: what NVML reports of it, and what is happening on it.
+// GPU is one GPU: its data in NVML, and its activity.
 type GPU struct {
 	Core      Core
 	Links     [MaxLinks]Link
@@ -219,12 +235,18 @@ type Core struct {
 	TimeSlice        uint32 // the compute policy: 0 default, 1 short, 2 medium, 3 long
 	MemoryLimits     uint32 // how many places of GPU.Limits are taken
 	FabricCluster    [16]byte
+	Chassis          [16]byte // the serial number of the rack
+	FabricGUID       uint64
+	Slot             uint32
+	Tray             uint32
+	ModulePower      uint32 // mW, like MemoryPower
+	MemoryPower      uint32
 	// Topology is NVML's nvmlGpuTopologyLevel_t to each GPU; P2P is 1 where peers reach each other over NVLink.
 	Topology [MaxGPUs]uint8
 	P2P      [MaxGPUs]uint8
 }
 
-// ECC counts memory errors and what became of them.
+// ECC counts memory errors and their repairs.
 type ECC struct {
 	VolatileCorrected     uint64
 	VolatileUncorrected   uint64
@@ -236,6 +258,16 @@ type ECC struct {
 	RemapFailed           uint32
 	RetiredSingleBit      uint32
 	RetiredDoubleBit      uint32
+	VolatileSRAM          SRAM
+	AggregateSRAM         SRAM
+}
+
+// SRAM counts errors of a GPU's caches and registers; those of its memory are in ECC.
+type SRAM struct {
+	Corrected uint64
+	// Parity and SECDED are uncorrectable, found by parity, and by a code that corrects one bit and detects two.
+	Parity uint64
+	SECDED uint64
 }
 
 // Link is one NVLink of a GPU.
@@ -262,7 +294,7 @@ type Process struct {
 	Memory          uint64
 	SM              uint32 // percent
 	Namespace       uint32 // of the PID: the low bits of its inode, 0 when unknown
-	StartTime       uint64 // of the process, in clock ticks after boot, to tell a reused PID
+	StartTime       uint64 // of the process, in clock ticks after boot, to detect a reused PID
 	BusyUntil       uint64 // microseconds since the epoch: the end of the last kernel
 	Name            [64]byte
 	// Cgroups are the process's cgroup and those above it, as far as it sees them (see Cgroups).

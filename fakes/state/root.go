@@ -15,7 +15,7 @@ const (
 	KernelRoot = "/proc/driver/fakefabric"
 )
 
-// Opens returns a function that says whether this process can open a GPU of the node at root, by the minor number of its device
+// Opens returns a function that reports whether this process can open a GPU of the node at root, by the minor number of its device
 // node. The nodes are those in /dev only where the driver is the machine's own (FallbackRoot, when nothing points there, or
 // KernelRoot). Elsewhere it returns nil: every GPU can be opened. See ff_state_opens.
 func Opens(root string) func(minor uint32) bool {
@@ -52,7 +52,8 @@ func FindRoot() (string, error) {
 	}
 	candidates := []string{FallbackRoot, KernelRoot}
 	if exe, err := Executable(); err == nil {
-		candidates = append([]string{filepath.Join(filepath.Dir(exe), "../../..")}, candidates...)
+		driver := filepath.Join(filepath.Dir(exe), "../..") // which has the state too, where it is mounted alone
+		candidates = append([]string{filepath.Dir(driver), driver}, candidates...)
 	}
 	for _, root := range candidates {
 		if _, err := os.Stat(Path(root)); err == nil {

@@ -1,4 +1,3 @@
-//shows:fakes-trace
 package trace_test
 
 import (

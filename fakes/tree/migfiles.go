@@ -90,7 +90,7 @@ func addCapability(file string, minor int) error {
 
 // MakeMIGNodes makes the nodes of the existing instances in a client's dev/nvidia-caps. The kernel module makes none. A client
 // makes them in its own /dev, with the numbers in /proc, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe,
-// modprobe-utils/nvidia-modprobe-utils.c, which NVML calls). Nothing removes a node again, so those of removed instances stay.
+// modprobe-utils/nvidia-modprobe-utils.c, which NVML calls). Nodes are not removed again, so those of removed instances stay.
 func MakeMIGNodes(root string, b *state.Body) error {
 	wanted := capabilities(b)
 	if len(wanted) == 0 {

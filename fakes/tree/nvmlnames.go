@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// nvmlNames says which functions of NVML an older driver lacks: a line for each, the branch (550) and the name.
+// nvmlNames lists the functions of NVML that an older driver lacks: a line for each, the branch (550) and the name.
 //
 //go:embed nvmlnames.txt
 var nvmlNames string
@@ -39,7 +39,7 @@ func newerThan(version string) ([]string, error) {
 	return newer, nil
 }
 
-// Lacks says whether a driver of a version such as 550.163.01 lacks a function of NVML. An unreadable version lacks none.
+// Lacks reports whether a driver of a version such as 550.163.01 lacks a function of NVML. An unreadable version lacks none.
 func Lacks(version, function string) bool {
 	newer, err := newerThan(version)
 	return err == nil && slices.Contains(newer, function)

@@ -7,12 +7,12 @@ import (
 	"path/filepath"
 )
 
-// mark is an empty file in a node's directory. It says that sys, proc, dev and driver there may be replaced and removed, whoever
-// wrote to them: a driver makes device nodes under dev. It stays when the hardware is removed, and a rendering that was killed
+// mark is an empty file in a node's directory. With it sys, proc, dev and driver there may be replaced and removed, even if others
+// wrote to them: a driver makes device nodes under dev. The mark stays when the hardware is removed, and a rendering that was killed
 // half-way leaves it.
 const mark = ".fakefabric"
 
-// owned says whether a rendering was made, or begun, at root.
+// owned reports whether a rendering was made, or begun, at root.
 func owned(root string) (bool, error) {
 	for _, path := range []string{filepath.Join(root, mark), renderedPath(root)} {
 		_, err := os.Lstat(path)

@@ -20,6 +20,7 @@ type pciFunction struct {
 	numa      int
 	// extra are further files of the directory.
 	extra map[string]string
+	vpd   []byte // Vital Product Data; nil: it has none
 	// generation and width of the link; zero leaves the link's files out.
 	generation, width int
 }
@@ -125,7 +126,7 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 		"subsystem_device": fmt.Sprintf("0x%04x", f.subsystem.Device),
 	})
 	if f.class != classBridge {
-		// Nobody reads these from a bridge, and a machine has more bridges than devices.
+		// No program reads these from a bridge, and a machine has more bridges than devices.
 		w.files(dir, map[string]string{"enable": "1", "modalias": modalias, "local_cpulist": p.cpus(f.numa),
 			"local_cpus": cpuMask(p.cpus(f.numa))})
 	}
@@ -139,6 +140,9 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 	}
 	w.file(filepath.Join(dir, "resource"), resource(number, f.class != classBridge))
 	w.bytes(filepath.Join(dir, "config"), config, 0o644)
+	if f.vpd != nil {
+		w.bytes(filepath.Join(dir, "vpd"), f.vpd, 0o600)
+	}
 	w.link(filepath.Join(dir, "subsystem"), "sys/bus/pci")
 	w.link(filepath.Join("sys/bus/pci/devices", f.address.String()), dir)
 	if f.driver != "" {
@@ -154,7 +158,10 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 	}
 }
 
-// configSpace is the first 64 bytes that every function has.
+// vpdCapability is where the configuration space has the capability Vital Product Data (PCI Local Bus Specification 3.0, appendix I).
+const vpdCapability = 0x48
+
+// configSpace is the first 64 bytes that every function has, and the capability Vital Product Data.
 func configSpace(f pciFunction) []byte {
 	c := make([]byte, 256) // all that there is without extended capabilities; GFD looks for one of NVIDIA's in it
 	put := func(at int, v uint16) { c[at], c[at+1] = byte(v), byte(v>>8) }
@@ -167,6 +174,10 @@ func configSpace(f pciFunction) []byte {
 	if f.class != classBridge {
 		put(0x2c, f.subsystem.Vendor)
 		put(0x2e, f.subsystem.Device)
+	}
+	if f.vpd != nil {
+		c[0x34] = vpdCapability // the list of capabilities has this one
+		put(vpdCapability, 0x0003)
 	}
 	return c
 }
@@ -186,7 +197,7 @@ func linkSpeed(generation int) string {
 	return speeds[min(max(generation, 1), len(speeds))-1] + " GT/s PCIe"
 }
 
-// cpus is the CPU list of a NUMA node; -1 stands for all.
+// cpus is the CPU list of a NUMA node; -1 means all.
 func (p *pciBus) cpus(numa int) string {
 	var all []string
 	for _, n := range p.node.Profile.Host.Nodes() {

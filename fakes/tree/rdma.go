@@ -17,7 +17,7 @@ const (
 	rdmaCMMinor     = 121
 )
 
-// rdma writes what InfiniBand devices and their network interfaces show in sysfs.
+// rdma writes the files of InfiniBand devices and their network interfaces in sysfs.
 type rdma struct {
 	node  *profile.Node
 	bonds map[string][]profile.NodeNIC
@@ -40,6 +40,9 @@ func nicFunction(nic profile.NodeNIC) pciFunction {
 	if nic.Physical >= 0 {
 		f.id = m.VFID
 	}
+	if nic.DataDirect != nil {
+		f.vpd = vpd(nic)
+	}
 	if nic.SRIOV != nil {
 		f.extra = map[string]string{
 			"sriov_totalvfs": fmt.Sprint(nic.SRIOV.Total), "sriov_numvfs": fmt.Sprint(nic.SRIOV.Enabled),
@@ -54,7 +57,11 @@ func (r *rdma) add(w *writer, nic profile.NodeNIC, f pciFunction) {
 	pci := f.path()
 	r.device(w, nic, pci)
 	r.verbs(w, nic, pci)
-	r.management(w, nic, pci)
+	if nic.Switchdev() {
+		r.representors(w, nic, pci)
+	} else {
+		r.management(w, nic, pci)
+	}
 	r.netdev(w, nic, pci)
 	if nic.Bond != "" {
 		if _, ok := r.bonds[nic.Bond]; !ok {
@@ -74,6 +81,10 @@ func (r *rdma) device(w *writer, nic profile.NodeNIC, pci string) {
 	})
 	w.link(filepath.Join(dir, "device"), pci)
 	linkClass(w, "infiniband", nic.Device, dir)
+	if nic.Switchdev() {
+		r.vports(w, nic, dir)
+		return
+	}
 	r.port(w, nic, filepath.Join(dir, "ports/1"))
 }
 
@@ -89,7 +100,9 @@ func (r *rdma) port(w *writer, nic profile.NodeNIC, dir string) {
 		texts["sm_lid"], texts["cap_mask"] = "0x1", "0xa751e848"
 	}
 	w.files(dir, texts)
-	r.gids(w, nic, dir)
+	if !nic.Switchdev() {
+		r.gids(w, nic, dir)
+	}
 	w.file(filepath.Join(dir, "pkeys/0"), "0xffff\n") // the default partition, as a full member
 	for _, name := range portCounters {
 		w.file(filepath.Join(dir, "counters", name), "0\n")
@@ -199,6 +212,9 @@ func (r *rdma) netdev(w *writer, nic profile.NodeNIC, pci string) {
 		broadcast = "00:ff:ff:ff:ff:12:40:1b:ff:ff:00:00:00:00:00:00:ff:ff:ff:ff"
 		kind, length = "32", "20"
 	}
+	if nic.Switchdev() {
+		w.file(filepath.Join(dir, "phys_switch_id"), switchID(nic)+"\n")
+	}
 	r.writeNetdev(w, dir, nic.Netdev, nic.Index+3, map[string]string{
 		"type": kind, "address": address, "broadcast": broadcast, "addr_len": length, "mtu": fmt.Sprint(nic.MTUOrDefault()),
 		"speed": fmt.Sprint(nic.RateGbps * 1000), "dev_port": "0", "dev_id": "0x0", "phys_port_name": fmt.Sprintf("p%d", nic.Port),
@@ -224,7 +240,7 @@ func (r *rdma) writeNetdev(w *writer, dir, name string, index int, texts map[str
 	linkClass(w, "net", name, dir)
 }
 
-// finish writes what belongs to no single NIC.
+// finish writes the files that belong to no single NIC.
 func (r *rdma) finish(w *writer) {
 	if len(r.node.NICs) > 0 {
 		w.file("sys/class/infiniband_verbs/abi_version", "6\n")

@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
 )
 
-// Options say which node to write, and where.
+// Options select the node to write, and the place.
 type Options struct {
 	Profile *profile.Profile
 	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
@@ -32,7 +34,7 @@ type Options struct {
 	PlainDevices bool
 }
 
-// Rendered describes a rendering in DIR/state/rendered.json, so that a later one can tell whether anything changed.
+// Rendered describes a rendering in DIR/state/rendered.json, so that a later one can detect a change.
 type Rendered struct {
 	Profile string `json:"profile"`
 	Node    int    `json:"node"`
@@ -102,11 +104,28 @@ func Render(ctx context.Context, o Options) error {
 	if err := state.CreateNode(root, n); err != nil {
 		return err
 	}
+	if err := shareState(root); err != nil {
+		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+	}
 	// Faults of the previous machine must not remain.
 	if err := ignoreMissing(os.Remove(filepath.Join(root, "state", imex.FaultsName))); err != nil {
 		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
 	return writeRendered(root, n, o)
+}
+
+// shareState links the state into the driver root, for pods of others that mount the driver root alone (NVIDIA's device plugin and DRA
+// driver, at /driver-root). A driver root on another file system has none.
+func shareState(root string) error {
+	directory := filepath.Join(root, "driver/state")
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return err
+	}
+	err := os.Link(state.Path(root), state.Path(filepath.Join(root, "driver")))
+	if errors.Is(err, unix.EXDEV) {
+		return os.Remove(directory)
+	}
+	return err
 }
 
 // exchange replaces the content of current by that of fresh, entry by entry, and moves the old content to old. The directory
@@ -193,7 +212,7 @@ func topology(n *profile.Node) (names []string, distances [][]string) {
 
 func renderedPath(root string) string { return filepath.Join(root, "state", "rendered.json") }
 
-// ReadRendered tells what was rendered at root; the error is os.ErrNotExist's kind where nothing was.
+// ReadRendered returns the description of the rendering at root; without one the error wraps os.ErrNotExist.
 func ReadRendered(root string) (Rendered, error) {
 	var r Rendered
 	data, err := os.ReadFile(renderedPath(root))

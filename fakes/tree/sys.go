@@ -21,6 +21,7 @@ func writeSys(w *writer, n *profile.Node) {
 		f := nicFunction(nic)
 		bus.add(f)
 		rdma.add(w, nic, f)
+		addDataDirect(bus, nic, f)
 	}
 	bus.write(w)
 	rdma.finish(w)
@@ -53,7 +54,7 @@ func addSwitches(bus *pciBus, n *profile.Node) {
 	}
 }
 
-// writeHost writes NUMA nodes, CPUs and what the firmware tells.
+// writeHost writes NUMA nodes, CPUs and the firmware's files.
 func writeHost(w *writer, n *profile.Node) {
 	var online, withCPU []string
 	cpus := 0

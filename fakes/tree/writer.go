@@ -48,7 +48,7 @@ func (w *writer) bytes(path string, data []byte, mode os.FileMode) {
 	}
 }
 
-// create writes a new file with three system calls. os.WriteFile makes more (it asks whether the file can be polled), which would
+// create writes a new file with three system calls. os.WriteFile makes more (it checks whether the file can be polled), which would
 // take half of the time for a node of 2,000 files.
 func create(path string, data []byte, mode os.FileMode) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, uint32(mode))

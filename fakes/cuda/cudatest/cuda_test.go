@@ -1,4 +1,3 @@
-//shows:fakes-cuda
 package cudatest
 
 import (
@@ -23,7 +22,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// builtDir is where tests keep what several of them use.
+// builtDir is where tests keep their common programs.
 var builtDir string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -69,10 +68,13 @@ type client struct {
 	out *bufio.Reader
 }
 
-// compiled is a program of testdata, compiled.
+// compiled is a program of testdata, compiled by the first test that runs it.
 func compiled(t *testing.T, name string) string {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), name)
+	binary := filepath.Join(builtDir, name)
+	if _, err := os.Stat(binary); err == nil {
+		return binary
+	}
 	source := filepath.Join("testdata", name+".c")
 	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, source, "-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -112,7 +114,7 @@ func (c *client) end() {
 	_ = c.cmd.Wait() // some die on purpose
 }
 
-// say sends a command and checks its answer.
+// say sends a command and checks the answer.
 func (c *client) say(command, want string) {
 	c.t.Helper()
 	if _, err := fmt.Fprintln(c.in, command); err != nil {
@@ -151,7 +153,7 @@ func TestMemoryShowsInNVMLOfTheSameNode(t *testing.T) {
 	if used != 1024 || len(processes) != 1 || int(processes[0].Pid) != c.cmd.Process.Pid || processes[0].UsedGpuMemory != 1<<30 {
 		t.Errorf("%d MiB used by %+v", used, processes)
 	}
-	c.say("info", fmt.Sprintf("0 %d %d", uint64(49140-1024)<<20, uint64(49140)<<20))
+	c.say("info", fmt.Sprintf("0 %d %d", uint64(46068-609-1024)<<20, uint64(46068-609)<<20))
 	c.say("alloc 60000000000", "2") // out of memory
 	c.say("free", "1")              // a block that was never allocated
 	c.say("free", "0")
@@ -179,7 +181,7 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container's processes have their own PIDs, and when the container is killed nobody in it remains to clean up.
+// A container's processes have their own PIDs, and when the container is killed no process in it remains to clean up.
 func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t, "client"), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
@@ -193,7 +195,7 @@ func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	if used, processes := usedMiB(t, lib, 0); used != 1 || len(processes) != 1 || processes[0].Pid != 1 {
 		t.Errorf("%d MiB used by %+v, want 1 by the namespace's first process", used, processes)
 	}
-	other := start(t, root) // a process of this namespace, which makes the stand-in check
+	other := start(t, root) // a process of this namespace, the trigger of the stand-in's check
 	other.say("init", "0 8 NVIDIA L40S")
 	other.say("context 0", "0")
 	if used, _ := usedMiB(t, lib, 0); used != 1 {
@@ -206,7 +208,7 @@ func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	if used, processes := usedMiB(t, lib, 0); used != 0 || len(processes) != 1 {
 		t.Errorf("%d MiB used by %+v, want the other process alone", used, processes)
 	}
-	other.say("info", fmt.Sprintf("0 %d %d", uint64(49140)<<20, uint64(49140)<<20))
+	other.say("info", fmt.Sprintf("0 %d %d", uint64(46068-609)<<20, uint64(46068-609)<<20))
 }
 
 func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
@@ -214,22 +216,27 @@ func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
 	c.say("context 1", "0")
-	begin := time.Now()
-	c.say("launch noop_300ms", "0")
 	d, _ := lib.DeviceGetHandleByIndex(1)
-	if u, r := d.GetUtilizationRates(); r != nvml.SUCCESS || u.Gpu != 100 {
-		t.Errorf("while it runs: %+v %v", u, r)
-	}
-	c.say("wait", "0")
-	if took := time.Since(begin); took < 300*time.Millisecond {
-		t.Errorf("it took %v", took)
-	}
-	if u, _ := d.GetUtilizationRates(); u.Gpu != 0 {
-		t.Errorf("afterwards: %+v", u)
+	for takes, busy := 300*time.Millisecond, false; !busy; takes *= 4 { // on a busy machine a short one may be over before it is looked at
+		begin := time.Now()
+		c.say(fmt.Sprintf("launch noop_%dms", takes.Milliseconds()), "0")
+		u, r := d.GetUtilizationRates()
+		busy = r == nvml.SUCCESS && u.Gpu == 100
+		if !busy && takes > time.Minute {
+			t.Fatalf("while it runs: %+v %v", u, r)
+		}
+		c.say("wait", "0")
+		if took := time.Since(begin); took < takes {
+			t.Errorf("it took %v, want %v", took, takes)
+		}
+		if u, _ := d.GetUtilizationRates(); u.Gpu != 0 {
+			t.Errorf("afterwards: %+v", u)
+		}
 	}
 }
 
-// docs.nvidia.com/cuda/cuda-driver-api: what cuModuleLoadData takes, what cuModuleGetFunction finds, and what cuLaunchKernel needs.
+// docs.nvidia.com/cuda/cuda-driver-api: the input of cuModuleLoadData, the result of cuModuleGetFunction, and the parameters of
+// cuLaunchKernel.
 func TestAModuleHasTheKernelsOfItsText(t *testing.T) {
 	const invalidValue, invalidImage, invalidPTX, notFound = "1", "200", "218", "500"
 	root, _ := node(t, "l40s-8")
@@ -258,11 +265,11 @@ func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
 	c.say("context 1", "0")
-	c.say("launch noop_300ms", "0")
 	begin := time.Now()
+	c.say("launch noop_300ms", "0")
 	c.say("signals", "0")
 	c.say("wait", "0")
-	if took := time.Since(begin); took < 250*time.Millisecond {
+	if took := time.Since(begin); took < 300*time.Millisecond {
 		t.Errorf("a kernel of 300 ms was over after %v", took)
 	}
 }
@@ -297,7 +304,7 @@ func TestAThreadHasAStackOfContexts(t *testing.T) {
 	c.say("init", "0 8 NVIDIA L40S")
 	c.say("pop", invalid+" 0")
 	c.say("context 1", "0")
-	c.say("primary 2", "0") // what follows uses this one
+	c.say("primary 2", "0") // the next steps use this one
 	c.say("push", "0")
 	c.say("device", "0 2")
 	c.say("pop", "0 1")

@@ -9,14 +9,13 @@ import (
 	"testing"
 )
 
-// Programs ask for the functions of their CUDA version, and some for those of the thread's own stream.
+// Programs look up the functions of their CUDA version, and some for those of the thread's own stream.
 func everyLookup(t *testing.T, test func(t *testing.T, version, flags int)) {
 	for _, c := range []struct{ version, flags int }{{11040, 0}, {12030, 0}, {12030, 2}, {13000, 0}} {
 		t.Run(fmt.Sprintf("version %d flags %d", c.version, c.flags), func(t *testing.T) { test(t, c.version, c.flags) })
 	}
 }
 
-//shows:vgpu-limits
 func TestPoolsOfTwoProcessesKeepToTheShareOfTheirContainer(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 1024)
@@ -38,7 +37,6 @@ func TestPoolsOfTwoProcessesKeepToTheShareOfTheirContainer(t *testing.T) {
 	})
 }
 
-//shows:vgpu-limits
 func TestGraphsKeepToTheShareOfTheirContainer(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 1024)
@@ -65,9 +63,7 @@ func TestGraphsKeepToTheShareOfTheirContainer(t *testing.T) {
 	})
 }
 
-// What nothing uses is given back before an allocation of another kind is refused.
-//
-//shows:vgpu-limits
+// Unused stock is given back before an allocation of another kind is refused.
 func TestUnusedMemoryOfPoolsAndGraphsServesOtherAllocations(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 1024)
@@ -95,9 +91,7 @@ func TestAFileOfLimitsThatIsNoneAllowsNoPoolAndNoGraph(t *testing.T) {
 	wantUsed(t, lib, "refused", 0)
 }
 
-// A container's processes do not know their PIDs outside. NVML tells those.
-//
-//shows:vgpu-limits
+// A container's processes do not have their PIDs outside. NVML reports those.
 func TestContextsAndModulesAreChargedByNVML(t *testing.T) {
 	for name, namespaces := range map[string]uintptr{"the node's PIDs": 0, "PIDs of its own": syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +119,7 @@ func TestContextsAndModulesAreChargedByNVML(t *testing.T) {
 	}
 }
 
-// memory is what monitors read of a process on a GPU, in bytes.
+// memory is a process's memory on a GPU as monitors read it, in bytes.
 type memory struct{ Context, Module, Data, Offset, Total uint64 }
 
 // wantMemory reads it of the container's first process. The offset is that of region 1.2, in drivers/gpu/limiter/library/region.h.

@@ -44,7 +44,6 @@ func (c *client) join(cgroup string) {
 	}
 }
 
-//shows:vgpu-driver-limits
 func TestTheDriverLimitsACgroupToItsMemory(t *testing.T) {
 	_, parent := cgrouptest.Make(t)
 	leaf := filepath.Join(parent, "container")
@@ -93,8 +92,6 @@ func TestTheDriverLimitsACgroupToItsMemory(t *testing.T) {
 
 // nvml.h calls the soft limit guaranteed. The guarantee remains for a cgroup that was removed before the limit was released (NVIDIA
 // Dynamo's documentation).
-//
-//shows:vgpu-driver-limits
 func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
 	_, parent := cgrouptest.Make(t)
 	leaf := filepath.Join(parent, "container")
@@ -116,9 +113,9 @@ func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
 		c.say("init", "0 8 NVIDIA L40S")
 		c.say("context 0", "0")
 	}
-	most := fmt.Sprintf("alloc %d", 40960*mib) // of some 48 GiB
+	most := fmt.Sprintf("alloc %d", 40960*mib) // of some 44 GiB
 	outside.say(most, "2")
-	outside.say(fmt.Sprintf("alloc %d", 36864*mib), "0")
+	outside.say(fmt.Sprintf("alloc %d", 34816*mib), "0")
 	inside.say(fmt.Sprintf("alloc %d", 10240*mib), "0")
 	outside.say("free", "0")
 	inside.end()
@@ -135,8 +132,6 @@ func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
 }
 
 // These rules are documented in nvml.h beside the call, and in NVIDIA's documentation of MPS.
-//
-//shows:vgpu-driver-limits
 func TestLimitsThatTheDriverDoesNotTakeAreRefused(t *testing.T) {
 	_, leaf := cgrouptest.Make(t)
 	_, lib := newest(t)

@@ -7,7 +7,7 @@
 //	exports.c       every NVML function, exported: it traces and delays the call and hands it to impl_<name>, or answers NOT_SUPPORTED
 //	functions.txt   the names
 //
-// Nothing it writes is committed: the prototypes belong to NVIDIA's header.
+// Its output is not committed: the prototypes belong to NVIDIA's header.
 package main
 
 import (

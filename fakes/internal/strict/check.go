@@ -47,12 +47,12 @@ func Decode(file string, data []byte, v any) *Checker {
 
 // Problem is one mistake in a file.
 type Problem struct {
-	// File and Line say where; Line counts from 1.
+	// File and Line are the place; Line counts from 1.
 	File string
 	Line int
 	// Path is the key, e.g. gpus.devices[2].pci.
 	Path string
-	// Message says what is wrong and what is allowed.
+	// Message gives the mistake and the allowed values.
 	Message string
 }
 

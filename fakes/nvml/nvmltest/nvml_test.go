@@ -1,4 +1,3 @@
-//shows:fakes-nvml
 package nvmltest
 
 import (

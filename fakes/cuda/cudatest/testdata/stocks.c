@@ -146,7 +146,10 @@ int main(int argc, char **argv)
 				r = CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &node, graphs[i], NULL, 0,
 					 blocks[(n - 1) % MOST]);
 		} else if (strcmp(word, "capture") == 0) {
-			r = CALL(cuStreamBeginCapture, (CUstream, int), NULL, 0);
+			r = CALL(cuStreamBeginCapture, (CUstream, int), NULL, (int)v);
+		} else if (strcmp(word, "exchange") == 0) {
+			int mode = (int)v;
+			r = CALL(cuThreadExchangeStreamCaptureMode, (int *), &mode);
 		} else if (strcmp(word, "captured") == 0) {
 			r = CALL(cuStreamEndCapture, (CUstream, CUgraph *), NULL, &graphs[i]);
 		} else if (strcmp(word, "instantiate") == 0) {

@@ -4,29 +4,27 @@ package controllers
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	computedomain "gpufabric.io/drivers/computedomain/controller"
 	gpu "gpufabric.io/drivers/gpu/controller"
+	"gpufabric.io/drivers/gpu/controller/demand"
 	"gpufabric.io/drivers/gpu/waiting"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
@@ -44,12 +42,16 @@ const (
 // settings are the role's flags.
 type settings struct {
 	domains computedomain.Settings
-	// webhook says how the webhook's certificate is kept.
+	// webhook reports how the webhook's certificate is kept.
 	webhook certificates.Options
 	// neighbours are the controllers beside that of compute domains.
 	neighbours []func(context.Context, ctrl.Manager) error
-	// nicClusterPolicies says whether one of them acts on NicClusterPolicies, whose CRD is another operator's and may be missing.
+	// nicClusterPolicies reports whether one of them acts on NicClusterPolicies, whose CRD is another operator's and may be missing.
 	nicClusterPolicies bool
+	// waiting reports whether claims that wait for a form of a GPU get Events.
+	waiting bool
+	// byDemand reports whether MIGLayouts with auto are acted on, which needs the rights to see all pods.
+	byDemand bool
 
 	metricsAddress, healthAddress string
 	leaderElection                bool
@@ -84,6 +86,10 @@ func Command(h host.Host) *cobra.Command {
 	s.neighbours = append(s.neighbours, certificates.Adder(&s.webhook))
 	flags.BoolVar(&s.nicClusterPolicies, "nic-cluster-policies", true,
 		"act on NicClusterPolicies of mellanox.com; without their CRD the log would ask for it every ten seconds")
+	flags.BoolVar(&s.waiting, "waiting-claims", true,
+		"write Events on claims that wait for a form of a GPU; it reads DeviceClasses and ResourceSlices")
+	flags.BoolVar(&s.byDemand, "layouts-by-demand", false, "give GPUs their MIG layouts by demand where a MIGLayout has auto; it watches all "+
+		"pending pods while there is one")
 	flags.StringVar(&s.metricsAddress, "metrics-address", "", "host:port that serves /metrics; empty: nowhere")
 	flags.StringVar(&s.healthAddress, "health-address", "", "host:port that serves /healthz and /readyz; empty: nowhere")
 	flags.StringVar(&s.identity, "identity", h.Env("POD_NAME"), "who holds the lease: the pod, so that its container goes on at once after a "+
@@ -115,15 +121,27 @@ func run(ctx context.Context, config *rest.Config, s settings) error {
 	if err := computedomain.Add(ctx, manager, recorder, s.domains); err != nil {
 		return fmt.Errorf("set the controller up: %w", err)
 	}
-	for _, add := range append(s.neighbours, waiting.Adder(recorder)) {
+	neighbours := s.neighbours
+	if s.waiting {
+		neighbours = append(neighbours, waiting.Adder(recorder))
+	}
+	if s.byDemand {
+		neighbours = append(neighbours, demand.Adder(recorder))
+	}
+	for _, add := range neighbours {
 		if err := manager.Add(&neighbour{config: manager.GetConfig(), add: add}); err != nil {
 			return fmt.Errorf("set another controller up: %w", err)
 		}
 	}
-	if err := manager.Start(ctx); err != nil {
-		return fmt.Errorf("run the controller: %w", err)
-	}
-	return nil
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return serve(ctx, kubernetes, s) })
+	group.Go(func() error {
+		if err := manager.Start(ctx); err != nil {
+			return fmt.Errorf("run the controller: %w", err)
+		}
+		return nil
+	})
+	return group.Wait()
 }
 
 func newManager(ctx context.Context, config *rest.Config, s settings) (ctrl.Manager, error) {
@@ -156,41 +174,21 @@ func newManager(ctx context.Context, config *rest.Config, s settings) (ctrl.Mana
 		LeaderElection: s.leaderElection, LeaderElectionID: leaseName, LeaderElectionNamespace: namespace,
 		LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
-		Metrics:                serving(s),
-		HealthProbeBindAddress: orOff(s.healthAddress),
+		Metrics:                metricsserver.Options{BindAddress: "0"}, // serve has them
+		HealthProbeBindAddress: "0",
 	})
-	if err != nil {
-		return nil, err
-	}
-	if err := manager.AddHealthzCheck("reconciliations", moving(ctrlmetrics.Registry)); err != nil {
-		return nil, err
-	}
-	return manager, manager.AddReadyzCheck("ping", healthz.Ping)
+	return manager, err
 }
 
-// serving says how /metrics is served: to everybody, or as in the node plugins (metrics.Access).
-func serving(s settings) metricsserver.Options {
-	options := metricsserver.Options{BindAddress: orOff(s.metricsAddress)}
-	if !s.domains.MetricsAuthentication {
-		return options
-	}
-	options.SecureServing = true // with a certificate that the library makes
-	options.TLSOpts = []func(*tls.Config){func(c *tls.Config) { c.MinVersion, c.NextProtos = tls.VersionTLS12, []string{"http/1.1"} }}
-	options.FilterProvider = func(config *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
-		client, err := host.Client(config, role)
-		if err != nil {
-			return nil, err
-		}
-		access := metrics.Guard(true, client)
-		return func(_ logr.Logger, next http.Handler) (http.Handler, error) { return access.Wrap(next), nil }, nil
-	}
-	return options
-}
-
-// orOff is the manager's value for an address that serves nothing.
-func orOff(address string) string {
-	if strings.TrimSpace(address) == "" {
-		return "0"
-	}
-	return address
+// serve serves /metrics and the probes until ctx ends. The library's own servers have no limit of connections.
+func serve(ctx context.Context, client kubernetes.Interface, s settings) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		access := metrics.Guard(s.domains.MetricsAuthentication, client)
+		return access.Serve(ctx, s.metricsAddress, ctrlmetrics.Registry, nil)
+	})
+	group.Go(func() error {
+		return metrics.ServeProbes(ctx, "--health-address", s.healthAddress, moving(ctrlmetrics.Registry))
+	})
+	return group.Wait()
 }

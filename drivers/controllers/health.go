@@ -2,23 +2,21 @@ package controllers
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
 // longestReconcile is far longer than a reconciliation takes: each waits only for the API server, and a client notices its silence
 // within a minute.
 const longestReconcile = 5 * time.Minute
 
-// longestRunning is the series of controller-runtime that says for how many seconds the oldest reconciliation of a controller runs.
+// longestRunning is controller-runtime's metric of the oldest running reconciliation of a controller, in seconds.
 const longestRunning = "workqueue_longest_running_processor_seconds"
 
 // moving fails while a controller hangs in one reconciliation, which a restart would end. A controller on standby runs none.
-func moving(gatherer prometheus.Gatherer) healthz.Checker {
-	return func(*http.Request) error {
+func moving(gatherer prometheus.Gatherer) func() error {
+	return func() error {
 		families, err := gatherer.Gather()
 		if err != nil {
 			return fmt.Errorf("read the controllers' work queues: %w", err)

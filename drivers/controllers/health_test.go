@@ -19,7 +19,6 @@ func queues(domains, pools float64) *prometheus.Registry {
 	return registry
 }
 
-//shows:chart-rollout
 func TestAControllerThatIsStuckIsNotHealthy(t *testing.T) {
 	for _, test := range []struct {
 		name           string
@@ -30,7 +29,7 @@ func TestAControllerThatIsStuckIsNotHealthy(t *testing.T) {
 		{"busy", 20, longestReconcile.Seconds(), ""},
 		{"stuck", 1, longestReconcile.Seconds() + 1, "controller rdmapool has been in one reconciliation for 5m1s, where 5m0s is allowed"},
 	} {
-		err := moving(queues(test.domains, test.pools))(nil)
+		err := moving(queues(test.domains, test.pools))()
 		if got := errorText(err); got != test.problem {
 			t.Errorf("%s: %q, want %q", test.name, got, test.problem)
 		}

@@ -49,8 +49,8 @@ func (n *neighbour) run(ctx context.Context) error {
 	manager, err := ctrl.NewManager(n.config, ctrl.Options{
 		Scheme: scheme, Logger: klog.FromContext(ctx),
 		Cache:                  cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Metrics:                metricsserver.Options{BindAddress: orOff("")},
-		HealthProbeBindAddress: orOff(""),
+		Metrics:                metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress: "0",
 	})
 	if err != nil {
 		return fmt.Errorf("set another controller up: %w", err)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
 // addCounted adds the extended resources of nodes, and the pods that request them. An extended resource that DRA serves already
@@ -45,7 +47,7 @@ func (d *drawing) addCounted() {
 	}
 }
 
-// ours says whether an extended resource is for GPUs or RDMA ports: those of NVIDIA, Volcano and RDMA.
+// ours reports whether an extended resource is for GPUs or RDMA ports: those of NVIDIA, Volcano and RDMA.
 func ours(resource string) bool {
 	domain, _, _ := strings.Cut(resource, "/")
 	return domain == "nvidia.com" || domain == "rdma" || domain == "volcano.sh" || strings.HasSuffix(domain, ".nvidia.com")
@@ -96,6 +98,21 @@ func (d *drawing) addPools() {
 			Healthy: p.Healthy, Ready: p.Ready, Why: p.Why})
 	}
 	slices.SortFunc(d.picture.Pools, func(a, b PoolState) int { return strings.Compare(a.Name, b.Name) })
+}
+
+func (d *drawing) addLayouts() {
+	for _, l := range d.facts.Layouts {
+		if l.Node == "" || l.Decision == "" && len(l.Cuts) == 0 {
+			continue
+		}
+		state := LayoutState{Node: l.Node, Decision: l.Decision}
+		for _, c := range l.Cuts {
+			state.Cuts = append(state.Cuts, CutState{GPU: c.Device, To: v1alpha1.DescribeInstances(c.Instances), Since: c.Since.Unix(),
+				Why: c.Reason})
+		}
+		d.picture.Layouts = append(d.picture.Layouts, state)
+	}
+	slices.SortFunc(d.picture.Layouts, func(a, b LayoutState) int { return natural(a.Node, b.Node) })
 }
 
 func (d *drawing) addQueue() {
@@ -210,20 +227,20 @@ func (d *drawing) count() {
 			}
 		}
 	}
-	slices.SortFunc(d.picture.Strays, func(a, b Hold) int {
+	slices.SortFunc(d.picture.Strays, func(a, b Allocation) int {
 		return cmp.Or(strings.Compare(a.Pool, b.Pool), strings.Compare(a.Claim, b.Claim), strings.Compare(a.Request, b.Request),
 			strings.Compare(a.Device, b.Device))
 	})
 }
 
-// Cause is what some pods of the queue wait for.
+// Cause is the common cause of some waiting pods.
 type Cause struct {
 	Cause  string        `json:"cause"`
 	Pods   int           `json:"pods"`
 	Oldest time.Duration `json:"oldest"`
 }
 
-// Causes groups the queue by what its pods wait for, the most pods first. Oldest is how long the first of them has waited.
+// Causes groups the queue by the causes of its waits, the most pods first. Oldest is how long the first of them has waited.
 func Causes(queue []WaitingPod, now time.Time) []Cause {
 	byCause := map[string]*Cause{}
 	for _, w := range queue {

@@ -26,7 +26,7 @@ type drawing struct {
 
 type poolKey struct{ driver, pool string }
 
-// gpu is a GPU with what decides whether part of it is free.
+// gpu is a GPU with the data that decides whether part of it is free.
 type gpu struct {
 	GPUState
 	forms      map[string]*GPUFacts // by device
@@ -50,6 +50,7 @@ func Draw(facts *Facts) *Picture {
 	d.addCounted()
 	d.addDomains()
 	d.addPools()
+	d.addLayouts()
 	d.addQueue()
 	d.addRacks()
 	d.count()
@@ -140,7 +141,7 @@ func (d *drawing) gpu(node, name string) *gpu {
 	return all[name]
 }
 
-// add adds what a form says about its GPU. Forms of one GPU say the same, except what a placement does not know.
+// add adds a form's data to its GPU. Forms of one GPU have the same data, but a placement has less.
 func (g *gpu) add(f *GPUFacts) {
 	if f.Device != "" {
 		g.forms[f.Device] = f
@@ -173,8 +174,9 @@ func (d *drawing) addClaims() {
 	for _, c := range d.facts.Claims {
 		for i := range c.Results {
 			r := &c.Results[i]
-			h := Hold{Claim: c.Namespace + "/" + c.Name, Request: r.Request, Device: r.Device, Pods: c.Pods, ShareID: r.ShareID, Memory: r.Memory,
-				Cores: r.Cores, Shares: r.Shares, Slots: r.Slots, Bandwidth: r.Bandwidth, Admin: r.Admin}
+			h := Allocation{Claim: c.Namespace + "/" + c.Name, Request: r.Request, Device: r.Device, Pods: c.Pods, ShareID: r.ShareID,
+				Memory: r.Memory,
+				Cores:  r.Cores, Shares: r.Shares, Slots: r.Slots, Bandwidth: r.Bandwidth, Admin: r.Admin}
 			node, known := d.pools[poolKey{r.Driver, r.Pool}]
 			if !known {
 				h.Driver, h.Pool = r.Driver, r.Pool
@@ -191,7 +193,7 @@ func (d *drawing) addClaims() {
 }
 
 // place puts a hold on its device; false where the device is not published.
-func (d *drawing) place(node, driver string, h *Hold, c *Claim) bool {
+func (d *drawing) place(node, driver string, h *Allocation, c *Claim) bool {
 	switch driver {
 	case devices.Driver:
 		g := d.gpus[node][devices.GPUOf(h.Device)]
@@ -221,8 +223,8 @@ func (d *drawing) place(node, driver string, h *Hold, c *Claim) bool {
 	return true
 }
 
-// describe says in which form a claim has a device of the GPU; false where the GPU has no such device.
-func (g *gpu) describe(h *Hold) bool {
+// describe returns the form in which a claim has a device of the GPU; false if the GPU has no such device.
+func (g *gpu) describe(h *Allocation) bool {
 	if p := g.placements[h.Device]; p != nil {
 		h.Form, h.Memory, h.Start, h.Size = "MIG "+p.Profile, p.Memory, p.Start, p.Size
 		return true
@@ -326,7 +328,7 @@ func (g *gpu) state() State {
 	if s := byTaints(g.Taints, devices.Driver+"/"); s != "" {
 		return s
 	}
-	held := slices.DeleteFunc(slices.Clone(g.Holds), func(h Hold) bool { return h.Admin })
+	held := slices.DeleteFunc(slices.Clone(g.Holds), func(h Allocation) bool { return h.Admin })
 	switch {
 	case len(held) == 0:
 		return Free
@@ -352,8 +354,8 @@ func byTaints(taints []Taint, faults string) State {
 	return worst
 }
 
-// room says whether another claim can have a part of a GPU that claims use.
-func (g *gpu) room(held []Hold) bool {
+// room reports whether another claim can have a part of a GPU that claims use.
+func (g *gpu) room(held []Allocation) bool {
 	var shared, memory, cores, shares int64
 	taken := map[int]bool{}
 	for _, h := range held {
@@ -375,7 +377,7 @@ func (g *gpu) room(held []Hold) bool {
 		})
 	}
 	for _, p := range g.placements {
-		free := p.Size > 0 || !slices.ContainsFunc(held, func(h Hold) bool { return h.Device == p.Device })
+		free := p.Size > 0 || !slices.ContainsFunc(held, func(h Allocation) bool { return h.Device == p.Device })
 		for i := range p.Size {
 			free = free && !taken[p.Start+i]
 		}
@@ -386,9 +388,9 @@ func (g *gpu) room(held []Hold) bool {
 	return false
 }
 
-// has says whether one of the holds has this form: shares of a GPU have one form at a time.
-func (f *GPUFacts) has(held []Hold) bool {
-	return slices.ContainsFunc(held, func(h Hold) bool { return h.Device == f.Device })
+// has reports whether one of the holds has this form: shares of a GPU have one form at a time.
+func (f *GPUFacts) has(held []Allocation) bool {
+	return slices.ContainsFunc(held, func(h Allocation) bool { return h.Device == f.Device })
 }
 
 func (p *PortState) state() State {
@@ -411,8 +413,8 @@ func (p *PortState) state() State {
 	return Held
 }
 
-func sortHolds(holds []Hold) {
-	slices.SortFunc(holds, func(a, b Hold) int {
+func sortHolds(holds []Allocation) {
+	slices.SortFunc(holds, func(a, b Allocation) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), strings.Compare(a.Claim, b.Claim), strings.Compare(a.Request, b.Request),
 			strings.Compare(a.Device, b.Device), strings.Compare(a.ShareID, b.ShareID))
 	})

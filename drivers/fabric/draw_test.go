@@ -112,7 +112,6 @@ func onGPU(name, dev string, consumed map[resourceapi.QualifiedName]int64) *Clai
 
 type used = map[resourceapi.QualifiedName]int64
 
-//shows:fabric-topology
 func TestTheStateOfAGPU(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -290,8 +289,8 @@ func TestPodsThatWaitForTheSameHaveOneCause(t *testing.T) {
 }
 
 // everyHold walks the whole picture.
-func everyHold(p *Picture, visit func(h Hold)) {
-	each := func(holds []Hold) {
+func everyHold(p *Picture, visit func(h Allocation)) {
+	each := func(holds []Allocation) {
 		for _, h := range holds {
 			visit(h)
 		}
@@ -312,8 +311,6 @@ func everyHold(p *Picture, visit func(h Hold)) {
 }
 
 // Whatever the API server holds, also in the middle of an upgrade, each device of a claim is in the picture once.
-//
-//shows:fabric-topology
 func TestEveryAllocatedDeviceIsShownOnce(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -325,7 +322,7 @@ func TestEveryAllocatedDeviceIsShownOnce(t *testing.T) {
 			}
 		}
 		p := Draw(facts)
-		everyHold(p, func(h Hold) { got[h.Claim+" "+h.Request+" "+h.Device]++ })
+		everyHold(p, func(h Allocation) { got[h.Claim+" "+h.Request+" "+h.Device]++ })
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("seed %d: %s", seed, diff)
 		}

@@ -1,5 +1,5 @@
-// Package fabric is the picture of a cluster's GPU fabric: racks, cliques, nodes, GPUs, ports and domains, who holds what, what is
-// free and what is broken.
+// Package fabric is the picture of a cluster's GPU fabric: racks, cliques, nodes, GPUs, ports and domains, with holders, free parts and
+// faults.
 //
 // The picture is made from facts, the relevant parts of the API server's objects (a ResourceSlice of 128 devices takes 400 KB, its
 // facts a few). A reader of the cluster makes facts from each object (OfSlice, OfClaim and so on) and calls Draw with all of them.
@@ -11,6 +11,8 @@ import (
 	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
 // Facts are the input of a picture.
@@ -21,7 +23,8 @@ type Facts struct {
 	Nodes   []*Node
 	Domains []*Domain
 	Pools   []*Pool
-	// Missing says which objects could not be read, and why.
+	Layouts []*Layout
+	// Missing lists the kinds of objects that could not be read, with the reasons.
 	Missing []Missing
 }
 
@@ -29,7 +32,7 @@ type Facts struct {
 type Missing struct {
 	// Resource is as `kubectl get` takes it: resourceslices.resource.k8s.io.
 	Resource string `json:"resource"`
-	// Why is the API server's answer, and what to do.
+	// Why is the API server's answer, and the remedy.
 	Why string `json:"why"`
 }
 
@@ -49,7 +52,7 @@ type Slice struct {
 	MemorySlices map[string]int
 }
 
-// GPUFacts are what a form of a GPU says about it. A GPU that is only offered in MIG placements is described by the first of them.
+// GPUFacts are the data of a GPU in one of its forms. A GPU that is only offered in MIG placements is described by the first of them.
 type GPUFacts struct {
 	GPU    string // gpu-0
 	Device string // the device's name: gpu-0, gpu-0-shared; empty: from a placement
@@ -58,7 +61,7 @@ type GPUFacts struct {
 	UUID, Product     string
 	Index             int // NVML's; -1: unknown
 	Memory            int64
-	Cores, Shares     int64 // what claims can consume of it; 0: not counted
+	Cores, Shares     int64 // the capacity for claims; 0: not counted
 	Multiple          bool
 	Clique, NVLink    string
 	Address           string // PCI
@@ -119,7 +122,7 @@ type Claim struct {
 	Allocated bool
 	// Pods are the names of the pods it is reserved for.
 	Pods []string
-	// Domain is the name of the ComputeDomain that a channel of the claim belongs to, where the claim says so.
+	// Domain is the name of the ComputeDomain that a channel of the claim belongs to, if the claim has it.
 	Domain string
 }
 
@@ -128,7 +131,7 @@ type Result struct {
 	Request, Driver, Pool, Device string
 	ShareID                       string
 	Admin                         bool
-	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are what it consumes of the device; 0 where nothing is
+	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are its consumption of the device; 0 if not
 	// counted.
 	Memory, Cores, Shares, Slots, Bandwidth int64
 }
@@ -139,7 +142,7 @@ type Pod struct {
 	Created  time.Time
 	NodeName string
 	Phase    string
-	// Waits is what a pending pod waits for, in the words of its status; Since is when that began.
+	// Waits is the reason of a pending pod's wait, in the words of its status; Since is when that began.
 	Waits    string
 	Since    time.Time
 	Claims   []string
@@ -189,6 +192,14 @@ type Pool struct {
 	Why            string
 }
 
+// Layout is a MIGLayout.
+type Layout struct {
+	metav1.ObjectMeta
+	Node     string // of a layout by demand; empty: it is another one
+	Decision string // the controller's latest
+	Cuts     []v1alpha1.MIGCut
+}
+
 // word keeps one copy of a text that many facts repeat: device names, products and PCI addresses are the same on every node.
 func word(text string) string {
 	if text == "" {
@@ -197,7 +208,7 @@ func word(text string) string {
 	return unique.Make(text).Value()
 }
 
-// named is what facts keep of an object's metadata.
+// named is the part of an object's metadata that facts keep.
 func named(o metav1.Object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: word(o.GetNamespace()), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
 }

@@ -1,6 +1,6 @@
 package fabric
 
-// Picture is the fabric as people and programs see it: racks of nodes, and what spans racks. It contains every device of a claim
+// Picture is the fabric as people and programs see it: racks of nodes, and objects across racks. It contains every device of a claim
 // exactly once, as a Hold.
 type Picture struct {
 	Totals  Totals        `json:"totals"`
@@ -8,7 +8,8 @@ type Picture struct {
 	Domains []DomainState `json:"domains"`
 	Pools   []PoolState   `json:"pools"`
 	Queue   []WaitingPod  `json:"queue"`
-	Strays  []Hold        `json:"strays,omitempty"` // devices of claims whose pool no node publishes
+	Layouts []LayoutState `json:"layouts,omitempty"`
+	Strays  []Allocation  `json:"strays,omitempty"` // devices of claims whose pool no node publishes
 	Missing []Missing     `json:"missing,omitempty"`
 }
 
@@ -29,7 +30,7 @@ type Totals struct {
 	Waiting int `json:"waitingPods"`
 }
 
-// RackKind says how a rack was recognised.
+// RackKind is the way in which a rack was recognised.
 type RackKind string
 
 // The kinds of racks.
@@ -50,12 +51,12 @@ type Rack struct {
 	Nodes   []NodeState `json:"nodes"`
 }
 
-// State is what is available of a GPU or a port now.
+// State is the availability of a GPU or a port now.
 type State string
 
 // The states, the best first.
 const (
-	Free    State = "free"    // nobody has anything of it
+	Free    State = "free"    // no claim has a part of it
 	Partly  State = "partly"  // claims have some of it, and there is more
 	Held    State = "held"    // claims have all of it
 	Tainted State = "tainted" // it is kept from new claims: drained, or handed to a device plugin
@@ -75,9 +76,9 @@ type NodeState struct {
 	GPUs  []GPUState  `json:"gpus,omitempty"`
 	Ports []PortState `json:"ports,omitempty"`
 	// IMEX are the channels and daemons of compute domains that claims have.
-	IMEX []Hold `json:"imex,omitempty"`
+	IMEX []Allocation `json:"imex,omitempty"`
 	// Gone are devices of claims that are no longer published.
-	Gone []Hold `json:"gone,omitempty"`
+	Gone []Allocation `json:"gone,omitempty"`
 	// Counted are the extended resources of device plugins, which do not report which device a pod has.
 	Counted []Counted `json:"counted,omitempty"`
 }
@@ -90,7 +91,7 @@ type Counted struct {
 	Pods        []string `json:"pods,omitempty"`
 }
 
-// GPUState is a GPU and who holds what of it.
+// GPUState is a GPU and the holders of its parts.
 type GPUState struct {
 	Name    string `json:"name"` // gpu-0
 	UUID    string `json:"uuid,omitempty"`
@@ -106,38 +107,38 @@ type GPUState struct {
 	Offers []string `json:"offers"`
 	Clique string   `json:"clique,omitempty"` // where it differs from its node's
 	// NVLink identifies the GPUs that it reaches over NVLink: they have the same value. The ends of single links are not published.
-	NVLink string  `json:"nvlink,omitempty"`
-	PCI    string  `json:"pci,omitempty"`
-	Switch string  `json:"switch,omitempty"`
-	Root   string  `json:"root,omitempty"`
-	NUMA   int     `json:"numa"` // -1: unknown
-	State  State   `json:"state"`
-	Taints []Taint `json:"taints,omitempty"`
-	Holds  []Hold  `json:"holds,omitempty"`
+	NVLink string       `json:"nvlink,omitempty"`
+	PCI    string       `json:"pci,omitempty"`
+	Switch string       `json:"switch,omitempty"`
+	Root   string       `json:"root,omitempty"`
+	NUMA   int          `json:"numa"` // -1: unknown
+	State  State        `json:"state"`
+	Taints []Taint      `json:"taints,omitempty"`
+	Holds  []Allocation `json:"holds,omitempty"`
 }
 
-// PortState is an RDMA port and who holds what of it.
+// PortState is an RDMA port and the holders of its parts.
 type PortState struct {
-	Name      string  `json:"name"`
-	Device    string  `json:"device,omitempty"` // mlx5_0
-	Port      int     `json:"port,omitempty"`
-	Interface string  `json:"interface,omitempty"`
-	LinkLayer string  `json:"linkLayer,omitempty"`
-	RateGbps  int     `json:"rateGbps,omitempty"`
-	Rail      int     `json:"rail"` // -1: none
-	PCI       string  `json:"pci,omitempty"`
-	Switch    string  `json:"switch,omitempty"`
-	Root      string  `json:"root,omitempty"`
-	NUMA      int     `json:"numa"` // -1: unknown
-	Pool      string  `json:"pool,omitempty"`
-	Slots     int64   `json:"slots,omitempty"`
-	State     State   `json:"state"`
-	Taints    []Taint `json:"taints,omitempty"`
-	Holds     []Hold  `json:"holds,omitempty"`
+	Name      string       `json:"name"`
+	Device    string       `json:"device,omitempty"` // mlx5_0
+	Port      int          `json:"port,omitempty"`
+	Interface string       `json:"interface,omitempty"`
+	LinkLayer string       `json:"linkLayer,omitempty"`
+	RateGbps  int          `json:"rateGbps,omitempty"`
+	Rail      int          `json:"rail"` // -1: none
+	PCI       string       `json:"pci,omitempty"`
+	Switch    string       `json:"switch,omitempty"`
+	Root      string       `json:"root,omitempty"`
+	NUMA      int          `json:"numa"` // -1: unknown
+	Pool      string       `json:"pool,omitempty"`
+	Slots     int64        `json:"slots,omitempty"`
+	State     State        `json:"state"`
+	Taints    []Taint      `json:"taints,omitempty"`
+	Holds     []Allocation `json:"holds,omitempty"`
 }
 
-// Hold is a device of a claim, or a part of one.
-type Hold struct {
+// Allocation is a device of a claim, or a part of one.
+type Allocation struct {
 	Claim   string   `json:"claim"` // namespace/name
 	Request string   `json:"request"`
 	Device  string   `json:"device"`
@@ -147,7 +148,7 @@ type Hold struct {
 	ShareID string   `json:"shareID,omitempty"`
 	// Form is whole, share, MIG and a profile, or port.
 	Form string `json:"form,omitempty"`
-	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are what it takes of the device; 0 where nothing is counted.
+	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are its consumption of the device; 0 if not counted.
 	Memory    int64 `json:"memory,omitempty"`
 	Cores     int64 `json:"cores,omitempty"`
 	Shares    int64 `json:"shares,omitempty"`
@@ -188,12 +189,29 @@ type PoolState struct {
 	Why      string `json:"why,omitempty"`
 }
 
+// LayoutState is a node whose GPUs get their MIG layouts by demand.
+type LayoutState struct {
+	Node string `json:"node"`
+	// Decision is the controller's latest about the node, with its reason.
+	Decision string `json:"decision,omitempty"`
+	// Cuts are the changes of GPUs in progress.
+	Cuts []CutState `json:"cuts,omitempty"`
+}
+
+// CutState is a change of a GPU's MIG instances in progress.
+type CutState struct {
+	GPU   string `json:"gpu"`   // gpu-0
+	To    string `json:"to"`    // its layout afterwards
+	Since int64  `json:"since"` // Unix seconds
+	Why   string `json:"why,omitempty"`
+}
+
 // WaitingPod is a pod with claims or extended resources that does not run yet.
 type WaitingPod struct {
 	Pod   string `json:"pod"` // namespace/name
 	Node  string `json:"node,omitempty"`
 	Since int64  `json:"since"` // Unix seconds: when its present wait began
-	// Cause is what several pods may have in common. Says is the pod's own status.
+	// Cause is shared by all pods with the same cause. Says is the pod's own status.
 	Cause string `json:"cause"`
 	Says  string `json:"says,omitempty"`
 }

@@ -239,13 +239,13 @@ func OfPod(p *corev1.Pod) *Pod {
 	return out
 }
 
-// extended says whether a resource is counted by a device plugin or by DRA: its name has a domain other than Kubernetes' own.
+// extended reports whether a resource is counted by a device plugin or by DRA: its name has a domain other than Kubernetes' own.
 func extended(name corev1.ResourceName) bool {
 	domain, _, found := strings.Cut(string(name), "/")
 	return found && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io")
 }
 
-// waits says what a pending pod waits for according to its status, and since when.
+// waits returns the reason of a pending pod's wait by its status, and its start.
 func waits(p *corev1.Pod) (string, time.Time) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
@@ -312,6 +312,15 @@ func OfPool(p *v1alpha1.RDMAPool) *Pool {
 		Nodes: int(p.Status.NodeCount), Why: "no node has reported on it"}
 	if c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.RDMAPoolReady); c != nil {
 		out.Ready, out.Why = c.Status == metav1.ConditionTrue, c.Message
+	}
+	return out
+}
+
+// OfLayout makes facts from a MIGLayout.
+func OfLayout(l *v1alpha1.MIGLayout) *Layout {
+	out := &Layout{ObjectMeta: named(l)}
+	if l.ByDemand() && len(l.Status.Nodes) > 0 {
+		out.Node, out.Decision, out.Cuts = word(l.Status.Nodes[0].Name), l.Annotations[v1alpha1.MIGDecisionAnnotation], l.Cuts()
 	}
 	return out
 }

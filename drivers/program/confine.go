@@ -6,11 +6,11 @@ import (
 	"gpufabric.io/drivers/node/seccomp"
 )
 
-// Confinement returns what a role may do that the chart runs privileged; false for other roles. The container runtime gives a
+// Confinement returns the rules for a role that the chart runs privileged; false for other roles. The container runtime gives a
 // privileged container no seccomp profile, so the role confines itself.
 func Confinement(role string) (seccomp.Rules, bool) {
 	switch role {
-	case "compute-domain-plugin": // asks NVML
+	case "compute-domain-plugin": // uses NVML
 		return seccomp.Rules{}, true
 	case "gpu-plugin", "mps-keeper": // start programs of the driver in roots of their own
 		return seccomp.Rules{Mounts: true}, true

@@ -23,7 +23,7 @@ func asConfined() int {
 	return 0
 }
 
-// privileged are the roles of which the chart's values say why they are privileged.
+// privileged are the roles of which the chart's values report why they are privileged.
 func privileged(t *testing.T) []string {
 	t.Helper()
 	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
@@ -42,8 +42,6 @@ func privileged(t *testing.T) []string {
 	return roles
 }
 
-//shows:tenants
-//attack:privileged-role A tenant who has taken a privileged role over makes a user namespace, or reaches for io_uring, keys and ciphers
 func TestAPrivilegedRoleForbidsItselfWhatItNeverDoes(t *testing.T) {
 	if filtered, err := seccomp.Filtered(); filtered || err != nil {
 		t.Skipf("a filter of somebody's holds this process already (%t), or the kernel has none: %v", filtered, err)
@@ -54,7 +52,7 @@ func TestAPrivilegedRoleForbidsItselfWhatItNeverDoes(t *testing.T) {
 			t.Fatalf("%s: %v: %s", role, err, out)
 		}
 		t.Logf("attacker sees of %s: %s", role, strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", ", "))
-		// What a role needs is one of these.
+		// Each of these is something that a role needs.
 		needed := []string{"mount=", "clone of mounts=", "setns="}
 		for _, line := range strings.Split(seccomptest.Refused, "\n") {
 			name, _, _ := strings.Cut(line, "=")

@@ -31,8 +31,6 @@ func asPlugin() int {
 }
 
 // TestKubectlFindsTheProgramByItsPluginsName has a real kubectl run the program.
-//
-//shows:doctor
 func TestKubectlFindsTheProgramByItsPluginsName(t *testing.T) {
 	kubectl := apiserver.Find("kubectl", "")
 	if kubectl == "" {

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/node/host"
 )
 
-// Host is what a role may ask of the machine it runs on; the zero value is the real machine.
+// Host has a role's means of access to its machine; the zero value is the real machine.
 type Host = host.Host
 
 // Version is the commit or tag that the program was built from; the build sets it, and nothing else does.
@@ -30,7 +30,7 @@ func Run(ctx context.Context, host Host, args ...string) error {
 		Version:       Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		// Each role has a logger of its own, as verbose as its flag -v says where it has one.
+		// Each role has a logger of its own, with the verbosity of its flag -v, if it has one.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
 			verbosity := 0
 			if cmd.Flags().Lookup("v") != nil {
@@ -62,7 +62,7 @@ func Run(ctx context.Context, host Host, args ...string) error {
 // plugin is the name under which kubectl finds the program on the PATH, and runs it for `kubectl gpufabric`.
 const plugin = "kubectl-gpufabric"
 
-// name is what a person typed to run the program.
+// name is the name under which a person ran the program.
 func name(called string) string {
 	if filepath.Base(called) == plugin {
 		return "kubectl gpufabric"
@@ -80,7 +80,7 @@ func flagsOnly(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Status is the exit status of a program that ended with an error, which it writes where there is something to say.
+// Status is the exit status of a program that ended with an error, which it prints unless the message is empty.
 func Status(to io.Writer, err error) int {
 	status := 1
 	var own interface {

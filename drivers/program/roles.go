@@ -7,11 +7,15 @@ import (
 	domains "gpufabric.io/drivers/computedomain/plugin"
 	"gpufabric.io/drivers/controllers"
 	"gpufabric.io/drivers/doctor"
+	"gpufabric.io/drivers/doctor/migrate"
 	"gpufabric.io/drivers/fabric/console"
+	"gpufabric.io/drivers/fabric/migplan"
+	"gpufabric.io/drivers/fabric/nodetemplate"
 	"gpufabric.io/drivers/fabric/topology"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/mpskeeper"
 	gpu "gpufabric.io/drivers/gpu/plugin"
+	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/host"
 	rdmaexplain "gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
@@ -31,6 +35,7 @@ func roles() []func(host.Host) *cobra.Command {
 		mpskeeper.Command,
 		gpu.DrainCommand,
 		gpu.UndrainCommand,
+		draplugin.ReleaseCommand,
 		rdma.Command,
 		vgpu.Command,
 		vgpu.MonitorCommand,
@@ -38,6 +43,9 @@ func roles() []func(host.Host) *cobra.Command {
 		webhook.Command,
 		doctorCommand,
 		topology.Command,
+		migplan.Command,
+		migrate.Command,
+		nodetemplate.Command,
 		console.Command,
 		uninstall.Command,
 	}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/listing"
 )
 
 const (
@@ -20,7 +21,7 @@ const (
 	namedPods = 20
 )
 
-// InUseError says which pods use devices of the drivers.
+// InUseError reports which pods use devices of the drivers.
 type InUseError struct {
 	// Pods are namespace/name, sorted.
 	Pods []string
@@ -29,16 +30,11 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%d pods use devices of the drivers, which nobody could take back from them any more: %s. Delete them first, or go on "+
-		"anyway: kubectl annotate namespace %s %s=%s", len(e.Pods), listed(e.Pods), e.Namespace, AnnotationAnyway, valueAnyway)
+	return fmt.Sprintf("%d pods use devices of the drivers, which could not be taken back from them any more: %s. Delete them first, or go on"+
+		" anyway: kubectl annotate namespace %s %s=%s", len(e.Pods), listed(e.Pods), e.Namespace, AnnotationAnyway, valueAnyway)
 }
 
-func listed(pods []string) string {
-	if left := len(pods) - namedPods; left > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(pods[:namedPods], ", "), left)
-	}
-	return strings.Join(pods, ", ")
-}
+func listed(pods []string) string { return listing.First(pods, namedPods, ", ") }
 
 // Check checks whether pods use devices of the drivers. The error is an *InUseError where some do, unless the drivers' namespace
 // has the annotation AnnotationAnyway. Pods of that namespace are the drivers' own.
@@ -69,20 +65,21 @@ func Check(ctx context.Context, client kubernetes.Interface, namespace string, d
 	} else if !anyway {
 		return &InUseError{Pods: pods, Namespace: namespace}
 	}
-	klog.FromContext(ctx).Info("Pods use devices of the drivers, and the uninstall goes on as the namespace says", "pods", listed(pods))
+	klog.FromContext(ctx).Info("Pods use devices of the drivers, and the uninstall continues by the annotation of the namespace",
+		"pods", listed(pods))
 	return nil
 }
 
-// goesOnAnyway says whether the drivers' namespace has the annotation AnnotationAnyway.
+// goesOnAnyway reports whether the drivers' namespace has the annotation AnnotationAnyway.
 func goesOnAnyway(ctx context.Context, client kubernetes.Interface, namespace string) (bool, error) {
 	own, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {
-		return false, fmt.Errorf("look whether namespace %s says that the uninstall goes on anyway: %w", namespace, err)
+		return false, fmt.Errorf("read from namespace %s whether the uninstall goes on anyway: %w", namespace, err)
 	}
 	return own.Annotations[AnnotationAnyway] == valueAnyway, nil
 }
 
-// allocatedBy says whether a claim has a device of one of the drivers.
+// allocatedBy reports whether a claim has a device of one of the drivers.
 func allocatedBy(claim *resourceapi.ResourceClaim, drivers []string) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
 		func(result resourceapi.DeviceRequestAllocationResult) bool {

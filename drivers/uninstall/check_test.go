@@ -30,8 +30,7 @@ func used(namespace, name, driver string, pods ...string) *resourceapi.ResourceC
 	return claim
 }
 
-//shows:chart-uninstall
-func TestAnUninstallNamesThePodsItWouldHitAndNeedsAnAnnotation(t *testing.T) {
+func TestCheckRefusesUninstallWhilePodsUseDevices(t *testing.T) {
 	const own, driver = "gpufabric-system", "compute-domain.nvidia.com"
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own}}
 	client := kubernetesfake.NewClientset(namespace,
@@ -53,14 +52,14 @@ func TestAnUninstallNamesThePodsItWouldHitAndNeedsAnAnnotation(t *testing.T) {
 	}
 }
 
-func TestAnUninstallWithoutUsersNeedsNoAnnotation(t *testing.T) {
+func TestCheckAllowsUninstallWithoutPods(t *testing.T) {
 	client := kubernetesfake.NewClientset(used("user", "d", "dra.net", "of-another-driver"))
 	if err := Check(t.Context(), client, "gpufabric-system", []string{"gpu.nvidia.com"}); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestALookBeforeAnUninstallOutlivesRightsThatComeLate(t *testing.T) {
+func TestCheckWaitsForRights(t *testing.T) {
 	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
 	forbidden := apierrors.NewForbidden(claims, "", nil)
 	for name, c := range map[string]struct {

@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// preparing bounds what is done before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log says what was
-	// left.
+	// preparing limits the time of the work before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log lists
+	// what was left.
 	preparing = 100 * time.Second
 	// ending is how long the controller has to end users' domains, and then those of cliques, where the uninstall goes on anyway. Pods that
 	// use a domain may keep it for ever.
 	ending = 35 * time.Second
 )
 
-// Domains is what happens to ComputeDomains before an uninstall: afterwards no controller ends their IMEX daemons and removes their
+// Domains is the action on ComputeDomains before an uninstall: afterwards no controller ends their IMEX daemons and removes their
 // finalizers.
 type Domains struct {
 	// Namespace is the drivers' own.
@@ -99,6 +99,8 @@ func EndDomains(ctx context.Context, client kubernetes.Interface, domains *compu
 	err = domains.Await(ctx, func(all []*v1beta1.ComputeDomain) (bool, error) {
 		left = nil
 		for _, domain := range all {
+			domain = domain.DeepCopy() // the watch's own is not changed
+			computedomain.Recall(domain, d.Namespace)
 			if computedomain.CliqueOf(domain, d.Namespace) != "" && (d.All || len(domain.Status.Channels) == 0) {
 				left = append(left, domain.Namespace+"/"+domain.Name)
 			}
@@ -120,7 +122,7 @@ func endAll(ctx context.Context, client kubernetes.Interface, domains *computedo
 	return end(ctx, domains, objects, func(*v1beta1.ComputeDomain) bool { return true })
 }
 
-// end deletes those ComputeDomains that which says, and waits until they are gone. It removes the controller's finalizer from what the
+// end deletes those ComputeDomains that which selects, and waits until they are gone. It removes the controller's finalizer from what the
 // controller has not ended in time. Another's finalizer may hold a domain still, and then the error names it.
 func end(ctx context.Context, domains *computedomain.Client, objects metadata.Interface, which func(*v1beta1.ComputeDomain) bool) error {
 	asked := sets.New[types.UID]()
@@ -142,7 +144,7 @@ func end(ctx context.Context, domains *computedomain.Client, objects metadata.In
 				return false, fmt.Errorf("delete ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
 			}
 			asked.Insert(domain.UID)
-			klog.FromContext(ctx).Info("Deleted a ComputeDomain, as the namespace says", "computeDomain", klog.KObj(domain))
+			klog.FromContext(ctx).Info("Deleted a ComputeDomain, by the namespace's annotation", "computeDomain", klog.KObj(domain))
 		}
 		return len(left) == 0, nil
 	}
@@ -161,12 +163,12 @@ func end(ctx context.Context, domains *computedomain.Client, objects metadata.In
 	return stillThere(err, left)
 }
 
-// stillThere adds to the end of a wait what it waited for.
+// stillThere adds the remaining objects to the error of a wait.
 func stillThere(err error, left []string) error {
 	if !wait.Interrupted(err) || len(left) == 0 {
 		return err
 	}
-	return fmt.Errorf("%d ComputeDomains were still there after %v: %s; kubectl describe computedomain says what each waits for, and another "+
+	return fmt.Errorf("%d ComputeDomains were still there after %v: %s; kubectl describe computedomain gives the reason of each, and another "+
 		"uninstall waits again: %w", len(left), preparing, listed(left), err)
 }
 

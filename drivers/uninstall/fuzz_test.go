@@ -10,14 +10,14 @@ import (
 	"gpufabric.io/drivers/node/host"
 )
 
-// Whatever it is told, it ends with an error where it reaches no cluster.
+// Without a cluster it ends with an error, for every input.
 func FuzzArguments(f *testing.F) {
 	for _, args := range []string{"", "--check", "--check\n--namespace=n\n--driver=a,b", "--node-label=a\n--node-label=b/", "--node-label=\"",
 		"--compute-domains\n--node-annotation=", "--check\n--end-compute-domains\n--controller=c\n--namespace=../..", "--driver", "--", "x"} {
 		f.Add(args)
 	}
 	f.Fuzz(func(t *testing.T, args string) {
-		for _, help := range []string{"-h", "--help", "__complete"} { // the last is how shells ask
+		for _, help := range []string{"-h", "--help", "__complete"} { // the last is used by shells
 			if strings.Contains(args, help) {
 				t.Skip("skipped: it asks for help")
 			}

@@ -1,6 +1,6 @@
 // Package uninstall is the role that runs once, after the drivers were uninstalled. It removes from the cluster's nodes what the
 // node plugins wrote on them, and from ComputeDomains the finalizer that only the controller could remove. A plugin cannot do so
-// when it ends, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall removes its rights before it ends.
+// when it ends, since it cannot distinguish an uninstall from a restart or an upgrade, and an uninstall removes its rights before it ends.
 //
 // RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
 // resource.k8s.io resourceclaims: list; core namespaces, its own: get; with --end-compute-domains or --controller
@@ -43,7 +43,7 @@ func computeDomains(client metadata.Interface) metadata.Getter {
 // page is how many nodes one request returns: a Node's metadata is a few kilobytes.
 const page = 500
 
-// Keys are what is removed from nodes.
+// Keys are the labels and annotations to remove from nodes.
 type Keys struct {
 	Labels, Annotations []string
 }
@@ -52,7 +52,7 @@ type Keys struct {
 type settings struct {
 	keys    Keys
 	domains bool
-	// check asks whether the uninstall may begin, and removes nothing.
+	// check: report whether the uninstall may begin, and remove nothing.
 	check     bool
 	namespace string
 	drivers   []string
@@ -116,7 +116,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	return err
 }
 
-// prepare does what is done before an uninstall. The Job has one attempt, so that a refusal is told at once.
+// prepare runs before an uninstall. The Job has one attempt, so that a refusal is reported at once.
 func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Config, s settings) error {
 	ctx, cancel := context.WithTimeout(ctx, preparing)
 	defer cancel()
@@ -184,7 +184,7 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 				errs = append(errs, fmt.Errorf("take labels and annotations off node %s: %w", node.Name, err))
 				continue
 			}
-			klog.FromContext(ctx).Info("Took off a node what the drivers wrote on it", "node", node.Name, "patch", string(patch))
+			klog.FromContext(ctx).Info("Removed the drivers' labels and annotations from a node", "node", node.Name, "patch", string(patch))
 		}
 		if options.Continue = list.Continue; options.Continue == "" {
 			return errors.Join(errs...)
@@ -192,7 +192,7 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 	}
 }
 
-// FreeDomains removes the controller's finalizer from every ComputeDomain that which says. The next controller adds it again. Those that
+// FreeDomains removes the controller's finalizer from every ComputeDomain that which selects. The next controller adds it again. Those that
 // are not being deleted stay, and so do the IMEX daemons of all: running jobs are not affected.
 func FreeDomains(ctx context.Context, client metadata.Interface, which func(*metav1.PartialObjectMetadata) bool) error {
 	domains := computeDomains(client)

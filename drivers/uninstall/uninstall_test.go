@@ -25,7 +25,7 @@ func node(name string, labels, annotations map[string]string) *metav1.PartialObj
 	}
 }
 
-func TestOnlyWhatTheDriversWroteIsRemoved(t *testing.T) {
+func TestUninstallRemovesOnlyOwnKeys(t *testing.T) {
 	scheme := fake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -66,8 +66,7 @@ func TestOnlyWhatTheDriversWroteIsRemoved(t *testing.T) {
 
 func every(*metav1.PartialObjectMetadata) bool { return true }
 
-//shows:chart-uninstall
-func TestEveryDomainLosesTheControllersFinalizerAndNoOther(t *testing.T) {
+func TestFreeDomainsRemovesOnlyOwnFinalizer(t *testing.T) {
 	scheme := fake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -105,7 +104,7 @@ func TestEveryDomainLosesTheControllersFinalizerAndNoOther(t *testing.T) {
 	}
 }
 
-func TestAClusterWithoutTheKindHasNoDomainsToFree(t *testing.T) {
+func TestFreeDomainsReturnsWithoutTheKind(t *testing.T) {
 	client := fake.NewSimpleMetadataClient(fake.NewTestScheme())
 	client.PrependReactor("list", "computedomains", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewNotFound(v1beta1.SchemeGroupVersion().WithResource("computedomains").GroupResource(), "")

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// freshFor is how long one survey of the cluster is used, also a failed one: however many domains are written, the API server is
-	// asked for its nodes at most six times a minute.
+	// freshFor is how long one survey of the cluster is used, also a failed one: the API server gets at most six lists of nodes a minute,
+	// however many domains are written.
 	freshFor = 10 * time.Second
 	// patience bounds the survey. The API server waits 3 s for a review, and a domain must not wait longer for a warning.
 	patience = 2 * time.Second
@@ -33,7 +33,7 @@ type Cliques struct {
 	client kubernetes.Interface
 	now    func() time.Time
 
-	turn  chan struct{} // holds one token while somebody reads; it guards the fields below
+	turn  chan struct{} // holds one token while a reader is at work; it guards the fields below
 	nodes []cliques.Node
 	err   error
 	at    time.Time
@@ -111,8 +111,8 @@ func look(ctx context.Context, client kubernetes.Interface) ([]cliques.Node, err
 	return survey.Nodes(), nil
 }
 
-// warnings say that a new ComputeDomain fits no clique now. It refuses nothing, and what cannot be determined gives no warning: nodes
-// come back, and a domain may be meant for more than one clique.
+// warnings are about a new ComputeDomain that fits no clique now. They do not refuse it, and unknown facts give no warning: nodes come
+// back, and a domain may be meant for more than one clique.
 func (r Reviewer) warnings(ctx context.Context, request *admission.Request) []string {
 	if r.Cliques == nil || request.Operation != admissionv1.Create || request.Kind.Kind != "ComputeDomain" ||
 		request.Kind.Group != v1beta1.GroupName {

@@ -20,7 +20,7 @@ import (
 
 const clique = "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"
 
-// rack is a cluster of so many nodes in one clique, each with its channel; the nodes that are named are cordoned.
+// rack is a cluster of this many nodes in one clique, each with its channel; the nodes that are named are cordoned.
 func rack(size int, cordoned ...int) *fake.Clientset {
 	var objects []runtime.Object
 	for i := range size {
@@ -37,7 +37,7 @@ func rack(size int, cordoned ...int) *fake.Clientset {
 	return fake.NewClientset(objects...)
 }
 
-// channelSlice is what the plugin of compute domains publishes of a node, with a taint where the fabric is not usable.
+// channelSlice is a node's slice by the plugin of compute domains, with a taint if the fabric is not usable.
 func channelSlice(node string, generation int64, taint string) *resourceapi.ResourceSlice {
 	kind := "channel"
 	device := resourceapi.Device{Name: "channel-0",
@@ -59,8 +59,7 @@ func create(kind, object string) admission.Request {
 		Object: runtime.RawExtension{Raw: []byte(object)}}}
 }
 
-//shows:cd-planning
-func TestADomainThatFitsNoCliqueIsAllowedWithAWarning(t *testing.T) {
+func TestReviewWarnsOfDomainThatFitsNoClique(t *testing.T) {
 	warned := []string{"18 nodes do not fit rack 3 (NVLink clique " + clique + "): 16 of 18 healthy",
 		"not healthy there: node-07 (cordoned), node-11 (cordoned)",
 		"the domain waits until it has 18 nodes; all cliques together have 16 healthy now"}
@@ -108,7 +107,7 @@ func TestOfTheSlicesOfAPoolTheNewestCount(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeFoundOutIsNoWarning(t *testing.T) {
+func TestReviewDoesNotWarnWithoutData(t *testing.T) {
 	domain := create("ComputeDomain", `{"spec":{"numNodes":18}}`)
 	for _, resource := range []string{"nodes", "resourceslices"} {
 		t.Run(resource, func(t *testing.T) {
@@ -144,7 +143,7 @@ func TestWhatCannotBeFoundOutIsNoWarning(t *testing.T) {
 	})
 }
 
-func TestManyDomainsCostOneLookAtTheCluster(t *testing.T) {
+func TestReviewReadsClusterOnceForManyDomains(t *testing.T) {
 	client := rack(18)
 	now := time.Now()
 	c := NewCliques(client)

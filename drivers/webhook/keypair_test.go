@@ -23,7 +23,7 @@ func TestTheWebhookAnswersWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
 	theCertificateIsReplaced(t)
 }
 
-func TestACertificateThatIsReplacedIsServed(t *testing.T) { theCertificateIsReplaced(t) }
+func TestWebhookServesReplacedCertificate(t *testing.T) { theCertificateIsReplaced(t) }
 
 func theCertificateIsReplaced(t *testing.T) {
 	dir := t.TempDir()
@@ -51,9 +51,9 @@ func theCertificateIsReplaced(t *testing.T) {
 	}
 }
 
-// TestACertificateThatComesLaterIsServed starts as on the first install: the kubelet brings the Secret's files once the controller
+// TestWebhookServesLaterCertificate starts as on the first install: the kubelet brings the Secret's files once the controller
 // has written them. Until then nothing is served, and the role is not ready.
-func TestACertificateThatComesLaterIsServed(t *testing.T) {
+func TestWebhookServesLaterCertificate(t *testing.T) {
 	dir := t.TempDir()
 	served := &keyPair{directory: dir}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -25,13 +25,13 @@ const maxReason = 4 << 10
 
 // Reviewer answers admission reviews.
 type Reviewer struct {
-	// Cliques says what the nodes of cliques can do; nil: nobody is warned of ComputeDomains that do not fit.
+	// Cliques describes what the nodes of cliques can do; nil: then there are no warnings about ComputeDomains that do not fit.
 	Cliques *Cliques
 }
 
 var _ admission.Handler = Reviewer{}
 
-// Handle answers one review. It accepts what it does not know.
+// Handle answers one review. It accepts unknown kinds.
 func (r Reviewer) Handle(ctx context.Context, request admission.Request) admission.Response {
 	if request.Operation != admissionv1.Create && request.Operation != admissionv1.Update {
 		return admission.Allowed("")
@@ -55,8 +55,8 @@ func (r Reviewer) Handle(ctx context.Context, request admission.Request) admissi
 	return admission.Denied(reason)
 }
 
-// standing says whether an update leaves the spec unchanged, or is of an object that is being deleted. An object that was written
-// while nobody answered reviews must still lose its finalizers, and take labels: a claim's spec cannot even be changed.
+// standing reports whether an update leaves the spec unchanged, or is of an object that is being deleted. An object written while the
+// webhook was away must still lose its finalizers and take labels: a claim's spec cannot be changed at all.
 func standing(before, after []byte) bool {
 	type object struct {
 		Metadata struct {

@@ -3,37 +3,43 @@ package webhook
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"strconv"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/httpserver"
 	"gpufabric.io/drivers/node/metrics"
 )
 
 // Path is where reviews are answered.
 const Path = "/validate"
 
+// maxReview is the size of a review in bytes: an object and its last version, of up to 3 MiB each (the API server's limit of a request).
+const maxReview = 7 << 20
+
 // Options are the role's flags.
 type Options struct {
-	// Address and Port are what it listens on; an empty address means all addresses.
+	// It listens on Address and Port; an empty address means all addresses.
 	Address string
 	Port    int
 	// CertDir holds tls.crt and tls.key; they are read again when they change.
 	CertDir string
 	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
 	MetricsAddress string
-	// Access says who may read the metrics; nil: everybody.
+	// Access restricts who may read the metrics; nil: everybody.
 	Access *metrics.Access
-	// Cliques says whether a ComputeDomain fits; nil: nobody is warned of one that does not.
+	// Cliques describes whether a ComputeDomain fits; nil: then there are no warnings.
 	Cliques *Cliques
 	// Files reports changed directories; nil: a watcher of the role's own.
 	Files     *filewatch.Watcher
@@ -82,7 +88,7 @@ func Command(h host.Host) *cobra.Command {
 	return cmd
 }
 
-// cliquesOf is nil unless it is asked for.
+// cliquesOf is nil if warnings are off.
 func cliquesOf(h host.Host, asked bool) (*Cliques, error) {
 	if !asked {
 		return nil, nil
@@ -107,40 +113,31 @@ func Run(ctx context.Context, o Options) error {
 	if o.Files == nil {
 		o.Files = &filewatch.Watcher{}
 	}
-	served := &keyPair{directory: o.CertDir} // the controller may not have made it yet
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	server := webhook.NewServer(webhook.Options{
-		Host: o.Address, Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) {
-			c.MinVersion, c.GetCertificate = tls.VersionTLS12,
-				served.get
-		}},
-	})
-	server.Register(Path, &admission.Webhook{Handler: Reviewer{Cliques: o.Cliques}, RecoverPanic: ptr(true)})
+	served := &keyPair{directory: o.CertDir}
+	_ = served.read() // so that the first connection has it; the controller may not have made it yet, which follow reports
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(o.Address, strconv.Itoa(o.Port)))
+	if err != nil {
+		return fmt.Errorf("webhook on port %d: %w", o.Port, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(Path, &admission.Webhook{Handler: Reviewer{Cliques: o.Cliques}, RecoverPanic: ptr(true)})
+	server := httpserver.Server{Handler: mux, MaxBody: maxReview, TLS: &tls.Config{MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2", "http/1.1"}, GetCertificate: served.get}}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(o.Files)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { served.follow(ctx, o.Files) })
-	wg.Go(func() {
-		answers := func() error {
-			if served.ready() != nil {
-				return nil // it waits for its certificate; a restart would not help
-			}
-			return server.StartedChecker()(nil)
-		}
-		if err := o.Access.Serve(ctx, o.MetricsAddress, registry, answers, served.ready); err != nil {
-			cancel(err)
-		}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		served.follow(ctx, o.Files)
+		return nil
 	})
-	if err := server.Start(ctx); err != nil {
-		cancel(err)
-		return fmt.Errorf("webhook on port %d with the certificate in %s: %w", o.Port, o.CertDir, err)
-	}
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
+	group.Go(func() error { return o.Access.Serve(ctx, o.MetricsAddress, registry, nil, served.ready) })
+	group.Go(func() error {
+		if err := server.Serve(ctx, listener); err != nil {
+			return fmt.Errorf("webhook on port %d with the certificate in %s: %w", o.Port, o.CertDir, err)
+		}
+		return nil
+	})
+	return group.Wait()
 }
 
 func ptr[T any](v T) *T { return &v }

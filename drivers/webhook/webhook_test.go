@@ -56,7 +56,7 @@ func certificate(t *testing.T, dir string) *x509.CertPool {
 	return pool
 }
 
-// start runs the role and returns what asks it.
+// start runs the role and returns a client function.
 func start(t *testing.T) func(group, version, kind, object string) *admissionv1.AdmissionResponse {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,7 +112,6 @@ func start(t *testing.T) func(group, version, kind, object string) *admissionv1.
 	}
 }
 
-//attack:webhook-reviews A tenant writes claims that no node could prepare
 func TestReviews(t *testing.T) {
 	ask := start(t)
 	parameters := func(raw string) string {

@@ -10,7 +10,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/program"
-	"gpufabric.io/drivers/program/footprint"
 )
 
 func main() {
@@ -18,9 +17,8 @@ func main() {
 	defer stop()
 	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // loggers other than a role's own also escape tenants' text
 	if err := program.Confine(os.Args[1:]...); err != nil {
-		klog.Background().Error(err, "The role goes on without a seccomp filter of its own")
+		klog.Background().Error(err, "The role continues without its own seccomp filter")
 	}
-	go footprint.Keep(ctx)
 	if err := program.Run(ctx, program.Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
 		stop()
 		os.Exit(program.Status(os.Stderr, err)) //nolint:gocritic // stop was called

@@ -1,9 +1,8 @@
-// Package console serves the page of the fabric: racks with nodes, GPUs and ports, who holds them, domains that form, and pods that
-// wait. The page is live while somebody views it.
+// Package console serves the page of the fabric: racks with nodes, GPUs and ports, their holders, domains that form, and pods that wait.
+// The page is live while a viewer has it open.
 //
-// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to whoever has the
-// address that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the viewer sees
-// what it may read.
+// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to everybody with the address
+// that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the viewer sees what it may read.
 package console
 
 import (
@@ -13,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"time"
 
@@ -24,17 +22,15 @@ import (
 	"gpufabric.io/drivers/fabric/reader"
 	"gpufabric.io/drivers/fabric/topology"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/httpserver"
 )
 
 const (
 	role = "console"
-	// Bounds on a caller's use of the server. A header holds a token, which is below 4 KiB even with many groups.
-	maxHeader     = 16 << 10
-	headerTimeout = 5 * time.Second
-	bodyTimeout   = time.Second // requests of the page have none
-	idleTimeout   = 2 * time.Minute
-	shutdownTime  = 3 * time.Second
-	maxConns      = 256
+	// maxConns limits the connections, of which one address may have all: viewers come by one proxy.
+	maxConns = 256
+	// answerTime limits an answer of the doctor; streams limit each of their writes.
+	answerTime = examining + 10*time.Second
 )
 
 // options are the command's flags.
@@ -154,20 +150,9 @@ func Serve(ctx context.Context, settings Settings, listener net.Listener) error 
 	sessions := newSessions(ctx, settings)
 	defer sessions.wait()
 	defer cancel()
-	server := &http.Server{Handler: handler(settings, sessions), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx }}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(&fairListener{Listener: listener, most: maxConns}) }()
-	select {
-	case err := <-ended:
+	server := httpserver.Server{Handler: handler(settings, sessions), Connections: maxConns, PerAddress: maxConns, WriteTimeout: answerTime}
+	if err := server.Serve(ctx, listener); err != nil {
 		return fmt.Errorf("serve the page: %w", err)
-	case <-ctx.Done():
 	}
-	end, stop := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer stop()
-	if err := server.Shutdown(end); err != nil {
-		_ = server.Close() // streams do not end by themselves; the error is of no use to whoever ended the program
-	}
-	<-ended
 	return ctx.Err()
 }

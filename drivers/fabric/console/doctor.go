@@ -12,15 +12,16 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/doctor/diagnosis"
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
 const (
-	// examinations is how many answers of the doctor are made at once: each holds the cluster in memory meanwhile.
+	// examinations is how many answers of the doctor are made at once: each needs the cluster in memory.
 	examinations = 1
-	// examining bounds an answer. One of 1,008 nodes takes some seconds (docs/measurements.md).
+	// examining bounds an answer. One of 1,008 nodes takes some seconds (docs/reports/measurements.md).
 	examining = time.Minute
 	// longestName bounds a namespace, a name and the slash between them; Kubernetes allows 63 and 253.
 	longestName = 63 + 1 + 253
@@ -31,7 +32,7 @@ type opinion struct {
 	Subject string            `json:"subject"`
 	First   *diagnosis.Found  `json:"first"`
 	Behind  []diagnosis.Found `json:"behind"`
-	// Lacking is what the viewer may not read, or what could not be read.
+	// Lacking are the kinds that the viewer may not read, or that could not be read.
 	Lacking []string `json:"lacking"`
 }
 
@@ -58,7 +59,7 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 	case s.examining <- struct{}{}:
 		defer func() { <-s.examining }()
 	case <-ctx.Done():
-		refuse(w, http.StatusServiceUnavailable, errors.New("others ask the doctor too; ask again in a minute"))
+		refuse(w, http.StatusServiceUnavailable, errors.New("the doctor is busy; try again in a minute"))
 		return
 	}
 	report, err := examine(ctx, config, subject)
@@ -72,7 +73,8 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadGateway, errors.New("the API server does not answer (docs/troubleshooting.md#apiserversilent)"))
 		return
 	case err != nil:
-		refuse(w, http.StatusInternalServerError, err)
+		klog.FromContext(r.Context()).Error(err, "The doctor gave no answer")
+		refuse(w, http.StatusInternalServerError, errors.New(snapshot.WithoutAddress(err)))
 		return
 	}
 	out := opinion{Subject: report.Subject.String(), First: report.First, Behind: report.Behind}
@@ -85,15 +87,15 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 		out.Lacking = append(out.Lacking, unsure)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(out) // whoever asked has gone
+	_ = json.NewEncoder(w).Encode(out) // the client has gone
 }
 
 // subjectOf reads kind and name, which is NAMESPACE/NAME where the kind has a namespace.
 func subjectOf(r *http.Request) (diagnosis.Subject, error) {
 	query := r.URL.Query()
-	subject := diagnosis.Subject{Kind: diagnosis.Kind(query.Get("kind")), Name: query.Get("name")}
+	subject := diagnosis.Subject{Kind: diagnosis.SubjectKind(query.Get("kind")), Name: query.Get("name")}
 	switch {
-	case !slices.Contains(diagnosis.Kinds(), subject.Kind):
+	case !slices.Contains(diagnosis.SubjectKinds(), subject.Kind):
 		return subject, fmt.Errorf("kind is %q; pod, claim, node, domain, pool and install can be asked about", subject.Kind)
 	case len(subject.Name) > longestName:
 		return subject, fmt.Errorf("name has %d bytes; no object's has more than %d", len(subject.Name), longestName)
@@ -111,7 +113,7 @@ func subjectOf(r *http.Request) (diagnosis.Subject, error) {
 	return subject, nil
 }
 
-// examine reads the cluster once and says the first cause.
+// examine reads the cluster once and returns the first cause.
 func examine(ctx context.Context, config *rest.Config, subject diagnosis.Subject) (*diagnosis.Report, error) {
 	scope := snapshot.Scope{Namespace: subject.Namespace, System: snapshot.DefaultSystem}
 	if subject.Kind == diagnosis.Pod {

@@ -13,7 +13,6 @@ import (
 	"gpufabric.io/drivers/fabric/reader"
 )
 
-//shows:fabric-page
 func TestTheDoctorAnswersWithTheViewersRights(t *testing.T) {
 	server := apiserver.Start(t)
 	address := serving(t, Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA},

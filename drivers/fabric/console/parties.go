@@ -44,7 +44,7 @@ func (s *sessions) makePlace(newcomer string) bool {
 	return false
 }
 
-var errAsks = errors.New("you ask the doctor several questions already; ask again once these are answered")
+var errAsks = errors.New("several of your requests to the doctor are in progress; try again once these are answered")
 
 // questions counts each party's questions that wait for an answer.
 type questions struct {

@@ -33,7 +33,7 @@ type rackPart struct {
 	Place int `json:"place"`
 }
 
-// causePart is what some pods wait for; it does not name all of 10,000.
+// causePart is the common cause of some waiting pods; it does not name all of 10,000.
 type causePart struct {
 	Cause  string              `json:"cause"`
 	Pods   int                 `json:"pods"`
@@ -45,7 +45,7 @@ type causePart struct {
 // namedPods is how many pods of a cause are named.
 const namedPods = 20
 
-// update sets a new picture, and says whether it differs from the last.
+// update sets a new picture, and reports whether it differs from the last.
 func (p *parts) update(picture *fabric.Picture, about any) (changed bool, err error) {
 	if p.all == nil {
 		p.all, p.gone = map[string]part{}, map[string]uint64{}

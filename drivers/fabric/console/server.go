@@ -11,18 +11,17 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/fabric/reader"
 )
 
-// Settings say what is served to whom.
+// Settings define what is served to whom.
 type Settings struct {
 	// Config reaches the API server. With a Key it has the viewer's credentials; without one it has none, and requests bring their own.
 	Config *rest.Config
-	// Key is what a request must bring; empty: a bearer token of the cluster.
+	// Key is the key that a request must have; empty: a bearer token of the cluster.
 	Key string
 	// Hosts are names that browsers may use for the server, besides the loopback's. A page of another name that resolves to this
 	// address (DNS rebinding) is refused.
@@ -50,11 +49,6 @@ func handler(settings Settings, sessions *sessions) http.Handler {
 	mux.HandleFunc("/api/doctor", sessions.doctor)
 	guarded := guard(settings.Hosts, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if hasBody(r) {
-			// The server reads the rest of a body after its answer. A sender who is slow would keep one of its connections for ever.
-			w.Header().Set("Connection", "close")
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection has one
-		}
 		if r.URL.Path == "/healthz" { // the kubelet uses the pod's address
 			_, _ = w.Write([]byte("ok\n"))
 			return
@@ -81,7 +75,7 @@ func guard(hosts []string, next http.Handler) http.Handler {
 		case !allowed(r.Host, hosts):
 			refuse(w, http.StatusMisdirectedRequest, errors.New("this name is not one that the page is served under: --host allows more"))
 		case strings.HasPrefix(r.URL.Path, "/api/") && site != "" && site != "same-origin":
-			refuse(w, http.StatusForbidden, errors.New("another site asks; only the page itself may"))
+			refuse(w, http.StatusForbidden, errors.New("request from another site; only the page itself may send it"))
 		case hasBody(r):
 			refuse(w, http.StatusRequestEntityTooLarge, errors.New("requests of the page have no body"))
 		default:
@@ -92,7 +86,7 @@ func guard(hosts []string, next http.Handler) http.Handler {
 
 func hasBody(r *http.Request) bool { return r.ContentLength != 0 || len(r.TransferEncoding) > 0 }
 
-// allowed says whether a request's Host is the loopback, or one of the names.
+// allowed reports whether a request's Host is the loopback, or one of the names.
 func allowed(requested string, names []string) bool {
 	name := requested
 	if host, _, err := net.SplitHostPort(requested); err == nil {
@@ -108,7 +102,7 @@ func allowed(requested string, names []string) bool {
 // refusal is the body of an answer that is no page.
 type refusal struct {
 	Error string `json:"error"`
-	// Wants is what the request lacks: key or token.
+	// Wants is the missing credential: key or token.
 	Wants string `json:"wants,omitempty"`
 }
 
@@ -119,7 +113,7 @@ func refuse(w http.ResponseWriter, status int, err error) {
 func answer(w http.ResponseWriter, status int, body refusal) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // whoever asked has gone
+	_ = json.NewEncoder(w).Encode(body) // the client has gone
 }
 
 // bearer is a request's token.

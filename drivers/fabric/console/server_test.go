@@ -87,7 +87,6 @@ func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
 	}
 }
 
-//shows:fabric-page
 func TestOnlyThePageItselfIsAnswered(t *testing.T) {
 	settings := local()
 	settings.Hosts = []string{"fabric.example"}
@@ -161,7 +160,6 @@ func messages(t *testing.T, address, token string, done func(batch) bool) (statu
 	return 0
 }
 
-//shows:fabric-page
 func TestEachViewerSeesWhatItsTokenMayAndNoMoreLookThanAllowed(t *testing.T) {
 	server := apiserver.Start(t)
 	settings := Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA},

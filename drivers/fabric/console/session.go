@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/fabric"
 	"gpufabric.io/drivers/fabric/reader"
 	"gpufabric.io/drivers/node/host"
@@ -31,7 +32,7 @@ const (
 	grace = 20 * time.Second
 	// keepAlive is how often a silent stream is written to, so that proxies keep it; writeTime is how long a page may take to read.
 	keepAlive, writeTime = 15 * time.Second, 30 * time.Second
-	// asking bounds the question who a viewer is.
+	// asking limits one token check.
 	asking = 10 * time.Second
 	// streamsPerViewer is how many pages a viewer may have open.
 	streamsPerViewer = 8
@@ -47,6 +48,7 @@ type sessions struct {
 	// examining bounds the answers of the doctor that are made at once.
 	examining chan struct{}
 	questions questions
+	tokens    tokens
 
 	mu      sync.Mutex
 	all     map[[sha256.Size]byte]*session
@@ -60,7 +62,7 @@ func newSessions(ctx context.Context, settings Settings) *sessions {
 
 func (s *sessions) wait() { s.running.Wait() }
 
-// about says with whose rights a page is shown.
+// about names the owner of the rights with which a page is shown.
 type about struct {
 	User      string `json:"user,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
@@ -70,13 +72,13 @@ type about struct {
 
 var errUnknown = errors.New("the API server does not know this token: it is wrong or has expired")
 
-// who asks the API server who owns a token.
+// who queries the API server for the owner of a token.
 func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error) {
 	select {
 	case s.asking <- struct{}{}:
 		defer func() { <-s.asking }()
 	case <-ctx.Done():
-		return "", fmt.Errorf("wait to ask who the viewer is: %w", context.Cause(ctx))
+		return "", fmt.Errorf("wait for a token check: %w", context.Cause(ctx))
 	}
 	client, err := host.Client(config, s.settings.Options.Agent)
 	if err != nil {
@@ -87,7 +89,7 @@ func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error)
 		return "", errUnknown
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask the API server who the viewer is: %w", err)
+		return "", fmt.Errorf("check the viewer's token with the API server: %w", err)
 	}
 	if review.Status.UserInfo.Username == "system:anonymous" {
 		return "", errUnknown
@@ -95,7 +97,7 @@ func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error)
 	return review.Status.UserInfo.Username, nil
 }
 
-// viewer determines with whose rights a request is answered, and asks the API server who that is. The status is that of a refusal.
+// viewer determines with whose rights a request is answered, and queries the API server who that is. The status is that of a refusal.
 func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, status int, err error) {
 	token := bearer(r)
 	config = s.settings.Config
@@ -110,18 +112,27 @@ func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, st
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), asking)
 	defer cancel()
+	if s.settings.Key == "" {
+		if status, err := s.tokens.may(token, r.RemoteAddr); err != nil {
+			return nil, "", status, err
+		}
+	}
 	// Every request checks the token again: an existing session does not show whether the token was revoked.
 	user, err = s.who(ctx, config)
+	if err == nil || errors.Is(err, errUnknown) {
+		s.tokens.learn(token, err == nil)
+	}
 	if errors.Is(err, errUnknown) {
 		return nil, "", http.StatusUnauthorized, err
 	}
 	if err != nil && s.settings.Key == "" {
-		return nil, "", http.StatusBadGateway, err
+		klog.FromContext(r.Context()).Error(err, "Could not check a viewer's token")
+		return nil, "", http.StatusBadGateway, errors.New(snapshot.WithoutAddress(err))
 	}
 	return config, user, http.StatusOK, nil
 }
 
-// deny refuses a request, and says what it lacks.
+// deny refuses a request, and reports what it lacks.
 func (s *sessions) deny(w http.ResponseWriter, status int, err error) {
 	wants := "key"
 	if s.settings.Key == "" {
@@ -201,7 +212,7 @@ func (s *sessions) leave(current *session) {
 					delete(s.all, key)
 				}
 			}
-			current.end(errors.New("nobody looks"))
+			current.end(errors.New("no viewer is left"))
 		})
 	}
 }
@@ -221,7 +232,7 @@ type session struct {
 	waiting map[chan struct{}]uint64 // streams, and the version each has sent
 }
 
-var errRefused = errors.New("the API server does not take the token any more: sign in again")
+var errRefused = errors.New("the API server no longer accepts the token: sign in again")
 
 // run draws a picture whenever something changed, until ctx ends.
 func (s *session) run(ctx context.Context, source *reader.Reader) {

@@ -1,7 +1,7 @@
 // Package reader reads the objects for a picture of the fabric, once or continuously, with the caller's rights. It keeps only the
 // facts of each object.
 //
-// What cannot be read is left out and named: a tenant who may read one namespace sees its own claims on a fabric without nodes.
+// Unreadable kinds are left out and named: a tenant who may read one namespace sees its own claims on a fabric without nodes.
 package reader
 
 import (
@@ -25,6 +25,7 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/fabric"
 	"gpufabric.io/drivers/node/host"
 )
@@ -32,7 +33,7 @@ import (
 // pageSize is how many objects are listed at a time: 500 ResourceSlices of 128 devices each are some 50 MB in protobuf.
 const pageSize = 500
 
-// Options say what to read.
+// Options select the objects to read.
 type Options struct {
 	// Namespace limits claims, pods and compute domains; empty: all namespaces.
 	Namespace string
@@ -86,6 +87,8 @@ func New(config *rest.Config, o Options) (*Reader, error) {
 			func(f *fabric.Facts, d *fabric.Domain) { f.Domains = append(f.Domains, d) }),
 		kindOf("rdmapools.gpufabric.io", source(pools, "rdmapools", ""), &v1alpha1.RDMAPool{}, fabric.OfPool,
 			func(f *fabric.Facts, p *fabric.Pool) { f.Pools = append(f.Pools, p) }),
+		kindOf("miglayouts.gpufabric.io", source(pools, "miglayouts", ""), &v1alpha1.MIGLayout{}, fabric.OfLayout,
+			func(f *fabric.Facts, l *fabric.Layout) { f.Layouts = append(f.Layouts, l) }),
 	}}, nil
 }
 
@@ -121,7 +124,7 @@ func custom(config *rest.Config, version schema.GroupVersion, register func(*run
 	return client, nil
 }
 
-// List reads the cluster once. What could not be read is in the facts' Missing; the error is for a cluster of which nothing could
+// List reads the cluster once. Unreadable kinds are in the facts' Missing; the error is for a cluster of which none could
 // be read.
 func (r *Reader) List(ctx context.Context) (*fabric.Facts, error) {
 	found := make([][]any, len(r.kinds))
@@ -172,7 +175,7 @@ func (k *kind) list(ctx context.Context) ([]any, error) {
 	}
 }
 
-// why says what prevents reading objects, and what to do.
+// why returns the reason why objects cannot be read, and the remedy.
 func why(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
@@ -182,7 +185,7 @@ func why(err error) string {
 	case apierrors.IsNotFound(err):
 		return "the cluster does not have this resource: the chart gpufabric installs it, or Kubernetes is older than 1.34"
 	}
-	return err.Error()
+	return snapshot.WithoutAddress(err)
 }
 
 // Following is the state of a reader that follows the cluster.
@@ -272,7 +275,7 @@ func (f *Following) note(k *kind, err error) {
 	}
 }
 
-// Facts returns what is known now. settled is false while some objects have neither been read nor refused: the picture would show
+// Facts returns the present facts. settled is false while some objects have neither been read nor refused: the picture would show
 // half a cluster.
 func (f *Following) Facts() (facts *fabric.Facts, settled bool) {
 	facts, settled = &fabric.Facts{}, true
@@ -291,7 +294,7 @@ func (f *Following) Facts() (facts *fabric.Facts, settled bool) {
 	return facts, settled
 }
 
-// Refused says whether the API server refused the caller's identity for every kind: the token has expired or was revoked.
+// Refused reports whether the API server refused the caller's identity for every kind: the token has expired or was revoked.
 func (f *Following) Refused() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -304,8 +307,8 @@ func (f *Following) Refused() bool {
 	return refused > 0 && refused == len(f.tried)
 }
 
-// Resources are what a reader lists and watches, in the form of `kubectl auth can-i`.
+// Resources are the kinds that a reader lists and watches, in the form of `kubectl auth can-i`.
 func Resources() []string {
 	return []string{"nodes", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io", "pods",
-		"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io"}
+		"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io"}
 }

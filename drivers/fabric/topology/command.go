@@ -1,5 +1,5 @@
-// Package topology is the command that shows the fabric: racks, cliques, nodes, GPUs and ports, who holds what, what is free and
-// what is broken. It reads the API server with the user's rights, and changes nothing.
+// Package topology is the command that shows the fabric: racks, cliques, nodes, GPUs and ports, with holders, free parts and faults. It
+// reads the API server with the user's rights, and writes nothing.
 package topology
 
 import (

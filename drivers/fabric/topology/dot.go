@@ -60,7 +60,7 @@ func dotNode(out *strings.Builder, n *fabric.NodeState, claims map[string]bool) 
 		}
 		fmt.Fprintf(out, "      %s -- %s;\n", quoted(id), quoted(device))
 	}
-	hold := func(device string, holds []fabric.Hold) {
+	hold := func(device string, holds []fabric.Allocation) {
 		for _, h := range holds {
 			id := "claim/" + h.Claim
 			if !claims[id] {

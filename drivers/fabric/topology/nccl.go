@@ -107,7 +107,7 @@ func WriteNCCL(w io.Writer, n *fabric.NodeState) error {
 
 func byBusID(a, b ncclPCI) int { return cmp.Compare(a.BusID, b.BusID) }
 
-// belowSwitch says whether what a driver publishes as a function's switch is one. Without a switch it is the root port, whose bus is
+// belowSwitch reports whether what a driver publishes as a function's switch is one. Without a switch it is the root port, whose bus is
 // the root's, or the function itself. NCCL has no element for these: the function is then below the CPU.
 func belowSwitch(function, root, above string) bool {
 	if !pciAddress.MatchString(above) || above == function {
@@ -119,7 +119,7 @@ func belowSwitch(function, root, above string) bool {
 // ofPod returns a picture of the devices that a pod's claims have, all on one node, and that node's name.
 func ofPod(p *fabric.Picture, pod string) (*fabric.Picture, string, error) {
 	holders := map[string]bool{}
-	held := func(holds []fabric.Hold) bool {
+	held := func(holds []fabric.Allocation) bool {
 		found := false
 		for _, h := range holds {
 			namespace, _, _ := strings.Cut(h.Claim, "/")

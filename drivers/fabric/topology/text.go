@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/fabric"
 )
 
@@ -97,7 +98,7 @@ func rack(out *strings.Builder, number int, r *fabric.Rack) {
 // holders are the users of a node's GPUs and ports: pods, or claims that no pod uses yet.
 func holders(n *fabric.NodeState) []string {
 	var out []string
-	add := func(holds []fabric.Hold) {
+	add := func(holds []fabric.Allocation) {
 		for _, h := range holds {
 			if who := holder(h); !slices.Contains(out, who) {
 				out = append(out, who)
@@ -122,7 +123,7 @@ func holders(n *fabric.NodeState) []string {
 }
 
 // holder names a hold's pod with its namespace, or its claim.
-func holder(h fabric.Hold) string {
+func holder(h fabric.Allocation) string {
 	if len(h.Pods) == 0 {
 		return "claim " + h.Claim
 	}
@@ -137,10 +138,7 @@ func holder(h fabric.Hold) string {
 // few names the first of many.
 func few(names []string) string {
 	const most = 3
-	if len(names) > most {
-		return strings.Join(names[:most], ", ") + fmt.Sprintf(" and %d more", len(names)-most)
-	}
-	return strings.Join(names, ", ")
+	return listing.First(names, most, ", ")
 }
 
 func notes(n *fabric.NodeState) string {
@@ -173,7 +171,7 @@ func taints(all []fabric.Taint) string {
 	return strings.Join(texts, ", ")
 }
 
-// across is what belongs to no single rack: domains, pools, the queue, and claims of devices that no node publishes.
+// across prints the objects across racks: domains, pools, the queue, and claims of devices that no node publishes.
 func across(out *strings.Builder, p *fabric.Picture, now time.Time) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if len(p.Domains) > 0 {
@@ -189,6 +187,7 @@ func across(out *strings.Builder, p *fabric.Picture, now time.Time) {
 		}
 	}
 	_ = table.Flush() // into memory
+	byDemand(out, p.Layouts, now)
 	if causes := fabric.Causes(p.Queue, now); len(causes) > 0 {
 		fmt.Fprintln(table, "\nWAITING\tOLDEST\tFOR")
 		for _, c := range causes {
@@ -199,6 +198,25 @@ func across(out *strings.Builder, p *fabric.Picture, now time.Time) {
 	for _, h := range p.Strays {
 		fmt.Fprintf(out, "\nClaim %s has device %s of pool %s, which no node publishes.\n", h.Claim, h.Device, h.Pool)
 	}
+}
+
+// byDemand writes the cuts of GPUs in progress, and of the other nodes with layouts by demand the latest decision.
+func byDemand(out *strings.Builder, layouts []fabric.LayoutState, now time.Time) {
+	if len(layouts) == 0 {
+		return
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\nNODE\tMIG BY DEMAND")
+	for _, l := range layouts {
+		for _, c := range l.Cuts {
+			fmt.Fprintf(table, "%s\t%s is being cut, %s: it becomes %s (%s)\n", l.Node, line(c.GPU),
+				now.Sub(time.Unix(c.Since, 0)).Round(time.Second), line(c.To), line(c.Why))
+		}
+		if len(l.Cuts) == 0 {
+			fmt.Fprintf(table, "%s\t%s\n", l.Node, line(l.Decision))
+		}
+	}
+	_ = table.Flush() // into memory
 }
 
 // detail is a node with its devices, in the order of their PCIe switches.
@@ -243,7 +261,7 @@ func detail(out *strings.Builder, n *fabric.NodeState) {
 	fmt.Fprintf(out, "  %s\n\n", legend)
 }
 
-func holds(table io.Writer, all []fabric.Hold) {
+func holds(table io.Writer, all []fabric.Allocation) {
 	for _, h := range all {
 		var parts []string
 		if h.Memory > 0 {

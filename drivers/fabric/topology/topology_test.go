@@ -12,13 +12,14 @@ import (
 )
 
 func picture() *fabric.Picture {
-	hold := fabric.Hold{Claim: "tenant/claim-a", Request: "gpu", Device: "gpu-0", Pods: []string{"pod-a"}, Form: "whole", Memory: 80 << 30}
+	hold := fabric.Allocation{Claim: "tenant/claim-a", Request: "gpu", Device: "gpu-0", Pods: []string{"pod-a"}, Form: "whole",
+		Memory: 80 << 30}
 	return &fabric.Picture{
 		Totals: fabric.Totals{Racks: 1, Nodes: 2, GPUs: 2, Free: 1, Held: 1, Ports: 1, Down: 1, Domains: 1, Forming: 1, Waiting: 2},
 		Racks: []fabric.Rack{{ID: "aa", Kind: fabric.ByNVLink, Cliques: []string{"aa.1"}, Nodes: []fabric.NodeState{
 			{Name: "node-0", Clique: "aa.1", Ready: true, Domains: []string{"tenant/d"}, GPUs: []fabric.GPUState{
 				{Name: "gpu-0", Product: "NVIDIA H100", NUMA: 0, Root: "pci0000:00", Switch: "0000:01:00.0", PCI: "0000:03:00.0", Memory: 80 << 30,
-					State: fabric.Held, Offers: []string{"whole"}, Holds: []fabric.Hold{hold}},
+					State: fabric.Held, Offers: []string{"whole"}, Holds: []fabric.Allocation{hold}},
 				{Name: "gpu-1", Product: "NVIDIA H100", NUMA: 1, PCI: "0000:83:00.0", Memory: 80 << 30, State: fabric.Free, Offers: []string{"whole"}}},
 				Ports: []fabric.PortState{{Name: "pci-0000-02-00-0-1", Device: "mlx5_0", Port: 1, Interface: "ib0", RateGbps: 400, NUMA: 0,
 					PCI: "0000:02:00.0", Root: "pci0000:00", Switch: "0000:01:00.0", State: fabric.Broken,
@@ -28,6 +29,9 @@ func picture() *fabric.Picture {
 		Domains: []fabric.DomainState{{Name: "tenant/d", Wanted: 2, Up: 1, Why: "waiting for node-1", Joining: []string{"node-1"}}},
 		Queue: []fabric.WaitingPod{{Pod: "tenant/a", Since: 100, Cause: "cannot allocate all claims"},
 			{Pod: "tenant/b", Since: 130, Cause: "cannot allocate all claims"}},
+		Layouts: []fabric.LayoutState{{Node: "node-0", Decision: "gpu-0: cut for 1g.10gb: 1 wait, 0 are free",
+			Cuts: []fabric.CutState{{GPU: "gpu-0", To: "1g.10gb@0", Since: 156, Why: "cut for 1g.10gb: 1 wait, 0 are free"}}},
+			{Node: "node-1", Decision: "gpu-1: hidden until whole fits"}},
 		Missing: []fabric.Missing{{Resource: "rdmapools.gpufabric.io", Why: "not allowed"}},
 	}
 }
@@ -41,7 +45,6 @@ func written(t *testing.T, form string, p *fabric.Picture, nodes ...string) stri
 	return out.String()
 }
 
-//shows:fabric-topology
 func TestTheOverviewSaysWhoHoldsWhatAndWhatIsBroken(t *testing.T) {
 	const want = `2 nodes in 1 rack. 2 GPUs: 1 free, 1 held. 1 port: 1 down. 1 domain: 1 not ready. 2 waiting pods.
 
@@ -54,6 +57,10 @@ Rack 1, NVLink fabric aa, 1 clique
 
 DOMAIN    READY  NODES  JOINING  WHY
 tenant/d  no     1/2    1        waiting for node-1
+
+NODE    MIG BY DEMAND
+node-0  gpu-0 is being cut, 4s: it becomes 1g.10gb@0 (cut for 1g.10gb: 1 wait, 0 are free)
+node-1  gpu-1: hidden until whole fits
 
 WAITING  OLDEST  FOR
 2 pods   1m0s    cannot allocate all claims
@@ -92,12 +99,13 @@ func TestJSONIsThePictureOrTheNamedNodesOfIt(t *testing.T) {
 	}
 }
 
-//shows:fabric-topology
 func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
 	const evil = "x\x1b[2J\u009b2J\u202e\"\\\nFORGED"
 	p := picture()
 	p.Racks[0].Nodes[1].Notes = []string{evil}
 	p.Domains[0].Why, p.Queue[0].Cause, p.Missing[0].Why = evil, evil, evil
+	p.Layouts[0].Cuts[0] = fabric.CutState{GPU: evil, To: evil, Why: evil}
+	p.Layouts[1].Decision = evil
 	p.Racks[0].Nodes[0].GPUs[0].Product, p.Racks[0].Nodes[0].Ports[0].Device = evil, evil
 	p.Racks[0].Nodes[0].Ports[0].Taints[0].Value = evil
 	p.Racks[0].Nodes[0].GPUs[1].PCI, p.Racks[0].Nodes[0].Ports[0].Switch = evil, evil

@@ -1,7 +1,5 @@
 // Package alignment_test allocates the example's GPU-with-NIC claims with the scheduler's own allocator, on every fake machine that has
 // both.
-//
-//shows:rdma-alignment
 package alignment_test
 
 import (
@@ -158,19 +156,19 @@ func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	}, nil
 }
 
-// pair is what a claim got.
+// pair has the devices of a claim.
 type pair struct {
 	gpu  *gpuinventory.GPU
 	nic  dra.Port
 	rung string // the alternative of the NIC that was taken
 }
 
-// allocate gives claims what they ask for, or fails.
+// allocate allocates the requests of claims, or fails.
 func (x *machine) allocate(spec resourceapi.ResourceClaimSpec) []resourceapi.DeviceRequestAllocationResult {
 	x.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "n",
 		UID: types.UID(fmt.Sprint(len(x.allocated.AllocatedDevices)))}, Spec: spec}
-	// What the API server's defaulting adds.
+	// Fields that the API server sets by default.
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
 		if r.Exactly != nil {
@@ -222,9 +220,9 @@ func (x *machine) pairs(results []resourceapi.DeviceRequestAllocationResult, suf
 	return pairs
 }
 
-// nearest checks that a pair is as near as the rung says.
+// nearest checks that a pair is as near as its rung.
 func (p pair) nearest() error {
-	f := p.nic.HCA.Function
+	f := p.nic.HCA.Nearest()
 	same := map[string]bool{"switch": p.gpu.Place.Switch == string(f.Switch), "root": p.gpu.Place.Root == f.Root,
 		"numa": p.gpu.Place.NUMANode == f.NUMANode}
 	if !same[p.rung] {
@@ -301,7 +299,7 @@ func TestOneClaimForTheWholeMachineGetsTheSamePairs(t *testing.T) {
 
 func TestTheNextAlternativeIsTakenWithoutACommonSwitch(t *testing.T) {
 	m := readExample(t)
-	for name, want := range map[string]string{"gb200-nvl72": "numa", "l40s-8": "switch", "t4-edge": "numa"} {
+	for name, want := range map[string]string{"gb200-nvl72": "numa", "gb300-nvl72": "switch", "l40s-8": "switch", "t4-edge": "numa"} {
 		t.Run(name, func(t *testing.T) {
 			x := newMachine(t, name, m)
 			results := x.allocate(*m.claim.Spec.Spec.DeepCopy())

@@ -12,8 +12,6 @@ import (
 
 // TestTheFileForNCCLHasTheMachinesPCITree compares with files that were checked by hand against the profiles' PCI bridges.
 // GPUFABRIC_UPDATE=1 writes them.
-//
-//shows:fabric-topology
 func TestTheFileForNCCLHasTheMachinesPCITree(t *testing.T) {
 	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
 		facts := &fabric.Facts{}

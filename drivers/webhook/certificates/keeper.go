@@ -34,8 +34,8 @@ type Options struct {
 	Hosts []string
 	// Life is how long a certificate is valid. It is replaced with a third of that left.
 	Life time.Duration
-	// Overlap is how long the API server knows a certificate before it is served. Every API server of the cluster learns of it through
-	// its watch meanwhile, within seconds.
+	// Overlap is how long the API server trusts a certificate before it is served. Every API server of the cluster gets it through
+	// its watch in that time, within seconds.
 	Overlap time.Duration
 	// Keep is how long a certificate is trusted after it was replaced. The kubelet brings a changed Secret to a pod within two
 	// minutes.
@@ -76,7 +76,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Adder returns what adds the keeper of the certificate to a manager. One controller, the leader, keeps it.
+// Adder returns the function that adds the keeper of the certificate to a manager. One controller, the leader, keeps it.
 func Adder(o *Options) func(context.Context, ctrl.Manager) error {
 	return func(_ context.Context, m ctrl.Manager) error {
 		if o.Secret == "" {
@@ -135,7 +135,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 	tell := func() {
 		select {
 		case changed <- struct{}{}:
-		default: // it is told already
+		default: // a token is there already
 		}
 	}
 	secrets, configurations := k.client.CoreV1().Secrets(k.Namespace), k.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
@@ -152,7 +152,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 				return configurations.List(ctx, o)
 			}, configurations.Watch},
 	} {
-		// RBAC lets it see this one object, which the selector asks for.
+		// RBAC lets it see this one object, by its selector.
 		only := func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", one.name).String()
 		}
@@ -188,7 +188,7 @@ func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	}
 	configuration, err := k.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(ctx, k.Configuration, metav1.GetOptions{})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("read what the API server knows the webhook by: %w", err)
+		return time.Time{}, fmt.Errorf("read caBundle of the webhook's configuration: %w", err)
 	}
 	now := k.now()
 	held := readState(secret.Data, secret.Annotations)
@@ -206,8 +206,8 @@ func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	if err := k.tell(ctx, configuration, held.bundle()); err != nil {
 		return time.Time{}, err
 	}
-	if held.next != nil && held.told.IsZero() {
-		held.told = now
+	if held.next != nil && held.published.IsZero() {
+		held.published = now
 		if _, err := k.save(ctx, secret, held); err != nil {
 			return time.Time{}, err
 		}
@@ -222,7 +222,7 @@ func (k *keeper) save(ctx context.Context, secret *corev1.Secret, s *state) (*co
 	if secret.Annotations == nil {
 		secret.Annotations = map[string]string{}
 	}
-	delete(secret.Annotations, annotationTold)
+	delete(secret.Annotations, annotationPublished)
 	maps.Copy(secret.Annotations, annotations)
 	saved, err := k.client.CoreV1().Secrets(k.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
 	if err != nil {
@@ -255,7 +255,7 @@ func (k *keeper) tell(ctx context.Context, configuration *admissionv1.Validating
 	}
 	if _, err := k.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Update(ctx, configuration,
 		metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("tell the API server by which certificates to know the webhook: %w", err)
+		return fmt.Errorf("update caBundle of the webhook's configuration: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,5 @@
-// Package certificates keeps the webhook's certificate. It makes one where there is none, replaces it long before it expires, and
-// tells the API server which certificates to trust for the webhook. Each certificate is its own authority, so the webhook's own key
-// is the only one.
+// Package certificates keeps the webhook's certificate. It makes a missing one, replaces it long before it expires, and updates the CA
+// bundle of the webhook's configuration. Each certificate is its own authority, so the webhook's own key is the only one.
 package certificates
 
 import (
@@ -76,7 +75,7 @@ func parsePair(cert, key []byte) (*pair, error) {
 	return &pair{leaf: leaf, cert: cert, key: key}, nil
 }
 
-// serves says why a pair cannot serve hosts now; nil: it can.
+// serves reports why a pair cannot serve hosts now; nil: it can.
 func (p *pair) serves(hosts []string, now time.Time) error {
 	if now.After(p.leaf.NotAfter) {
 		return fmt.Errorf("it ended at %s", p.leaf.NotAfter.UTC().Format(time.RFC3339))

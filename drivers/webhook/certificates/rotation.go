@@ -15,8 +15,8 @@ const (
 
 // Annotations of the Secret: when the API server got the next certificate, and since when the present one is served.
 const (
-	annotationTold     = "gpufabric.io/next-told"
-	annotationPromoted = "gpufabric.io/served-since"
+	annotationPublished = "gpufabric.io/next-told"
+	annotationPromoted  = "gpufabric.io/served-since"
 )
 
 // state is the content of the Secret. A certificate comes in three steps, so that the API server always trusts the one that it
@@ -24,16 +24,16 @@ const (
 type state struct {
 	served, next *pair
 	earlier      []*x509.Certificate
-	// told is when the API server got next; promoted is when served began to be served.
-	told, promoted time.Time
+	// published is when the API server got next; promoted is when served began to be served.
+	published, promoted time.Time
 }
 
-// readState reads the data of a Secret. What cannot be read counts as missing, and is made again.
+// readState reads the data of a Secret. An unreadable entry counts as missing, and is made again.
 func readState(data map[string][]byte, annotations map[string]string) *state {
 	s := &state{}
 	s.served, _ = parsePair(data[keyServed], data[keyServedKey])
 	s.next, _ = parsePair(data[keyNext], data[keyNextKey])
-	s.told, _ = time.Parse(time.RFC3339Nano, annotations[annotationTold])
+	s.published, _ = time.Parse(time.RFC3339Nano, annotations[annotationPublished])
 	s.promoted, _ = time.Parse(time.RFC3339Nano, annotations[annotationPromoted])
 	for _, cert := range parseBundle(data[keyBundle]) {
 		if !s.is(s.served, cert) && !s.is(s.next, cert) {
@@ -51,14 +51,14 @@ func (s *state) write() (data map[string][]byte, annotations map[string]string) 
 	annotations = map[string]string{annotationPromoted: s.promoted.UTC().Format(time.RFC3339Nano)}
 	if s.next != nil {
 		data[keyNext], data[keyNextKey] = s.next.cert, s.next.key
-		if !s.told.IsZero() {
-			annotations[annotationTold] = s.told.UTC().Format(time.RFC3339Nano)
+		if !s.published.IsZero() {
+			annotations[annotationPublished] = s.published.UTC().Format(time.RFC3339Nano)
 		}
 	}
 	return data, annotations
 }
 
-// bundle is what the API server must trust for the webhook.
+// bundle has the authorities that the API server must trust for the webhook.
 func (s *state) bundle() []byte {
 	certs := []*x509.Certificate{s.served.leaf}
 	if s.next != nil {
@@ -67,7 +67,7 @@ func (s *state) bundle() []byte {
 	return formatBundle(append(certs, s.earlier...))
 }
 
-// advance takes the next step that is due. known is what the API server trusts for the webhook now. It is kept where everything
+// advance takes the next step that is due. known is the bundle that the API server trusts for the webhook now. It is kept where everything
 // else is lost: pods serve it until the kubelet brings them the new files.
 func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (changed bool, err error) {
 	if s.served == nil || s.served.serves(o.Hosts, now) != nil {
@@ -77,17 +77,17 @@ func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (ch
 		if s.served, err = newPair(o.Hosts, now, o.Life); err != nil {
 			return false, err
 		}
-		s.earlier, s.next, s.told, s.promoted, changed = append(s.earlier, known...), nil, time.Time{}, now, true
+		s.earlier, s.next, s.published, s.promoted, changed = append(s.earlier, known...), nil, time.Time{}, now, true
 	}
 	switch {
 	case s.next == nil && !now.Before(s.served.renewal()):
 		if s.next, err = newPair(o.Hosts, now, o.Life); err != nil {
 			return false, err
 		}
-		s.told, changed = time.Time{}, true
-	case s.next != nil && !s.told.IsZero() && !now.Before(s.told.Add(o.Overlap)):
+		s.published, changed = time.Time{}, true
+	case s.next != nil && !s.published.IsZero() && !now.Before(s.published.Add(o.Overlap)):
 		s.earlier = append(s.earlier, s.served.leaf)
-		s.served, s.next, s.told, s.promoted, changed = s.next, nil, time.Time{}, now, true
+		s.served, s.next, s.published, s.promoted, changed = s.next, nil, time.Time{}, now, true
 	}
 	before := len(s.earlier)
 	s.earlier = slices.DeleteFunc(s.earlier, func(cert *x509.Certificate) bool {
@@ -100,7 +100,7 @@ func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (ch
 func (s *state) due(o Options) time.Time {
 	at := s.served.renewal()
 	if s.next != nil {
-		at = s.told.Add(o.Overlap)
+		at = s.published.Add(o.Overlap)
 	}
 	if forget := s.promoted.Add(o.Keep); len(s.earlier) > 0 && forget.Before(at) {
 		at = forget

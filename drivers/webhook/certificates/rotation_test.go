@@ -75,7 +75,7 @@ func (c *cluster) known() []byte {
 	return configuration.Webhooks[0].ClientConfig.CABundle
 }
 
-// trusts says whether the API server would believe a certificate.
+// trusts reports whether the API server would believe a certificate.
 func (c *cluster) trusts(cert []byte) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.known())
@@ -84,9 +84,9 @@ func (c *cluster) trusts(cert []byte) error {
 	return err
 }
 
-// TestTheAPIServerAlwaysKnowsWhatPodsServe simulates a year. The kubelet brings a Secret to a pod late, so every certificate served
+// TestKeeperPublishesBundleBeforePodsServe simulates a year. The kubelet brings a Secret to a pod late, so every certificate served
 // in the last two hours must be trusted.
-func TestTheAPIServerAlwaysKnowsWhatPodsServe(t *testing.T) {
+func TestKeeperPublishesBundleBeforePodsServe(t *testing.T) {
 	c := newCluster(t)
 	type serving struct {
 		cert  []byte
@@ -121,7 +121,7 @@ func TestTheAPIServerAlwaysKnowsWhatPodsServe(t *testing.T) {
 	}
 }
 
-func TestACertificateIsKnownForAWhileBeforeItIsServed(t *testing.T) {
+func TestKeeperWaitsOverlapBeforeServing(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	first := c.secret().Data[keyServed]
@@ -144,8 +144,8 @@ func TestACertificateIsKnownForAWhileBeforeItIsServed(t *testing.T) {
 	}
 }
 
-// TestNothingIsServedBeforeTheAPIServerTrustsIt makes writes of the configuration fail while a certificate is being replaced.
-func TestNothingIsServedBeforeTheAPIServerTrustsIt(t *testing.T) {
+// TestKeeperServesOnlyTrustedCertificates makes writes of the configuration fail while a certificate is being replaced.
+func TestKeeperServesOnlyTrustedCertificates(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	first := c.secret().Data[keyServed]
@@ -155,7 +155,7 @@ func TestNothingIsServedBeforeTheAPIServerTrustsIt(t *testing.T) {
 	})
 	c.now = c.now.AddDate(0, 0, 61)
 	for range 30 {
-		if _, err := c.keeper.step(t.Context()); err == nil || !strings.Contains(err.Error(), "tell the API server") {
+		if _, err := c.keeper.step(t.Context()); err == nil || !strings.Contains(err.Error(), "update caBundle of the webhook") {
 			t.Fatalf("got %v", err)
 		}
 		if !bytes.Equal(c.secret().Data[keyServed], first) {
@@ -170,7 +170,7 @@ func TestNothingIsServedBeforeTheAPIServerTrustsIt(t *testing.T) {
 	}
 }
 
-func TestWhatIsLostOrSpoiltIsMadeAgain(t *testing.T) {
+func TestKeeperRestoresLostData(t *testing.T) {
 	for name, spoil := range map[string]func(*corev1.Secret){
 		"an empty Secret": func(s *corev1.Secret) { s.Data = nil },
 		"a key of another": func(s *corev1.Secret) {
@@ -182,7 +182,7 @@ func TestWhatIsLostOrSpoiltIsMadeAgain(t *testing.T) {
 		},
 		"no PEM": func(s *corev1.Secret) {
 			s.Data = map[string][]byte{keyServed: []byte("x"), keyServedKey: nil, keyNext: []byte("y"), keyBundle: []byte("z")}
-			s.Annotations = map[string]string{annotationTold: "yesterday", annotationPromoted: ""}
+			s.Annotations = map[string]string{annotationPublished: "yesterday", annotationPromoted: ""}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestWhatIsLostOrSpoiltIsMadeAgain(t *testing.T) {
 	}
 }
 
-func TestACertificateForAnotherHostIsReplaced(t *testing.T) {
+func TestKeeperReplacesCertificateOfOtherHost(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	before := c.secret().Data[keyServed]
@@ -220,7 +220,7 @@ func TestACertificateForAnotherHostIsReplaced(t *testing.T) {
 	}
 }
 
-func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
+func TestKeeperRestoresRemovedBundle(t *testing.T) {
 	c := newCluster(t)
 	c.step()
 	configurations := c.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
@@ -239,7 +239,7 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// What the first step sees needs no watch to be mended.
+	// The first step needs no watch for its repair.
 	<-looked
 	<-watched
 	configuration, err := configurations.Get(t.Context(), "w", metav1.GetOptions{})
@@ -265,8 +265,8 @@ func TestACABundleThatSomebodyRemovedIsRestored(t *testing.T) {
 	}
 }
 
-// watched is closed once somebody watches the configuration. The fake server forgets what changes between a list and its watch,
-// which a real one tells.
+// watched is closed once a watch of the configuration is open. The fake server forgets what changes between a list and its watch,
+// which a real one sends.
 func (c *cluster) watched() <-chan struct{} {
 	watched := make(chan struct{})
 	once := sync.OnceFunc(func() { close(watched) })
@@ -291,7 +291,7 @@ func (c *cluster) looked() <-chan struct{} {
 	return looked
 }
 
-func TestAMissingSecretSaysWhatToDo(t *testing.T) {
+func TestKeeperNamesRemedyForMissingSecret(t *testing.T) {
 	c := newCluster(t)
 	c.keeper.Secret = "another"
 	if _, err := c.keeper.step(t.Context()); err == nil || !strings.Contains(err.Error(), "helm upgrade makes it again") {

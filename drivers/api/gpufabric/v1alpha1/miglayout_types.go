@@ -3,12 +3,13 @@ package v1alpha1
 import (
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MIGLayout gives the GPUs of some nodes a static MIG layout. Each node applies it by itself, and only to GPUs on which nothing
-// runs.
+// MIGLayout gives the GPUs of some nodes a MIG layout: a static one (layout and config), one that follows demand (auto), or one for
+// each GPU (gpus). Each node applies it by itself, and never to what is in use.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -37,7 +38,10 @@ type MIGLayoutList struct {
 	Items           []MIGLayout `json:"items"`
 }
 
-// MIGLayoutSpec says which layout which nodes get.
+// MIGLayoutSpec says which layout which nodes get. Exactly one of config (with layout), auto and gpus is set.
+//
+// +kubebuilder:validation:ExactlyOneOf=config;auto;gpus
+// +kubebuilder:validation:XValidation:rule="has(self.layout) == has(self.config)",message="layout and config need each other"
 type MIGLayoutSpec struct {
 	// NodeSelector selects the nodes; without one it selects all nodes with GPUs. A node that several MIGLayouts select keeps its
 	// present layout, and reports that in their status.
@@ -48,10 +52,113 @@ type MIGLayoutSpec struct {
 	// Layout is the name of one of the layouts in config.
 	//
 	// +kubebuilder:validation:MinLength=1
-	Layout string `json:"layout"`
+	// +optional
+	Layout string `json:"layout,omitempty"`
 
 	// Config is a configuration file of mig-parted, unchanged.
-	Config MIGPartedConfig `json:"config"`
+	//
+	// +optional
+	Config MIGPartedConfig `json:"config,omitzero"`
+
+	// Auto gives the nodes' GPUs their layouts by demand. The controller makes a MIGLayout with gpus for each node, and changes it for
+	// pods that wait. A node that another MIGLayout selects is left out.
+	//
+	// +optional
+	Auto *MIGAuto `json:"auto,omitempty"`
+
+	// GPUs are explicit layouts, one a GPU. A GPU of the node that is not among them stays as it is.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=uuid
+	// +optional
+	GPUs []MIGLayoutGPU `json:"gpus,omitempty"`
+}
+
+// MIGWhole is the shape of a GPU without MIG instances.
+const MIGWhole = "whole"
+
+// MIGAuto says which shapes GPUs may get by demand.
+type MIGAuto struct {
+	// Shapes are the kinds of devices that GPUs are made into. Pods that want another shape cause no change.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=profile
+	Shapes []MIGAutoShape `json:"shapes"`
+}
+
+// MIGAutoShape is a kind of devices, with bounds over all GPUs of the layout together.
+type MIGAutoShape struct {
+	// Profile is a MIG profile as NVML names it (1g.10gb), or whole.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	Profile string `json:"profile"`
+	// Reserve bounds the number of free devices that are kept for pods to come. Without it the reserve follows the arrivals alone.
+	//
+	// +optional
+	Reserve MIGReserve `json:"reserve,omitzero"`
+	// Max is how many devices of the shape there may be; 0: as many as fit.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	// +optional
+	Max int32 `json:"max,omitempty"`
+}
+
+// MIGReserve bounds a reserve, in devices.
+type MIGReserve struct {
+	// Min is the smallest reserve.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	// +optional
+	Min int32 `json:"min,omitempty"`
+	// Max is the largest reserve; 0: the reserve follows the arrivals without a bound.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	// +optional
+	Max int32 `json:"max,omitempty"`
+}
+
+// MIGLayoutGPU is the layout of one GPU.
+type MIGLayoutGPU struct {
+	// UUID of the GPU, as NVML writes it.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	UUID string `json:"uuid"`
+	// Instances are its MIG instances. Without any the GPU is offered whole.
+	//
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=atomic
+	// +optional
+	Instances []MIGLayoutInstance `json:"instances,omitempty"`
+	// Withdrawn are names of its devices that the node leaves out of its ResourceSlices.
+	//
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=63
+	// +listType=set
+	// +optional
+	Withdrawn []string `json:"withdrawn,omitempty"`
+}
+
+// MIGLayoutInstance is one MIG instance of a GPU.
+type MIGLayoutInstance struct {
+	// Profile as NVML names it: 1g.10gb.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	Profile string `json:"profile"`
+	// Start is the memory slice at which the instance begins.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=15
+	Start int32 `json:"start"`
 }
 
 // MIGPartedConfig is a configuration file of mig-parted.
@@ -151,9 +258,6 @@ func (a AllOrIndices) MarshalJSON() ([]byte, error) {
 	return json.Marshal(a.Indices)
 }
 
-// MIGLayoutReady is the condition that every selected node has the layout.
-const MIGLayoutReady = "Ready"
-
 // MIGLayoutState is the state of a layout on a node.
 //
 // +kubebuilder:validation:Enum=Applied;Waiting;Failed
@@ -200,4 +304,97 @@ type MIGLayoutNode struct {
 	// Message explains the state.
 	// +optional
 	Message string `json:"message,omitempty"`
+	// GPUs are the node's GPUs, where the layout has gpus.
+	// +listType=map
+	// +listMapKey=uuid
+	// +optional
+	GPUs []MIGNodeGPU `json:"gpus,omitempty"`
+	// Profiles are the MIG profiles of the node's GPUs, by the GPUs' product names, where the layout has gpus.
+	// +listType=map
+	// +listMapKey=productName
+	// +listMapKey=name
+	// +optional
+	Profiles []MIGNodeProfile `json:"profiles,omitempty"`
+}
+
+// MIGNodeGPU is a GPU as it is.
+type MIGNodeGPU struct {
+	// UUID of the GPU.
+	UUID string `json:"uuid"`
+	// Device is the name of the whole GPU in ResourceSlices, with which the names of its MIG devices begin.
+	Device string `json:"device"`
+	// ProductName as NVML writes it.
+	// +optional
+	ProductName string `json:"productName,omitempty"`
+	// MemoryBytes is the size of its memory.
+	// +optional
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	// Multiprocessors is the number of its multiprocessors that MIG instances can have together.
+	// +optional
+	Multiprocessors int32 `json:"multiprocessors,omitempty"`
+	// Instances are its present MIG instances.
+	// +listType=atomic
+	// +optional
+	Instances []MIGLayoutInstance `json:"instances,omitempty"`
+	// Whole says whether it can be offered whole.
+	// +optional
+	Whole bool `json:"whole,omitempty"`
+	// MIG says whether it can have MIG instances.
+	// +optional
+	MIG bool `json:"mig,omitempty"`
+	// State is Applied where the GPU has its layout, Waiting where something in use must change, Failed where it cannot have it.
+	// +optional
+	State MIGLayoutState `json:"state,omitempty"`
+	// Message explains the state, and why the GPU cannot be offered whole or cut.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// MIGNodeProfile is a MIG profile of a kind of GPU, as NVML describes it.
+type MIGNodeProfile struct {
+	// ProductName of the GPUs.
+	ProductName string `json:"productName"`
+	// Name of the profile: 1g.10gb.
+	Name string `json:"name"`
+	// ID is the driver's ID for the profile.
+	ID int32 `json:"id"`
+	// ComputeSlices is the number of compute slices, Size of memory slices.
+	ComputeSlices int32 `json:"computeSlices"`
+	Size          int32 `json:"size"`
+	// Starts are the memory slices at which an instance may begin.
+	// +listType=atomic
+	Starts []int32 `json:"starts"`
+	// Max is how many fit on an empty GPU.
+	Max int32 `json:"max"`
+	// MemoryBytes is one instance's memory.
+	MemoryBytes int64 `json:"memoryBytes"`
+	// Multiprocessors of an instance; the engines follow.
+	Multiprocessors int32 `json:"multiprocessors"`
+	// +optional
+	CopyEngines int32 `json:"copyEngines,omitempty"`
+	// +optional
+	Decoders int32 `json:"decoders,omitempty"`
+	// +optional
+	Encoders int32 `json:"encoders,omitempty"`
+	// +optional
+	JPEGEngines int32 `json:"jpegEngines,omitempty"`
+	// +optional
+	OFAEngines int32 `json:"ofaEngines,omitempty"`
+}
+
+const (
+	// MIGByDemandLabel marks the MIGLayouts that the controller makes of an auto layout. Its value is the auto layout's UID.
+	MIGByDemandLabel = "gpufabric.io/mig-by-demand"
+	// MIGNodeLabel is the node of such a MIGLayout, as MIGNodeValue writes it.
+	MIGNodeLabel = "gpufabric.io/mig-node"
+)
+
+// ByDemand says whether the controller made the layout of an auto layout.
+func (l *MIGLayout) ByDemand() bool { return l.Labels[MIGByDemandLabel] != "" }
+
+// MIGNodeValue is the value of MIGNodeLabel for a node: a hash, since a node's name may be longer than a label's value.
+func MIGNodeValue(node string) string {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(node))
+	return fmt.Sprintf("%016x", hash.Sum64())
 }

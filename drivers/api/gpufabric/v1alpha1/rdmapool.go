@@ -59,9 +59,9 @@ type RDMAPoolConfig struct {
 	// +optional
 	ResourcePrefix string `json:"resourcePrefix,omitempty"`
 
-	// RDMAHCAMax is how many units of the resource a node has, over all devices of the pool. A unit is a share of one HCA; a pod that
-	// asks for several units gets shares of as many different HCAs as possible. In an exclusive pool it must be 0: there a unit is a
-	// whole HCA.
+	// RDMAHCAMax is how many units of the resource a node has, over all devices of the pool. With deviceNodes: Allocated a unit is a
+	// share of one HCA, and a pod that asks for several units gets shares of as many different HCAs as possible. With deviceNodes: All
+	// a unit gives every HCA of the pool. In an exclusive pool it must be 0: there a unit is a whole HCA.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
@@ -83,7 +83,9 @@ type RDMAPoolConfig struct {
 	// +optional
 	Mode RDMAPoolMode `json:"mode,omitempty"`
 
-	// DeviceNodes says which HCAs' device nodes a container gets. Default: Allocated.
+	// DeviceNodes says which HCAs' device nodes a container gets. Default: Allocated, so that a unit is a share of one HCA. In a
+	// config.json, and in a NicClusterPolicy, the default is All, the meaning of a unit in k8s-rdma-shared-dev-plugin: a unit gives
+	// every HCA of the pool, and with rdmaHcaMax: 1 one pod of the node has them all.
 	//
 	// +optional
 	DeviceNodes RDMADeviceNodes `json:"deviceNodes,omitempty"`
@@ -173,10 +175,12 @@ type RDMASelectors struct {
 
 // Conditions of an RDMAPool.
 const (
-	// RDMAPoolReady: the spec is valid and every selected node has at least one healthy device in the pool.
+	// RDMAPoolReady: the spec is valid and every selected node has a healthy device in the pool, and units to allocate of it.
 	RDMAPoolReady = "Ready"
 	// RDMAPoolConflicting: another pool has the same resource name, or has one of this pool's devices.
 	RDMAPoolConflicting = "Conflicting"
+	// RDMAPoolExhausted: a secondary network whose devices are the pool's has no address left. Pools without such networks lack it.
+	RDMAPoolExhausted = "NetworkExhausted"
 )
 
 // RDMAPoolStatus says what the nodes serve of a pool.
@@ -196,7 +200,7 @@ type RDMAPoolStatus struct {
 	// HealthyDevices is how many of them can carry traffic.
 	// +optional
 	HealthyDevices int32 `json:"healthyDevices,omitempty"`
-	// Conditions are Ready and Conflicting.
+	// Conditions are Ready and Conflicting, and NetworkExhausted where whereabouts gives out addresses for the pool's devices.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -218,7 +222,7 @@ type RDMAPoolNode struct {
 	Devices int32 `json:"devices"`
 	// HealthyDevices is how many of them can carry traffic.
 	HealthyDevices int32 `json:"healthyDevices"`
-	// Units is how many units the kubelet may allocate now.
+	// Units is how many units, or claims where the device plugin is off, can be allocated now.
 	Units int32 `json:"units"`
 	// Closed is true where the node's RDMA devices are in exclusive mode (rdma system set netns exclusive): a pod with its own network
 	// namespace then cannot open the pool's devices.
@@ -227,6 +231,11 @@ type RDMAPoolNode struct {
 	// Conflicts are the other pools that have a device of this pool on this node, and those devices.
 	// +optional
 	Conflicts []string `json:"conflicts,omitempty"`
+	// Unmatched are the pool's values that select no device of this node, each by itself, by their paths: selectors.vendors[1]. Of many
+	// the first are listed.
+	// +listType=atomic
+	// +optional
+	Unmatched []string `json:"unmatched,omitempty"`
 	// Message says why there are no devices, or fewer healthy ones than devices.
 	// +optional
 	Message string `json:"message,omitempty"`

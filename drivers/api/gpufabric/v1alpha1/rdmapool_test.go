@@ -11,8 +11,6 @@ import (
 
 // TestWhatAnRDMAPoolMayNotSay has a table of wrong specs, with the path of each problem and a part of its message. The mistakes of
 // config.json have a table of their own, in rdma/config.
-//
-//shows:rdma-refusals
 func TestWhatAnRDMAPoolMayNotSay(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for _, test := range []struct {

@@ -41,6 +41,15 @@ func (c *RDMAPoolConfig) Resource() string {
 // Exclusive reports whether a unit of the pool is a whole HCA.
 func (c *RDMAPoolConfig) Exclusive() bool { return c.Mode == RDMAExclusive }
 
+// OfFile returns the entry with the default of a config.json: without deviceNodes a unit of a shared pool gives every HCA of the pool,
+// as in k8s-rdma-shared-dev-plugin (its server.go: Allocate).
+func (c RDMAPoolConfig) OfFile() RDMAPoolConfig {
+	if c.DeviceNodes == "" && !c.Exclusive() {
+		c.DeviceNodes = RDMANodesAll
+	}
+	return c
+}
+
 // Validate returns every mistake in the spec; path is the field that holds it.
 func (s *RDMAPoolSpec) Validate(path *field.Path) field.ErrorList {
 	errs := s.RDMAPoolConfig.Validate(path)

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/api/resource"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -61,6 +63,9 @@ func (s *VGPUProfileSpec) Validate(path *field.Path) field.ErrorList {
 		if name == "" || len(name) > 64 {
 			errs = append(errs, field.Invalid(path.Child("productNames").Index(i), name,
 				"must have 1 to 64 characters, as NVML writes a GPU's name"))
+		}
+		if slices.Index(s.ProductNames, name) < i {
+			errs = append(errs, field.Duplicate(path.Child("productNames").Index(i), name))
 		}
 	}
 	seen := map[string]bool{}

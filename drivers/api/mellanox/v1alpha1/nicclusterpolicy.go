@@ -76,10 +76,10 @@ type NicClusterPolicySpec struct {
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type GlobalSpec struct {
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-\/:]+$`
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._/:-]+$`
 	// +optional
 	Repository string `json:"repository,omitempty"`
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-_]+$`
+	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9._-]+|sha256:[a-fA-F0-9]{64})$`
 	// +optional
 	Version string `json:"version,omitempty"`
 	// +optional
@@ -91,14 +91,15 @@ type GlobalSpec struct {
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type ImageSpec struct {
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\-]+$`
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._/-]+$`
 	Image string `json:"image"`
 	// Repository defaults to global's; one of the two must be given.
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-\/:]+$`
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._/:-]+$`
 	// +optional
 	Repository string `json:"repository,omitempty"`
-	// Version defaults to global's; one of the two must be given.
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-_]+$`
+	// Version defaults to global's; one of the two must be given. A digest (sha256: and 64 hexadecimal digits) names one image,
+	// repository/image@digest, for every node.
+	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9._-]+|sha256:[a-fA-F0-9]{64})$`
 	// +optional
 	Version string `json:"version,omitempty"`
 	// ImagePullSecrets are names of Secrets in the namespace of the drivers' pods; the default is global's.
@@ -111,31 +112,31 @@ type ImageSpec struct {
 // +kubebuilder:pruning:PreserveUnknownFields
 type OFEDDriverSpec struct {
 	ImageSpec `json:",inline"`
-	// StartupProbe checks whether the driver has been loaded: the container then has the file /.driver-ready.
+	// StartupProbe checks whether the driver has been loaded: the file .driver-ready is then in /run/mellanox/drivers, or with images
+	// before DOCA 24.04 in /. The defaults are the network operator's: after 30 s, each 10 s, 120 times, and at most 10 s each.
 	// +optional
 	StartupProbe *ProbeSpec `json:"startupProbe,omitempty"`
-	// LivenessProbe checks whether the module mlx5_core is loaded.
+	// LivenessProbe checks whether the module mlx5_core is loaded. The defaults are the network operator's: after 10 s, each 30 s, and
+	// at most 10 s each; one failure restarts the driver.
 	// +optional
 	LivenessProbe *ProbeSpec `json:"livenessProbe,omitempty"`
-	// ReadinessProbe checks the same. Where it is absent and pods are replaced automatically, there is a default probe after 10 s and
-	// then every 30 s: without any, a node's driver would count as loaded while it is still being built, and the next node's would
-	// follow.
-	//
+	// ReadinessProbe checks the same, with the same defaults.
 	// +optional
 	ReadinessProbe *ProbeSpec `json:"readinessProbe,omitempty"`
-	// Env is the environment of the driver's container.
+	// Env is the environment of the driver's container. CREATE_IFNAMES_UDEV (true) and NVIDIA_NIC_DRIVERS_INVENTORY_PATH
+	// (/mnt/drivers-inventory) have the network operator's defaults.
 	// +optional
 	Env []corev1.EnvVar `json:"env,omitempty"`
 	// UpgradePolicy says how nodes get a changed driver; without it each pod is replaced when somebody deletes it.
 	// +optional
 	UpgradePolicy *UpgradePolicySpec `json:"upgradePolicy,omitempty"`
-	// TerminationGracePeriodSeconds is how long the driver may take to unload; the network operator's default is 300.
+	// TerminationGracePeriodSeconds is how long the driver may take to unload. Default: 300.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
 }
 
-// ProbeSpec is the timing of a probe.
+// ProbeSpec is the timing of a probe. A field that is absent or 0 has the probe's default.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type ProbeSpec struct {
@@ -145,6 +146,12 @@ type ProbeSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	FailureThreshold int32 `json:"failureThreshold,omitempty"`
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
 // UpgradePolicySpec says how nodes get a changed driver.
@@ -194,9 +201,10 @@ type WaitForCompletionSpec struct {
 // +kubebuilder:pruning:PreserveUnknownFields
 type DevicePluginSpec struct {
 	ImageSpec `json:",inline"`
-	// Config is a config.json.
+	// Config is a config.json. Without it the policy makes no pools: those of the chart's ConfigMap rdma-devices are served, as with the
+	// network operator.
 	// +optional
-	Config string `json:"config,omitempty"`
+	Config *string `json:"config,omitempty"`
 }
 
 // NVPeerDriverSpec is the peer memory driver.

@@ -18,9 +18,10 @@ import (
 )
 
 // RackLabels are the node labels that name a rack; the first one that a node has counts. topology.kubernetes.io has no label for racks; the
-// others are those that Topograph writes.
+// others are those that Topograph writes, before 1.0 and since.
 func RackLabels() []string {
-	return []string{"topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", "network.topology.nvidia.com/leaf"}
+	return []string{"topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", "network.topology.nvidia.com/leaf",
+		"accelerator.topograph.run/domain", "fabric.topograph.run/tier-0"}
 }
 
 // RackOf is the rack in a node's labels, or empty.

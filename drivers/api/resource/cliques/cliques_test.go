@@ -173,6 +173,10 @@ func TestARackIsNamedByTheFirstLabelThatANodeHas(t *testing.T) {
 	if rack := RackOf(labels); rack != "nvl" {
 		t.Errorf("rack %q", rack)
 	}
+	since := map[string]string{"fabric.topograph.run/tier-0": "leaf", "accelerator.topograph.run/domain": "nvl"}
+	if rack := RackOf(since); rack != "nvl" {
+		t.Errorf("rack %q by the labels of Topograph 1.0", rack)
+	}
 	labels["topology.kubernetes.io/rack"] = "r3"
 	if rack := RackOf(labels); rack != "r3" {
 		t.Errorf("rack %q", rack)

@@ -102,6 +102,9 @@ const (
 	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
 	// before.
 	ConditionDaemonsCurrent = "DaemonsCurrent"
+	// ConditionCertificatesRenewable says whether the controller can still issue certificates of the authority that the domain's IMEX
+	// daemons have. It is written when that is not so, and stays.
+	ConditionCertificatesRenewable = "CertificatesRenewable"
 )
 
 // ComputeDomainStatus says what has become of a domain.
@@ -134,8 +137,7 @@ type ComputeDomainStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
 	// IMEX says whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own), Clique (those that the
-	// controller runs on every node of the clique as long as the node does) or Host (those that the nodes run themselves). A domain that a
-	// version without the choice formed has its own, and no value here.
+	// controller runs on every node of the clique as long as the node does) or Host (those that the nodes run themselves).
 	//
 	// +kubebuilder:validation:Enum=Domain;Clique;Host
 	// +optional
@@ -168,13 +170,6 @@ type ComputeDomainClique struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Slots int `json:"slots"`
-	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain
-	// which got a node's address is refused. It is absent for a clique that an earlier version formed, which named the nodes of all domains
-	// alike; that lasts as long as the domain.
-	//
-	// +kubebuilder:validation:Enum=Domain
-	// +optional
-	Names string `json:"names,omitempty"`
 	// Channel is the IMEX channel that the domain holds in this clique, the same on all its nodes there. It is absent for a domain with
 	// IMEX daemons of its own, which uses channel 0, and for one that has allocationMode All.
 	//
@@ -238,9 +233,6 @@ type ComputeDomainSummary struct {
 	// +optional
 	Why string `json:"why,omitempty"`
 }
-
-// NamesOfDomain is ComputeDomainClique.Names for names with the identity of domain and clique.
-const NamesOfDomain = "Domain"
 
 // ComputeDomainNode is a node of a domain.
 type ComputeDomainNode struct {

@@ -37,9 +37,30 @@ type MigDeviceConfig struct {
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 
-// VfioDeviceConfig requests that a GPU is passed through to a virtual machine.
+// VfioDeviceConfig configures GPUs that are passed through to a virtual machine.
 type VfioDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
+	// IOMMU says by which interface of the kernel the virtual machine reaches the GPU. Absent: LegacyOnly, without the API device.
+	IOMMU *IOMMU `json:"iommu,omitempty"`
+}
+
+// IOMMUBackendPolicy chooses between the kernel's two interfaces of VFIO.
+type IOMMUBackendPolicy string
+
+// The policies.
+const (
+	// LegacyOnly gives the container /dev/vfio/GROUP.
+	LegacyOnly IOMMUBackendPolicy = "LegacyOnly"
+	// PreferIOMMUFD gives it /dev/vfio/devices/vfioN where the node has iommufd, else the same as LegacyOnly.
+	PreferIOMMUFD IOMMUBackendPolicy = "PreferIommuFD"
+)
+
+// IOMMU chooses the interface of VFIO.
+type IOMMU struct {
+	// BackendPolicy is LegacyOnly or PreferIommuFD; empty means LegacyOnly.
+	BackendPolicy IOMMUBackendPolicy `json:"backendPolicy,omitempty"`
+	// EnableAPIDevice adds /dev/vfio/vfio, or /dev/iommu with iommufd; absent means false.
+	EnableAPIDevice *bool `json:"enableAPIDevice,omitempty"`
 }
 
 // SharingStrategy says how a device is shared.

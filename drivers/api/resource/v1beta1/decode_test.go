@@ -33,6 +33,9 @@ func TestConfigurationsOfExistingManifestsAreRead(t *testing.T) {
 		"a MIG device shared by MPS": config("MigDeviceConfig",
 			`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`),
 		"a GPU for a virtual machine": config("VfioDeviceConfig", ``),
+		"a GPU for a virtual machine by iommufd": config("VfioDeviceConfig",
+			`,"iommu":{"backendPolicy":"PreferIommuFD","enableAPIDevice":true}`),
+		"a GPU for a virtual machine with the API device alone": config("VfioDeviceConfig", `,"iommu":{"enableAPIDevice":true}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Decode([]byte(text)); err != nil {

@@ -1,11 +1,13 @@
 package v1beta1
 
 import (
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -104,10 +106,26 @@ func (c *MigDeviceConfig) Validate() field.ErrorList {
 }
 
 // Default implements Config.
-func (c *VfioDeviceConfig) Default() {}
+func (c *VfioDeviceConfig) Default() {
+	if c.IOMMU == nil {
+		c.IOMMU = &IOMMU{}
+	}
+	if c.IOMMU.BackendPolicy == "" {
+		c.IOMMU.BackendPolicy = LegacyOnly
+	}
+	if c.IOMMU.EnableAPIDevice == nil {
+		c.IOMMU.EnableAPIDevice = new(bool)
+	}
+}
 
-// Validate implements Config. It does not check whether a driver supports the configuration.
-func (c *VfioDeviceConfig) Validate() field.ErrorList { return nil }
+// Validate implements Config.
+func (c *VfioDeviceConfig) Validate() field.ErrorList {
+	allowed := []IOMMUBackendPolicy{LegacyOnly, PreferIOMMUFD}
+	if c.IOMMU == nil || slices.Contains(allowed, c.IOMMU.BackendPolicy) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(field.NewPath("iommu", "backendPolicy"), c.IOMMU.BackendPolicy, allowed)}
+}
 
 func validateStrategy(path *field.Path, strategy SharingStrategy) field.ErrorList {
 	allowed := []SharingStrategy{TimeSlicing, MPS}
@@ -141,6 +159,9 @@ func validateMps(path *field.Path, strategy SharingStrategy, config *MpsConfig) 
 		// 00 and +1 are refused: one device could then have two limits.
 		if index, err := strconv.Atoi(key); (err != nil || index < 0 || strconv.Itoa(index) != key) && !gpuUUIDPattern.MatchString(key) {
 			errs = append(errs, field.Invalid(entry, key, "must be a device's UUID (GPU-...) or its index in the claim, from 0"))
+		} else if err == nil && index >= resourceapi.AllocationResultsMaxSize {
+			errs = append(errs, field.Invalid(entry, key, fmt.Sprintf("must be below %d: no claim has more devices",
+				resourceapi.AllocationResultsMaxSize)))
 		}
 		errs = append(errs, validateMemory(entry, limit)...)
 	}

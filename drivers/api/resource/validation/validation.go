@@ -28,7 +28,7 @@ const (
 func kinds(driver string) ([]string, bool) {
 	switch driver {
 	case GPUDriver:
-		return []string{"GpuConfig", "MigDeviceConfig"}, true
+		return []string{"GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"}, true
 	case ComputeDomainDriver:
 		return []string{"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"}, true
 	case RDMADriver:
@@ -52,12 +52,8 @@ func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 		return nil, locate(raw, err)
 	}
 	kind := kindOf(config)
-	if kind == "VfioDeviceConfig" && driver == GPUDriver {
-		return nil, fmt.Errorf("kind: %q asks for a GPU to be passed through to a virtual machine, which %s does not do: use %s, or the "+
-			"device class of a driver for virtual machines", kind, driver, strings.Join(allowed, " or "))
-	}
 	if !slices.Contains(allowed, kind) {
-		return nil, fmt.Errorf("kind: %q configures another driver; %s takes %s", kind, driver, strings.Join(allowed, " and "))
+		return nil, fmt.Errorf("kind: %q configures another driver; %s takes %s", kind, driver, strings.Join(allowed, ", "))
 	}
 	return config, nil
 }

@@ -1,4 +1,3 @@
-//shows:gpu-refusals
 package validation
 
 import (
@@ -73,11 +72,17 @@ var wrong = []struct {
 	{"a version without a group", GPUDriver, `{"apiVersion":"v1beta1","kind":"GpuConfig"}`, []string{`"v1beta1"`}},
 	{"a kind that is a number", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`,
 		[]string{`kind: Invalid value: 7`, `a word`}},
-	{"a channel for a GPU", GPUDriver, channel(domain), []string{"ComputeDomainChannelConfig", "GpuConfig and MigDeviceConfig"}},
-	{"a daemon for a GPU", GPUDriver, daemon(domain), []string{"ComputeDomainDaemonConfig", "GpuConfig and MigDeviceConfig"}},
+	{"a channel for a GPU", GPUDriver, channel(domain), []string{"ComputeDomainChannelConfig", "GpuConfig, MigDeviceConfig"}},
+	{"a daemon for a GPU", GPUDriver, daemon(domain), []string{"ComputeDomainDaemonConfig", "GpuConfig, MigDeviceConfig"}},
 	{"a GPU for a channel", ComputeDomainDriver, gpu(`{"strategy":"MPS"}`), []string{"GpuConfig", "ComputeDomainChannelConfig"}},
-	{"passthrough", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
-		[]string{"virtual machine", "GpuConfig"}},
+	{"passthrough by a policy of another name", GPUDriver,
+		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig","iommu":{"backendPolicy":"RequireIommuFD"}}`,
+		[]string{"iommu.backendPolicy", `"RequireIommuFD"`, `"LegacyOnly", "PreferIommuFD"`}},
+	{"passthrough with a word for a switch", GPUDriver,
+		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig","iommu":{"enableAPIDevice":"yes"}}`,
+		[]string{"iommu.enableAPIDevice", `"yes"`, "true or false"}},
+	{"passthrough for a channel", ComputeDomainDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
+		[]string{"VfioDeviceConfig", "ComputeDomainChannelConfig"}},
 	{"a GPU's configuration for RDMA", RDMADriver, gpu(`{"strategy":"MPS"}`), []string{"apiVersion", `"gpufabric.io/v1alpha1"`}},
 	{"an RDMA environment of another name", RDMADriver, rdma(`"environment":"MPI"`), []string{"environment", `"MPI"`, `"NCCL", "None"`}},
 	{"an RDMA network of another name", RDMADriver, rdma(`"network":"host"`), []string{"network", `"host"`, `"Shared", "Exclusive"`}},
@@ -150,6 +155,8 @@ var wrong = []struct {
 	{"an index twice in two spellings", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","00":"2Gi"}}`),
 		[]string{`defaultPerDevicePinnedMemoryLimit[00]`, `"00"`, `from 0`}},
 	{"an index twice", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}}`), []string{"duplicate field"}},
+	{"an index beyond a claim's devices", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"32":"1Gi"}}`),
+		[]string{`defaultPerDevicePinnedMemoryLimit[32]`, `"32"`, `below 32`}},
 	{"an index with a sign", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"+1":"1Gi"}}`),
 		[]string{`defaultPerDevicePinnedMemoryLimit[+1]`, `"+1"`, `from 0`}},
 	{"a negative limit for an index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"-5Mi"}}`),
@@ -342,15 +349,11 @@ func TestAShareClaimsNoTimeSlice(t *testing.T) {
 		sharing  string
 		refused  bool
 	}{
-		//attack:interval-by-class A claim of the class of shares chooses the GPU's time slice
 		{"of the class of shares", []resourceapi.DeviceRequest{exactly("gpu-share.gpufabric.io", nil)}, nil, long, true},
-		//attack:interval-by-memory A claim of some memory of a GPU chooses its time slice
 		{"of some memory", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("memory"))}, nil, long, true},
-		//attack:interval-by-cores A claim of one percent of a GPU's cores, by the driver's full name of it, chooses its time slice
 		{"of some cores by their full name", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("gpu.nvidia.com/cores"))},
 			[]string{"r"},
 			long, true},
-		//attack:interval-by-alternative A share as one of several alternatives chooses the GPU's time slice
 		{"as an alternative", []resourceapi.DeviceRequest{{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{
 			{Name: "big", DeviceClassName: "gpu.nvidia.com"}, {Name: "small", DeviceClassName: "gpu-share.gpufabric.io"}}}},
 			[]string{"r/small"}, long, true},

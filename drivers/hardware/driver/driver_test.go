@@ -31,7 +31,7 @@ func tree(t *testing.T, entries map[string]string) string {
 	return root
 }
 
-func TestALibraryIsFoundWhereDistributionsPutIt(t *testing.T) {
+func TestLibraryIsFoundInDistributionsDirectories(t *testing.T) {
 	for name, layout := range map[string]map[string]string{
 		"RHEL": {"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib64/libnvidia-ml.so.580.1.2": ""},
 		"Ubuntu": {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2",
@@ -52,7 +52,6 @@ func TestALibraryIsFoundWhereDistributionsPutIt(t *testing.T) {
 	}
 }
 
-//attack:driver-link A link in a driver container's root has a file of the node started as a program of the driver
 func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 	outside := tree(t, map[string]string{"libnvidia-ml.so.1": ""})
 	root := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> " + outside + "/libnvidia-ml.so.1",
@@ -65,7 +64,7 @@ func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 	}
 }
 
-func TestTheDriverThatTheKernelHasLoadedIsUsed(t *testing.T) {
+func TestLocatePrefersDriverOfLoadedModule(t *testing.T) {
 	host := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.550.1.2", "usr/lib64/libnvidia-ml.so.550.1.2": ""})
 	container := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05",
 		"usr/lib64/libnvidia-ml.so.580.95.05": "", "dev/nvidiactl": ""})
@@ -87,7 +86,7 @@ func TestTheDriverThatTheKernelHasLoadedIsUsed(t *testing.T) {
 	}
 }
 
-func TestWithoutADriverTheFirstPlaceIsNamed(t *testing.T) {
+func TestLocateNamesFirstPlaceWithoutDriver(t *testing.T) {
 	s := Search{Roots: []Place{{"/nowhere", "/"}, {"/nowhere/else", "/run/nvidia/driver"}}, Dev: Place{"/dev", "/dev"}}
 	if at := s.Locate(); at.Root.Path != "/nowhere" || at.Library != "" {
 		t.Errorf("%+v", at)

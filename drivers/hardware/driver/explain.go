@@ -19,7 +19,7 @@ const (
 	VersionsDiffer = "DriverVersionsDiffer"
 )
 
-// Explain says why no driver was found, or what is wrong with the one that was found. It is empty where nothing is wrong.
+// Explain reports why no driver was found, or what is wrong with the one that was found. It is empty where nothing is wrong.
 func (s Search) Explain() string {
 	_, message := s.Trouble()
 	return message
@@ -48,13 +48,14 @@ func (s Search) Trouble() (reason, message string) {
 	}
 	message = "no driver's files: " + strings.Join(lacks, "; ")
 	if loaded != "" {
-		message += fmt.Sprintf("; the kernel has modules of version %s, so the files are elsewhere (say where by --driver-root) or were removed",
+		message += fmt.Sprintf("; the kernel has modules of version %s, so the files are elsewhere (set "+
+			"the chart's platform to the kind of the nodes, or hardware.driverRoot to the directory of the node) or were removed",
 			loaded)
 	}
 	return NotFound, message
 }
 
-// lack says what a root without a driver lacks.
+// lack reports what a root without a driver lacks.
 func (p Place) lack() string {
 	info, err := os.Stat(p.Path)
 	switch {

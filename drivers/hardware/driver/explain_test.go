@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-//shows:gpu-driver-trouble
-func TestWhatIsWrongWithADriverIsReportedInWords(t *testing.T) {
+func TestExplainDescribesDriverProblem(t *testing.T) {
 	put := func(t *testing.T, path, text string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -33,7 +32,7 @@ func TestWhatIsWrongWithADriverIsReportedInWords(t *testing.T) {
 		"an empty directory": {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/bin/nvidia-smi"), "") },
 			[]string{"has no libnvidia-ml.so.1 in usr/lib64"}},
 		"files that are gone": {func(t *testing.T, _, proc string) { put(t, filepath.Join(proc, "driver/nvidia/version"), loaded) },
-			[]string{"535.261.03", "--driver-root"}},
+			[]string{"535.261.03", "platform", "hardware.driverRoot"}},
 		"no module": {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/lib64/libnvidia-ml.so.1"), "") },
 			[]string{"no kernel module is loaded", "modprobe nvidia"}},
 		"two versions": {func(t *testing.T, root, proc string) {

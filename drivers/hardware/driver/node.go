@@ -43,7 +43,7 @@ func copyNode(source, target string) error {
 	return nil
 }
 
-// deviceNumber says whether a path is a character device, and returns its number.
+// deviceNumber reports whether a path is a character device, and returns its number.
 func deviceNumber(path string) (number uint64, mode fs.FileMode, isDevice bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

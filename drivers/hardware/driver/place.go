@@ -66,7 +66,8 @@ func (p Place) Join(name string) Place {
 	return Place{Path: filepath.Join(p.Path, name), Host: filepath.Join(p.Host, name)}
 }
 
-// LibraryDirs are the directories, below its root, where distributions put a driver's libraries.
+// LibraryDirs are the directories, below its root, where distributions put a driver's libraries. Ordinary ones come first: where a
+// node has a driver in two of them, its loader takes that one.
 func LibraryDirs() []string {
 	return []string{
 		"usr/lib64",
@@ -77,17 +78,29 @@ func LibraryDirs() []string {
 		"lib/x86_64-linux-gnu",
 		"lib/aarch64-linux-gnu",
 		"lib",
+		"usr/local/lib",           // Talos from 1.13
+		"usr/local/glibc/usr/lib", // Talos before 1.13
+		"usr/lib/nvidia/tesla",    // Bottlerocket with kernels before 6.18
+		"usr/lib/x86_64-linux-gnu/nvidia/current",  // Debian, where its alternatives are not mounted
+		"usr/lib/aarch64-linux-gnu/nvidia/current", // the same
 	}
 }
 
 // ProgramDirs are the directories, below its root, where distributions and driver containers put a driver's programs.
 func ProgramDirs() []string {
-	return []string{"usr/bin", "usr/sbin", "usr/local/bin", "bin", "sbin", "opt/bin"}
+	return []string{"usr/bin", "usr/sbin", "usr/local/bin", "bin", "sbin", "opt/bin",
+		"usr/local/glibc/usr/bin",      // Talos before 1.13
+		"usr/libexec/nvidia/tesla/bin", // Bottlerocket with kernels before 6.18
+		"usr/lib/nvidia/current",       // Debian, where its alternatives are not mounted
+	}
 }
 
 // Library returns the real file of the driver's management library. It follows links inside the root: Debian's goes through
 // /etc/alternatives.
-func (p Place) Library() (string, error) { return p.find(Library, LibraryDirs()) }
+func (p Place) Library() (string, error) { return p.Shared(Library) }
+
+// Shared returns the real file of one of the driver's libraries, such as libnvfm.so.1.
+func (p Place) Shared(name string) (string, error) { return p.find(name, LibraryDirs()) }
 
 // Program returns the real file of one of the driver's programs, such as nvidia-smi.
 func (p Place) Program(name string) (string, error) { return p.find(name, ProgramDirs()) }

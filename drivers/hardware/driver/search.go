@@ -11,14 +11,14 @@ import (
 // ControlNode is the device node that every client of the driver opens first.
 const ControlNode = "nvidiactl"
 
-// Search says where a driver may be. It looks each time that it is asked, so it finds a driver that is installed, moved or removed
+// Search describes where a driver may be. It looks at each call, so it finds a driver that is installed, moved or removed
 // later.
 type Search struct {
 	// Roots are the directories that may hold a driver's files, the preferred one first.
 	Roots []Place
-	// Dev stands for /dev.
+	// Dev replaces /dev.
 	Dev Place
-	// ProcRoot stands for /proc.
+	// ProcRoot replaces /proc.
 	ProcRoot string
 	// OwnDev is this container's own /dev. Prepare makes the driver's device nodes there for this process. Empty: it makes none.
 	OwnDev string
@@ -32,7 +32,7 @@ type Location struct {
 	Dev Place
 	// Library is the management library's real file, as this process sees it; empty where there is no driver.
 	Library string
-	// ProcDevices stands for /proc/devices, the kernel's table of device numbers (see ReadNumbers); empty: there is none.
+	// ProcDevices replaces /proc/devices, the kernel's table of device numbers (see ReadNumbers); empty: there is none.
 	ProcDevices string
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Certificates are how the daemons of a domain know each other.
+// Certificates are the files with which the daemons of a domain authenticate each other.
 type Certificates struct {
 	// Dir has the files ca.crt, tls.crt and tls.key.
 	Dir string
@@ -28,7 +28,7 @@ func (c Certificates) Cert() string { return filepath.Join(c.Dir, "tls.crt") }
 // Key is the path of the daemons' key.
 func (c Certificates) Key() string { return filepath.Join(c.Dir, "tls.key") }
 
-// Check says why peers would not accept the certificate. nvidia-imex itself would start, and stay alone.
+// Check reports why peers would not accept the certificate. nvidia-imex itself would start, and stay alone.
 func (c Certificates) Check(now time.Time) error {
 	pair, err := tls.LoadX509KeyPair(c.Cert(), c.Key())
 	if err != nil {

@@ -22,11 +22,11 @@ const (
 	starvedTimeout = 8 * time.Second
 )
 
-// ErrStarved means that the program that asks got no answer because the node gave it no processor, or no disk, in time. It says nothing
+// ErrStarved means that the querying program got no answer because the node gave it no processor, or no disk, in time. It is no evidence
 // about the daemon.
-var ErrStarved = errors.New("the node did not give nvidia-imex-ctl what it needs to ask")
+var ErrStarved = errors.New("the node did not give nvidia-imex-ctl a processor or its files in time")
 
-// Execute runs a program to its end and returns what it printed on standard output. The error has what it printed on standard error.
+// Execute runs a program to its end and returns its standard output. The error has its standard error.
 type Execute func(ctx context.Context, words []string) ([]byte, error)
 
 // Run is the Execute of a real machine. Its error is ErrStarved where the program had no chance to end before ctx did.
@@ -82,11 +82,11 @@ func queryState(ctx context.Context, run Execute, words []string, limit time.Dur
 	case Initializing, StartingAuthServer, WaitingForPeers, WaitingForRecovery, InitGPU, Ready, ShuttingDown, Unavailable:
 		return state, nil
 	default:
-		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q answered %.100q, which is no state", out)
+		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q answered %.100q, which is not a state", out)
 	}
 }
 
-// Control asks a daemon that somebody else started, by its control socket (IMEX_CMD_UNIX_DOMAIN_PATH of its configuration).
+// Control queries a daemon that another program started, by its control socket (IMEX_CMD_UNIX_DOMAIN_PATH of its configuration).
 type Control struct {
 	Programs Programs
 	// Run runs the programs.
@@ -95,12 +95,12 @@ type Control struct {
 	Socket string
 }
 
-// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
+// State queries the daemon for its state. A daemon that cannot be queried is Unavailable, with an error that gives the reason.
 func (c Control) State(ctx context.Context) (State, error) {
 	return queryState(ctx, c.Run, c.Programs.command(c.Programs.Control, "-q", "--u="+c.Socket), queryTimeout)
 }
 
-// Nodes asks the daemon for the nodes in its list, as `nvidia-imex-ctl -N -j` prints them. The question may hang where State does not
+// Nodes queries the daemon for the nodes in its list, as `nvidia-imex-ctl -N -j` prints them. The question may hang where State does not
 // (#1417 of NVIDIA's DRA driver).
 func (c Control) Nodes(ctx context.Context) ([]Node, error) {
 	nodes, err := queryNodes(ctx, c.Run, c.Programs.command(c.Programs.Control, "-N", "-j", "--u="+c.Socket))
@@ -122,7 +122,7 @@ func queryNodes(ctx context.Context, run Execute, words []string) (map[int]Node,
 	return answer.Nodes, nil
 }
 
-// Version asks nvidia-imex for its version. The program that runs may be of another, if it was replaced since it started.
+// Version queries nvidia-imex for its version. The program that runs may be of another, if it was replaced since it started.
 func (c Control) Version(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -160,10 +160,10 @@ type ConnectionStatus string
 const (
 	// Connected: the connection works.
 	Connected ConnectionStatus = "CONNECTED"
-	// Unknown: the asked daemon could not ask the node whose connection it is.
+	// Unknown: the queried daemon could not query the node whose connection it is.
 	Unknown ConnectionStatus = "INVALID"
 
-	// What keeps two daemons from ever being connected.
+	// Causes that keep two daemons from ever being connected.
 
 	// OtherVersion: the two are of versions that do not work together.
 	OtherVersion ConnectionStatus = "VERSION_MISMATCH"

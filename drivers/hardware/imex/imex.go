@@ -24,7 +24,7 @@ const (
 
 // FS reads /proc from the directory of a devices file.
 type FS struct {
-	// ProcDevices is the file that stands for /proc/devices. The other files of /proc are in the same directory.
+	// ProcDevices is the file in place of /proc/devices. The other files of /proc are in the same directory.
 	ProcDevices string
 }
 

@@ -31,6 +31,7 @@ func procOf(t *testing.T, devices, capability string) FS {
 }
 
 func TestAChannelHasTheMajorOfTheCharacterDevices(t *testing.T) {
+	t.Parallel()
 	device, err := procOf(t, devices, "").Channel(7)
 	want := Device{Path: "/dev/nvidia-caps-imex-channels/channel7", Major: 234, Minor: 7}
 	if err != nil || device != want {
@@ -39,6 +40,7 @@ func TestAChannelHasTheMajorOfTheCharacterDevices(t *testing.T) {
 }
 
 func TestTheManagementDeviceHasItsCapabilitysMinor(t *testing.T) {
+	t.Parallel()
 	device, err := procOf(t, devices, "DeviceFileMinor: 4\nDeviceFileMode: 256\nDeviceFileModify: 1\n").Management()
 	want := Device{Path: "/dev/nvidia-caps/nvidia-cap4", Major: 235, Minor: 4}
 	if err != nil || device != want {
@@ -47,6 +49,7 @@ func TestTheManagementDeviceHasItsCapabilitysMinor(t *testing.T) {
 }
 
 func TestWhatIsMissingIsNamed(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		fs       FS
 		noDriver bool
@@ -77,6 +80,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 }
 
 func TestAllGPUsAndTheControlDeviceHaveTheirNumbers(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		devices string
 		major   int64

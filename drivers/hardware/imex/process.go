@@ -111,7 +111,7 @@ func (c *child) Reload() error {
 	return nil
 }
 
-// State implements Daemon. On a node where the daemon or the program that asks is starved, a query that always ends after the same time
+// State implements Daemon. On a node where the daemon or the querying program is starved, a query that always ends after the same time
 // might never be answered, so each that is doubles the limit of the next.
 func (c *child) State(ctx context.Context) (State, error) {
 	c.asking.Lock()

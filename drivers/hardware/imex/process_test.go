@@ -88,6 +88,7 @@ func answered(t *testing.T, daemon Daemon) (State, error) {
 }
 
 func TestStateIsExactlyWhatTheControlCommandAnswers(t *testing.T) {
+	t.Parallel()
 	daemon, _, dir := startScript(t)
 	for answer, want := range map[string]State{"READY\n": Ready, "WAITING_FOR_PEERS\n": WaitingForPeers, "READY READY\n": Unavailable,
 		"": Unavailable} {
@@ -107,6 +108,7 @@ func TestStateIsExactlyWhatTheControlCommandAnswers(t *testing.T) {
 }
 
 func TestReloadReachesTheDaemon(t *testing.T) {
+	t.Parallel()
 	daemon, out, _ := startScript(t)
 	if err := daemon.Reload(); err != nil {
 		t.Fatal(err)
@@ -114,7 +116,8 @@ func TestReloadReachesTheDaemon(t *testing.T) {
 	out.await(t, "reloaded")
 }
 
-func TestADaemonThatEndsByItselfSaysHow(t *testing.T) {
+func TestProcessReportsHowDaemonEnded(t *testing.T) {
+	t.Parallel()
 	daemon, _, dir := startScript(t)
 	if err := os.WriteFile(filepath.Join(dir, "exit"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -127,6 +130,7 @@ func TestADaemonThatEndsByItselfSaysHow(t *testing.T) {
 }
 
 func TestStopEndsADaemonInOrder(t *testing.T) {
+	t.Parallel()
 	daemon, _, _ := startScript(t)
 	if err := daemon.Err(); err != nil {
 		t.Errorf("while it runs: %v", err)
@@ -137,7 +141,8 @@ func TestStopEndsADaemonInOrder(t *testing.T) {
 	}
 }
 
-func TestAMissingDaemonNamesItsPath(t *testing.T) {
+func TestStartNamesPathOfMissingDaemon(t *testing.T) {
+	t.Parallel()
 	_, err := (&Process{Programs: Programs{Daemon: "/driver/bin/nvidia-imex", Control: "/driver/bin/nvidia-imex-ctl"}}).Start(t.Context(),
 		Spec{})
 	if err == nil || !strings.Contains(err.Error(), "/driver/bin/nvidia-imex") || !strings.Contains(err.Error(), "driver root") {
@@ -145,7 +150,8 @@ func TestAMissingDaemonNamesItsPath(t *testing.T) {
 	}
 }
 
-func TestAControlCommandThatHangsIsGivenUp(t *testing.T) {
+func TestControlGivesUpOnHangingCommand(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	hanging := filepath.Join(dir, "nvidia-imex-ctl")
 	if err := os.WriteFile(hanging, []byte("#!/bin/sh\nsleep 600\n"), 0o755); err != nil {

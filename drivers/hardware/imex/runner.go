@@ -41,7 +41,7 @@ type Spec struct {
 	// The daemon's peers reach it at BindAddress and ServerPort; nvidia-imex-ctl uses CommandAddress and CommandPort.
 	BindAddress, CommandAddress string
 	ServerPort, CommandPort     int
-	// Certificates are how it and its peers know each other; nil: they do not.
+	// Certificates are those of it and its peers; nil: connections are not authenticated.
 	Certificates *Certificates
 }
 
@@ -65,20 +65,20 @@ func NewSpec(dir, hostsFile, bindAddress string, serverPort, commandPort int) (S
 
 // Daemon is a running IMEX daemon. Its methods may be called from any goroutine.
 type Daemon interface {
-	// Reload tells the daemon to look up its peers' names again (SIGUSR1).
+	// Reload makes the daemon look up its peers' names again (SIGUSR1).
 	Reload() error
-	// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why: ErrStarved where
-	// whoever asks lacked a processor.
+	// State queries the daemon for its state. A daemon that cannot be queried is Unavailable, with an error that gives the reason:
+	// ErrStarved if the querying program lacked a processor.
 	State(ctx context.Context) (State, error)
-	// Nodes asks the daemon for the nodes in its list and for their connections, by their place in the list from 0. Of nodes other than
-	// its own it knows what they told it; whether the answer says so of each of them depends on nvidia-imex. The question may hang where
-	// State does not (#1417 of NVIDIA's DRA driver).
+	// Nodes queries the daemon for the nodes in its list and for their connections, by their place in the list from 0. The state of other
+	// nodes' connections comes from these; whether the answer has all of them depends on nvidia-imex. The query may hang where State does
+	// not (#1417 of NVIDIA's DRA driver).
 	Nodes(ctx context.Context) (map[int]Node, error)
-	// Threads is what the kernel accounts of the daemon's threads. It has none where the kernel knows no threads of it.
+	// Threads is the kernel's accounting of the daemon's threads; empty if the kernel has no thread of it.
 	Threads() (threads.Sample, error)
-	// Exited is closed when the daemon has ended. Err then says how; it is nil only after Stop.
+	// Exited is closed when the daemon has ended. Err then reports how; it is nil only after Stop.
 	Exited() <-chan struct{}
 	Err() error
-	// Stop asks the daemon to end, ends it by force after patience, and waits until it is gone.
+	// Stop queries the daemon to end, ends it by force after patience, and waits until it is gone.
 	Stop(patience time.Duration)
 }

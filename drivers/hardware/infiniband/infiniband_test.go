@@ -26,7 +26,7 @@ func place(bus int) sysfstest.Function {
 	return sysfstest.Function{Parent: fmt.Sprintf("pci0000:%02x/0000:%02x:00.0", bus, bus), Address: fmt.Sprintf("0000:%02x:00.0", bus+1)}
 }
 
-func TestAnInfiniBandDeviceIsReadWhole(t *testing.T) {
+func TestDevicesReadsInfiniBandDevice(t *testing.T) {
 	tree := sysfstest.New(t)
 	path := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Nets: []string{"ibp3s0"}})
 	want := &infiniband.Devices{Devices: []infiniband.Device{{
@@ -91,7 +91,7 @@ func TestDevicesOfEveryKind(t *testing.T) {
 	}
 }
 
-func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
+func TestDevicesSkipsDamagedDevice(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		damage func(tree *sysfstest.Tree, device string)
@@ -170,7 +170,7 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutRDMAHasNoDevices(t *testing.T) {
+func TestDevicesIsEmptyWithoutRDMA(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.Remove("class/infiniband")
 	if found := scan(t, tree); len(found.Devices)+len(found.Skipped) > 0 {
@@ -181,7 +181,7 @@ func TestANodeWithoutRDMAHasNoDevices(t *testing.T) {
 	}
 }
 
-func TestADeviceWhoseNameIsNoTextIsSkipped(t *testing.T) {
+func TestDevicesSkipsDeviceWithInvalidName(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Name: "mlx5\xff"})
 	tree.AddHCA(sysfstest.HCA{Function: place(0x5d)})
@@ -206,7 +206,7 @@ func TestDevicesAreInNumericOrder(t *testing.T) {
 	}
 }
 
-func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
+func TestDevicesReadsSoftwareDeviceWithoutFunction(t *testing.T) {
 	tree := sysfstest.New(t)
 	path := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true})
 	tree.Remove("class/infiniband/mlx5_0")
@@ -226,8 +226,6 @@ func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
 }
 
 // In switchdev mode the representors of virtual functions are below the physical function, beside its own interface.
-//
-//shows:rdma-discovery
 func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0np0"}})
@@ -247,9 +245,7 @@ func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 }
 
 // A card with bonded ports has one RDMA device, whose state the kernel takes from the bond.
-//
-//shows:rdma-discovery
-func TestALinkOfABondHasTheBondsCarrier(t *testing.T) {
+func TestStatusUsesCarrierOfBond(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0"}})
 	for _, master := range []string{"bond0", "br0"} {
@@ -318,7 +314,6 @@ func TestStatusKeysAndCountersOfAPort(t *testing.T) {
 	}
 }
 
-//shows:rdma-refusals
 func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("node_guid", []byte("9c63:c003:00f2:1a40\n"))
 	f.Add("ports/1/state", []byte("4: ACTIVE\n"))

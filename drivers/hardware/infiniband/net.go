@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -11,31 +12,92 @@ import (
 	"unicode/utf8"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
+	"gpufabric.io/drivers/hardware/pci"
 )
 
-// attachNets gives each port of d its network devices, from d's PCI function. net is their directory.
-func (f FS) attachNets(dir *sysfile.Dir, d *Device) error {
-	names, err := dir.Names(".")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // EFA, a driver without ipoib, or a device whose network device is in a pod's namespace.
-	}
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		entry := dir.Below(name)
-		if len(names) > len(d.Ports) {
-			if other, err := representor(entry); err != nil {
-				return err
-			} else if other {
-				continue
-			}
-		}
-		if err := d.attach(entry, name); err != nil {
+// attachNets gives each port of d its network devices: nets, in the directory net of d's PCI function, and those that the table of
+// GIDs names. dir is d's directory.
+func (f FS) attachNets(dir, net *sysfile.Dir, nets []string, d *Device) error {
+	for _, name := range nets {
+		if err := d.attach(net.Below(name), name); err != nil {
 			return err
 		}
 	}
+	if err := f.attachOwners(dir, d); err != nil {
+		return err
+	}
 	return f.attachBonds(d)
+}
+
+// attachOwners gives each Ethernet port without a network device the owner of its first GID, if that belongs to the same card. The
+// second port of a dual-port RoCE device (mlx5's multi-port mode) has its network device on the card's next function.
+func (f FS) attachOwners(dir *sysfile.Dir, d *Device) error {
+	for i := range d.Ports {
+		port := &d.Ports[i]
+		if len(port.Nets) > 0 || port.LinkLayer != Ethernet || d.RawOnly {
+			continue
+		}
+		owner, err := sysfile.Optional(dir.Text(fmt.Sprintf("ports/%d/gid_attrs/ndevs/0", port.Number)))
+		if err != nil {
+			return err
+		}
+		// A device whose interface is in a pod's namespace names an interface of that namespace. Another one may have its name here.
+		if owner == "" || owner != filepath.Base(owner) || !f.onCard(owner, d) {
+			continue
+		}
+		if err := f.attachNamed(port, owner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onCard reports whether the network device name is that of a function of d's card, or a bond of such devices.
+func (f FS) onCard(name string, d *Device) bool {
+	if slices.ContainsFunc(f.links(name), func(link string) bool { return f.cardOf(link) == card(d.PCI) }) {
+		return true
+	}
+	return f.cardOf(name) == card(d.PCI)
+}
+
+// links lists the network devices of the bond of that name.
+func (f FS) links(bond string) []string {
+	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", bond, "bonding"))
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	text, err := dir.Text("slaves")
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(text)
+}
+
+// cardOf returns the card of the network device name; empty: it has no PCI function.
+func (f FS) cardOf(name string) string {
+	function, _ := f.functionOf(name)
+	return card(function)
+}
+
+// functionOf returns the PCI function of the network device name, and its path; empty: it has none.
+func (f FS) functionOf(name string) (pci.Address, string) {
+	target, err := os.Readlink(filepath.Join(f.root, "class/net", name))
+	if err != nil || name != filepath.Base(name) {
+		return "", ""
+	}
+	path := filepath.Join("class/net", target, "../..") // .../0000:3b:00.0/net/ens2f0
+	function, err := pci.ParseAddress(filepath.Base(path))
+	if err != nil {
+		return "", ""
+	}
+	return function, path
+}
+
+// card is the part of a function's address that all functions of a card have in common.
+func card(function pci.Address) string {
+	device, _, _ := strings.Cut(string(function), ".")
+	return device
 }
 
 // attach assigns the network device at dir to its port of d, if it has one.
@@ -76,8 +138,29 @@ func (f FS) attachBonds(d *Device) error {
 			if err := f.attachNamed(port, name); err != nil {
 				return err
 			}
+			if err := f.attachLinks(port, name, d); err != nil {
+				return err
+			}
 		}
 		slices.SortFunc(port.Nets, func(a, b Net) int { return compareNames(a.Name, b.Name) })
+	}
+	return nil
+}
+
+// attachLinks gives a port the other network devices of its bond: those of functions of the same card that have no RDMA device of
+// their own. Bonded functions that kept theirs are no RoCE LAG.
+func (f FS) attachLinks(port *Port, bond string, d *Device) error {
+	for _, link := range f.links(bond) {
+		function, path := f.functionOf(link)
+		if function == "" || card(function) != card(d.PCI) || slices.ContainsFunc(port.Nets, func(n Net) bool { return n.Name == link }) {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(f.root, path, "infiniband")); err == nil {
+			continue
+		}
+		if err := f.attachNamed(port, link); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -99,7 +182,7 @@ func (f FS) attachNamed(port *Port, name string) error {
 	return err
 }
 
-// attachSoftwareNet gives a software device the network device that it was made on. Its place in sysfs says nothing: it is beside
+// attachSoftwareNet gives a software device the network device that it was made on. Its place in sysfs does not show it: it is beside
 // every virtual interface of the machine. rxe names its network device in its attribute parent. With every driver the first GID is
 // that of the port's own network device.
 func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
@@ -125,13 +208,6 @@ func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	return nil
 }
 
-// representor reports whether the network device at dir represents a function behind the card's own switch (switchdev mode). The
-// kernel puts those below the physical function, too. A representor is named pf0vf3; a port of the card is named p0.
-func representor(dir *sysfile.Dir) (bool, error) {
-	name, err := sysfile.Optional(dir.Text("phys_port_name"))
-	return strings.Contains(name, "pf"), err
-}
-
 func readNet(dir *sysfile.Dir, name string) (Net, error) {
 	n := Net{Name: name}
 	var err error
@@ -141,7 +217,7 @@ func readNet(dir *sysfile.Dir, name string) (Net, error) {
 	if n.MTU, err = sysfile.Optional(dir.Int("mtu")); err != nil {
 		return Net{}, err
 	}
-	// The master may also be a bridge, which says nothing about this link.
+	// The master may also be a bridge, which does not describe this link.
 	if master, err := dir.Link("master"); err == nil && utf8.ValidString(master) {
 		if _, err := dir.Text("master/bonding/mode"); err == nil {
 			n.Bond = master
@@ -200,7 +276,7 @@ func (f FS) CarrierLost(name string) (bool, error) {
 	}
 	defer dir.Close()
 	attribute := "carrier"
-	if _, err := dir.Text("master/bonding/mode"); err == nil { // The master may also be a bridge, which says nothing about this link.
+	if _, err := dir.Text("master/bonding/mode"); err == nil { // The master may also be a bridge, which does not describe this link.
 		attribute = "master/carrier"
 	}
 	carrier, err := dir.Int(attribute)

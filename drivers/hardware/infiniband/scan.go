@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -65,6 +64,9 @@ func (f FS) Scan(ctx context.Context) (*Devices, error) {
 	}
 	found := &Devices{}
 	for i, failure := range failures {
+		if failure != nil && f.gone(names[i]) {
+			continue // It was removed during the scan, as a virtual function is.
+		}
 		if failure != nil {
 			found.Skipped = append(found.Skipped, Skipped{Name: names[i], PCI: devices[i].PCI, Reason: failure})
 			continue
@@ -73,6 +75,12 @@ func (f FS) Scan(ctx context.Context) (*Devices, error) {
 	}
 	slices.SortFunc(found.Devices, func(a, b Device) int { return compareNames(a.Name, b.Name) })
 	return found, nil
+}
+
+// gone reports whether the RDMA device of that name no longer exists.
+func (f FS) gone(name string) bool {
+	_, err := os.Lstat(filepath.Join(f.root, "class/infiniband", name))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // read fills in a device of which only the name is known.
@@ -99,26 +107,58 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 		return err
 	}
 	d.Verbs = chars.verbs[d.Name]
-	ports, err := dir.Names("ports")
+	numbers, err := portNumbers(dir)
 	if err != nil {
 		return err
 	}
-	for _, name := range ports {
-		port, err := readPort(dir.Below("ports/"+name), name)
+	if d.PCI == "" {
+		if err := d.readPorts(dir, numbers, chars); err != nil {
+			return err
+		}
+		return f.attachSoftwareNet(dir, d)
+	}
+	net := dir.Below("../../net")
+	nets, others, err := interfaces(net, len(numbers))
+	if err != nil {
+		return err
+	}
+	if len(numbers) > 1 || others > 0 {
+		layer, err := linkLayer(dir.Below(fmt.Sprintf("ports/%d", numbers[0])))
 		if err != nil {
 			return err
 		}
-		port.UMAD, port.ISSM = chars.mad(d.Name, port.Number)
+		if d.Switchdev, err = switchdev(net, len(numbers), nets, others); err != nil {
+			return err
+		}
+		d.Switchdev = d.Switchdev && layer == Ethernet
+	}
+	if d.Switchdev {
+		numbers = []int{uplink(dir, numbers, nets)}
+	}
+	if err := d.readPorts(dir, numbers, chars); err != nil {
+		return err
+	}
+	if d.Switchdev {
+		addressed, err := hasGIDs(dir.Below(fmt.Sprintf("ports/%d", numbers[0])))
+		if err != nil {
+			return err
+		}
+		d.RawOnly = !addressed
+	}
+	return f.attachNets(dir, net, nets, d)
+}
+
+// readPorts reads the ports of those numbers.
+func (d *Device) readPorts(dir *sysfile.Dir, numbers []int, chars *charDevices) error {
+	for _, number := range numbers {
+		port, err := readPort(dir.Below(fmt.Sprintf("ports/%d", number)), number)
+		if err != nil {
+			return err
+		}
+		port.UMAD, port.ISSM = chars.mad(d.Name, number)
 		d.Ports = append(d.Ports, port)
 	}
-	if len(d.Ports) == 0 {
-		return fmt.Errorf("%s has no ports", dir.Path("ports"))
-	}
-	slices.SortFunc(d.Ports, func(a, b Port) int { return cmp.Compare(a.Number, b.Number) })
-	if d.PCI == "" {
-		return f.attachSoftwareNet(dir, d)
-	}
-	return f.attachNets(dir.Below("../../net"), d)
+	return nil
 }
 
 // place takes a device's place from its path: .../<function>/infiniband/<name>, or .../<function>/<auxiliary
@@ -134,13 +174,9 @@ func place(path string) (function pci.Address, auxiliary string) {
 	return "", ""
 }
 
-// readPort reads the port of that name at dir. On real hardware each read of most attributes asks the firmware.
-func readPort(dir *sysfile.Dir, name string) (Port, error) {
-	n, err := strconv.ParseUint(name, 10, 8)
-	if err != nil || n == 0 {
-		return Port{}, fmt.Errorf("%s: ports are numbered from 1 to 255: %w", dir.Path(""), sysfile.ErrInvalid)
-	}
-	p := Port{Number: int(n)}
+// readPort reads the port of that number at dir. On real hardware each read of most attributes queries the firmware.
+func readPort(dir *sysfile.Dir, number int) (Port, error) {
+	p := Port{Number: number}
 	status, err := readStatus(dir)
 	if err != nil {
 		return Port{}, err

@@ -17,7 +17,7 @@ type Status struct {
 }
 
 // Status reads the status of one port, from the files of its device alone. device is its path under the sysfs root, as in
-// Device.Path. On real hardware the read asks the firmware and can hang with it, so the caller must bound it.
+// Device.Path. On real hardware the read queries the firmware and can hang with it, so the caller must bound it.
 func (f FS) Status(device string, port int) (Status, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, device, "ports", strconv.Itoa(port)))
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their
 // network devices.
 //
-// It covers every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not InfiniBand alone. The name is the
+// It covers every RDMA device that the kernel's ib_core supports (InfiniBand, RoCE, iWARP, EFA), not InfiniBand alone. The name is the
 // one that sysfs uses.
 package infiniband
 
@@ -19,7 +19,11 @@ type Device struct {
 	Firmware string // fw_ver
 	BoardID  string // board_id: the PSID, which names the card model and vendor; EFA and others have none
 
-	Ports []Port // ports/N, by number
+	Ports []Port // ports/N, by number; in switchdev mode the uplink's alone
+	// Switchdev: the device is an e-switch in switchdev mode, which has a port for each vport.
+	Switchdev bool
+	// RawOnly: it is in switchdev mode, and its uplink has no GIDs. It carries raw packets, and no RoCE.
+	RawOnly bool
 
 	Verbs CharDevice // uverbsN of class infiniband_verbs whose ibdev is this device; programs cannot open the device without it
 }
@@ -60,7 +64,7 @@ const (
 	TypeInfiniBand = 32
 )
 
-// LinkLayer is what runs below the transport on a port.
+// LinkLayer is the layer below the transport of a port.
 type LinkLayer string
 
 // The link layers that the kernel names.

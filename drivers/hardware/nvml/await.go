@@ -28,9 +28,9 @@ const awaitLooks = 3
 
 // Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. NVML lists GPUs
 // when it starts. So Await starts it again while it shows none of the GPUs that bound counts, and a few times while it lacks some:
-// a driver container makes their device nodes one after another. Await calls told with a reason and a message for what it waits
-// for, once for each. It returns ctx's error.
-func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound func() int, told func(reason, message string)) error {
+// a driver container makes their device nodes one after another. Await calls report with a reason and a message for each wait,
+// once. It returns ctx's error.
+func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound func() int, report func(reason, message string)) error {
 	last := ""
 	for lacking := 0; ; {
 		code := lib.Init()
@@ -46,7 +46,7 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound fun
 			message := fmt.Sprintf("waiting for the GPUs' device nodes: the NVIDIA driver has taken %d GPUs, and NVML under %s shows %d of them",
 				has, driverRoot, shown)
 			if message != last {
-				told(Incomplete, message)
+				report(Incomplete, message)
 				last = message
 			}
 			if !pause(ctx) {
@@ -61,7 +61,7 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound fun
 			reason, message = l.explain(reason, message)
 		}
 		if message != last {
-			told(reason, message)
+			report(reason, message)
 			last = message
 		}
 		if !pause(ctx) {

@@ -51,14 +51,12 @@ func (c *coming) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
 func (c *coming) DeviceGetCount() (int, nvml.Return) { return c.listed, nvml.SUCCESS }
 
 // A driver container makes the GPUs' device nodes one after another, and NVML lists GPUs when it starts.
-//
-//shows:gpu-driver-trouble
 func TestNVMLIsStartedAgainUntilItShowsTheDriversGPUs(t *testing.T) {
 	for name, c := range map[string]struct {
-		nodes  []int // at each start; the last value repeats
-		listed int
-		looks  time.Duration
-		told   int
+		nodes   []int // at each start; the last value repeats
+		listed  int
+		looks   time.Duration
+		reports int
 	}{
 		"all are there":             {[]int{4}, 4, 0, 0},
 		"none, then some, then all": {[]int{0, 2, 4}, 4, 2, 2},
@@ -69,32 +67,35 @@ func TestNVMLIsStartedAgainUntilItShowsTheDriversGPUs(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			starts := 0
 			lib := &coming{begins: func(l *coming) { l.nodes = c.nodes[min(starts, len(c.nodes)-1)]; starts++ }}
-			begun, told := time.Now(), 0
+			begun, reports := time.Now(), 0
 			if err := Await(t.Context(), lib, "/", func() int { return 4 }, func(reason, _ string) {
-				told++
+				reports++
 				if reason != Incomplete {
 					t.Errorf("%s: %s", name, reason)
 				}
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if lib.listed != c.listed || lib.running != 1 || time.Since(begun) != c.looks*awaitPause || told != c.told {
-				t.Errorf("%s: %d GPUs, %d libraries run, after %s, told %d times", name, lib.listed, lib.running, time.Since(begun), told)
+			if lib.listed != c.listed || lib.running != 1 || time.Since(begun) != c.looks*awaitPause || reports != c.reports {
+				t.Errorf("%s: %d GPUs, %d libraries run, after %s, told %d times", name, lib.listed, lib.running, time.Since(begun), reports)
 			}
 		})
 	}
 }
 
-func TestADriverThatIsInstalledLaterIsAwaited(t *testing.T) {
+func TestAwaitWaitsForDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.SUCCESS}}
-		var told []string
-		if err := Await(t.Context(), lib, "/run/nvidia/driver", noGPUs, func(_, message string) { told = append(told, message) }); err != nil {
+		var reports []string
+		if err := Await(t.Context(), lib, "/run/nvidia/driver", noGPUs, func(_, message string) {
+			reports = append(reports,
+				message)
+		}); err != nil {
 			t.Fatal(err)
 		}
-		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") ||
-			!strings.Contains(told[1], "not loaded") {
-			t.Errorf("told %q, want each of the two reasons once", told)
+		if len(reports) != 2 || !strings.Contains(reports[0], "under /run/nvidia/driver") || !strings.Contains(reports[0], "not found") ||
+			!strings.Contains(reports[1], "not loaded") {
+			t.Errorf("told %q, want each of the two reasons once", reports)
 		}
 	})
 }
@@ -166,23 +167,21 @@ func (s symbols) LookupSymbol(name string) error {
 }
 
 // A call of a function that the library lacks ends the process (go-nvml binds lazily), so such a library is never started.
-//
-//shows:gpu-driver-trouble
-func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
+func TestAwaitReportsOldDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := &counted{lacking: "nvmlDeviceGetMPSComputeRunningProcesses"}
 		lib := &located{open: func(string) nvml.Interface { return old }}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		var told []string
+		var reports []string
 		if err := Await(ctx, lib, "/", noGPUs, func(_, message string) {
-			told = append(told, message)
+			reports = append(reports, message)
 		}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
-		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) ||
-			!strings.Contains(told[0], "later driver") {
-			t.Errorf("told %q, want once the version, the function that is missing and what to do", told)
+		if len(reports) != 1 || !strings.Contains(reports[0], "450.80.02 is too old") || !strings.Contains(reports[0], old.lacking) ||
+			!strings.Contains(reports[0], "later driver") {
+			t.Errorf("told %q, want once the version, the function that is missing and what to do", reports)
 		}
 		if old.running != 0 {
 			t.Errorf("started %d times more than stopped", old.running)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// FabricState says whether a GPU or a node has joined its NVLink fabric.
+// FabricState reports whether a GPU or a node has joined its NVLink fabric.
 type FabricState string
 
 // The fabric states.

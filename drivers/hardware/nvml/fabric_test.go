@@ -39,7 +39,7 @@ func driverWith(gpus ...gpu) *Driver {
 	}}
 }
 
-func TestTheNodesCliqueIsWhatItsGPUsAgreeOn(t *testing.T) {
+func TestCliqueIsThatOfAllGPUs(t *testing.T) {
 	const clique = "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"
 	inClique := gpu{info: joined(clusterA, 32766)}
 	joining := gpu{info: nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_IN_PROGRESS}}
@@ -85,7 +85,7 @@ func TestDisagreementCanBeToldApart(t *testing.T) {
 	}
 }
 
-func TestAMissingLibraryIsNamed(t *testing.T) {
+func TestAwaitNamesMissingLibrary(t *testing.T) {
 	_, err := Open(Load(driver.Search{Roots: []driver.Place{driver.Here(t.TempDir())}}))
 	if !errors.Is(err, nvml.ERROR_LIBRARY_NOT_FOUND) || !strings.Contains(err.Error(), "--driver-root") {
 		t.Errorf("error %v", err)

@@ -15,7 +15,7 @@ import (
 const libraryName = driver.Library
 
 // Load returns the library of the driver that a search finds. Each first Init searches again, so it finds a driver that is
-// installed later; until then Init says what is missing. A process can hold one such library only: go-nvml binds its symbols
+// installed later; until then Init reports what is missing. A process can hold one such library only: go-nvml binds its symbols
 // globally.
 func Load(search driver.Search) nvml.Interface {
 	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
@@ -154,7 +154,7 @@ func (e *Error) Is(target error) bool {
 func describe(code nvml.Return) string {
 	switch code {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return libraryName + " was not found: is the NVIDIA driver installed under --driver-root?"
+		return libraryName + " was not found: is the NVIDIA driver installed, and below hardware.driverRoot (by the flag --driver-root)?"
 	case nvml.ERROR_DRIVER_NOT_LOADED:
 		return "the NVIDIA kernel driver is not loaded"
 	case nvml.ERROR_NOT_SUPPORTED:
@@ -195,9 +195,6 @@ func Open(lib nvml.Interface) (*Driver, error) {
 
 // Close shuts the library down.
 func (d *Driver) Close() error { return check(d.lib.Shutdown(), "Shutdown") }
-
-// Library returns the library itself, initialised.
-func (d *Driver) Library() nvml.Interface { return d.lib }
 
 // Version is the kernel driver's version ("580.95.05").
 func (d *Driver) Version() (string, error) {

@@ -60,6 +60,10 @@ type position struct {
 }
 
 // parsePosition parses the target of /sys/bus/pci/devices/<name>: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
+//
+// A path may have several root complexes. A Volume Management Device (Intel VMD, drivers/pci/controller/vmd.c of Linux) is a function
+// with a bus of its own below it: pci0000:17/0000:17:05.5/pci10000:00/10000:00:02.0/10000:01:00.0. The root is the first one, as in
+// k8s.io/dynamic-resource-allocation/deviceattribute. Bridges are those below the last one.
 func parsePosition(name, target string) (position, error) {
 	address, err := ParseAddress(name)
 	if err != nil {
@@ -75,17 +79,21 @@ func parsePosition(name, target string) (position, error) {
 		return position{}, fmt.Errorf("its link leads to %q, which ends in another name", target)
 	}
 	for _, element := range elements[:len(elements)-1] {
-		// A platform device may come before the root complex (an Arm server's or a virtual machine's host bridge).
-		switch {
-		case strings.HasPrefix(element, "pci") && p.root == "":
-			p.root = element
-		case p.root != "":
-			bridge, err := ParseAddress(element)
-			if err != nil {
-				return position{}, fmt.Errorf("its link leads to %q, where %q is not a PCI address", target, element)
+		if isRoot(element) {
+			if p.root == "" {
+				p.root = element
 			}
-			p.bridges = append(p.bridges, bridge)
+			p.bridges = nil
+			continue
 		}
+		if p.root == "" {
+			continue // A platform device: the host bridge of an Arm server, of a virtual machine or of Xen (pci-0).
+		}
+		bridge, err := ParseAddress(element)
+		if err != nil {
+			return position{}, fmt.Errorf("its link leads to %q, where %q is not a PCI address", target, element)
+		}
+		p.bridges = append(p.bridges, bridge)
 	}
 	if p.root == "" {
 		return position{}, fmt.Errorf("its link leads to %q, where no element names a root complex (pciDDDD:BB)", target)
@@ -93,11 +101,18 @@ func parsePosition(name, target string) (position, error) {
 	return p, nil
 }
 
+// isRoot reports whether a path's element names a root complex: pci<domain>:<bus>.
+func isRoot(element string) bool {
+	place, found := strings.CutPrefix(element, "pci")
+	domain, bus, both := strings.Cut(place, ":")
+	return found && both && 4 <= len(domain) && len(domain) <= 8 && len(bus) == 2 && isHex(domain, 8*4) && isHex(bus, 8)
+}
+
 // read fills in the attributes of the function at p, except its identity.
-func read(dir *sysfile.Dir, p position, is identity) (Function, error) {
+func read(dir *sysfile.Dir, p position, is Identity) (Function, error) {
 	f := Function{
 		Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges,
-		Vendor: is.vendor, Device: is.device, Class: is.class, VirtualIndex: -1,
+		Vendor: is.Vendor, Device: is.Device, Class: is.Class, VirtualIndex: -1,
 	}
 	var err error
 	if f.NUMANode, err = numaNode(dir); err != nil {

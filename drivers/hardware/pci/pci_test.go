@@ -24,7 +24,7 @@ func scan(t *testing.T, tree *sysfstest.Tree, want func(pci.Class) bool) *pci.Bu
 	return bus
 }
 
-func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
+func TestScanReadsFunction(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", ACPIIndex: "101",
 		TotalVFs: 8})
@@ -176,7 +176,7 @@ func TestTheSwitchIsTheOneSharedWithOtherCards(t *testing.T) {
 	}
 }
 
-func TestOnlyTheClassesAskedForAreReturned(t *testing.T) {
+func TestScanReturnsRequestedClasses(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", Class: "0x020700"})
 	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.1", Class: "0x030200"})
@@ -186,7 +186,7 @@ func TestOnlyTheClassesAskedForAreReturned(t *testing.T) {
 	}
 }
 
-func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
+func TestScanSkipsDamagedFunction(t *testing.T) {
 	const path = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 	for _, test := range []struct {
 		name   string
@@ -261,7 +261,7 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 	}
 }
 
-func TestATreeThatIsNotSysfsIsAnErrorThatNamesTheFlag(t *testing.T) {
+func TestScanNamesFlagForOtherTree(t *testing.T) {
 	_, err := pci.NewFS(t.TempDir()).Scan(t.Context(), nil)
 	if err == nil || !strings.Contains(err.Error(), "--sysfs-root") {
 		t.Errorf("got %v", err)
@@ -290,7 +290,6 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-//shows:rdma-refusals
 func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("modalias", []byte("pci:v000015B3d00001021sv000015B3sd00000041bc02sc07i00\n"))
 	f.Add("numa_node", []byte("-1\n"))

@@ -1,5 +1,5 @@
-// Package threads reads what the kernel accounts of a process's threads, and says whether the process could not go on because its node
-// gave it no processor or no disk.
+// Package threads reads the kernel's accounts of a process's threads, and reports whether the process could not continue because its
+// node gave it no processor or no disk.
 package threads
 
 import (
@@ -19,7 +19,7 @@ const (
 	uninterruptible = "D"
 )
 
-// Thread is what the kernel accounts of one thread.
+// Thread is the kernel's account of one thread.
 type Thread struct {
 	// State is the letter of its state.
 	State string
@@ -30,7 +30,7 @@ type Thread struct {
 	Turns uint64
 }
 
-// Sample is what is known of a process's threads at a time, by their number.
+// Sample is the state of a process's threads at a time, by their number.
 type Sample struct {
 	At      time.Time
 	Threads map[int]Thread
@@ -79,7 +79,7 @@ func (f FS) Read(pid int) (Sample, error) {
 	return sample, nil
 }
 
-// Shortage is what a process lacks, in words.
+// Shortage is the missing resource of a process, in words.
 type Shortage string
 
 // Shortages.
@@ -89,8 +89,8 @@ const (
 	Disk      Shortage = "a disk"
 )
 
-// Lacked is what a process lacked between two samples: for at least half of the time one of its threads could have gone on, and was not
-// given what it needs. A thread that sleeps, is stopped or runs lacks nothing, so neither does a process that hangs in a lock or a loop.
+// Lacked returns the missing resource of a process between two samples: for at least half of the time one of its threads was ready to run,
+// and did not get it. A thread that sleeps, is stopped or runs lacks none, so neither does a process that hangs in a lock or a loop.
 func Lacked(before, after Sample) Shortage {
 	span := after.At.Sub(before.At)
 	if span <= 0 {
@@ -115,8 +115,8 @@ func Lacked(before, after Sample) Shortage {
 	return lacked
 }
 
-// LackedSince is what a process lacked from its start to a sample, for one of which there is no earlier sample: a program that runs for a
-// moment. A wait that goes on counts by the thread's state alone.
+// LackedSince is Lacked from the start of a process to a sample, for one of which there is no earlier sample: a program that runs for a
+// moment. A wait that continues counts by the thread's state alone.
 func LackedSince(start time.Time, now Sample) Shortage {
 	before := Sample{At: start, Threads: make(map[int]Thread, len(now.Threads))}
 	for number, thread := range now.Threads {

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//shows:cd-replace
 func TestAProcessLacksWhatOneOfItsThreadsWaitsFor(t *testing.T) {
 	const span, half = time.Second, time.Second / 2
 	type threads = map[int]Thread
@@ -44,7 +43,7 @@ func TestAProcessLacksWhatOneOfItsThreadsWaitsFor(t *testing.T) {
 			}
 		})
 	}
-	// Two samples of one moment tell nothing.
+	// Two samples of one moment show no shortage.
 	if now := (Sample{time.Now(), threads{1: {State: "R"}}}); Lacked(now, now) != Nothing {
 		t.Error("within no time it lacks something")
 	}
@@ -151,26 +150,28 @@ func during(t *testing.T, pid int, span time.Duration) Shortage {
 	return Lacked(before, after)
 }
 
-// await waits until a process is in a state: a signal takes a while on a busy machine.
-func await(t *testing.T, pid int, state string) {
+// await waits until a process runs a program and is in a state: a signal and an exec take a while on a busy machine.
+func await(t *testing.T, pid int, program, state string) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		now, err := (FS{}).Read(pid)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if now.Threads[pid].State == state {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(name) == program+"\n" && now.Threads[pid].State == state {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("process %d is not in state %s: %+v", pid, state, now)
+			t.Fatalf("process %d is not %s in state %s: %s%+v", pid, program, state, name, now)
 		}
 	}
 }
 
 // The kernel's own accounting, of processes of this machine: however busy it is, one that sleeps or is stopped wants no processor.
-//
-//shows:cd-replace
 func TestAProcessThatSleepsOrIsStoppedLacksNothingAndAStarvedOneAProcessor(t *testing.T) {
 	const span = 300 * time.Millisecond
 	const loop = "echo; while :; do :; done"
@@ -180,11 +181,14 @@ func TestAProcessThatSleepsOrIsStoppedLacksNothingAndAStarvedOneAProcessor(t *te
 	}
 	// exec: the shell itself would wait for its child.
 	sleeping := begin(t, "sh", "-c", "echo; exec sleep 3600")
-	for state, pid := range map[string]int{"T": stopped, "S": sleeping} {
-		await(t, pid, state)
+	for _, c := range []struct {
+		pid            int
+		program, state string
+	}{{stopped, "sh", "T"}, {sleeping, "sleep", "S"}} {
+		await(t, c.pid, c.program, c.state)
 		for range 3 {
-			if lacks := during(t, pid, span); lacks != Nothing {
-				t.Errorf("a process in state %s lacks %s", state, lacks)
+			if lacks := during(t, c.pid, span); lacks != Nothing {
+				t.Errorf("a process in state %s lacks %s", c.state, lacks)
 			}
 		}
 	}

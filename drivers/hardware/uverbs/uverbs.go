@@ -17,24 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is the kind of event, by the kernel's number (enum ib_event_type).
-type Kind uint32
+// EventType is the kind of event, by the kernel's number (enum ib_event_type).
+type EventType uint32
 
 // The kinds of events that concern a device or a port. Others concern objects of a context, which this one does not make.
 const (
-	DeviceFatal      Kind = 8
-	PortActive       Kind = 9
-	PortError        Kind = 10
-	LIDChange        Kind = 11
-	PKeyChange       Kind = 12
-	SMChange         Kind = 13
-	ClientReregister Kind = 17
-	GIDChange        Kind = 18
+	DeviceFatal      EventType = 8
+	PortActive       EventType = 9
+	PortError        EventType = 10
+	LIDChange        EventType = 11
+	PKeyChange       EventType = 12
+	SMChange         EventType = 13
+	ClientReregister EventType = 17
+	GIDChange        EventType = 18
 )
 
 // Event is one asynchronous event.
 type Event struct {
-	Kind Kind
+	Type EventType
 	Port int // from 1; 0 where the event is the device's
 }
 
@@ -50,16 +50,16 @@ const (
 	header = 8
 	// request is the address of the response; the driver's part follows it.
 	request = 8
-	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72
-	// bytes.
+	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for the fields that drivers add;
+	// mlx5's is 72 bytes.
 	response = 8 + 248
 	// event is struct ib_uverbs_async_event_desc: the port in 64 bits, the kind in 32, and 32 reserved.
 	event = 16
 )
 
-// driverData is what a driver needs for a context, in 32-bit words. mlx5 needs the number of doorbell registers, and how many of
+// driverData is a driver's part of the request for a context, in 32-bit words. mlx5 needs the number of doorbell registers, and how many of
 // them are for low latency (struct mlx5_ib_alloc_ucontext_req). It accepts no fewer than one; these are the numbers that libmlx5
-// asks for. Drivers without an entry need nothing, or refuse.
+// requests. Drivers without an entry need none, or refuse.
 func driverData(driver string) []uint32 {
 	if driver == "mlx5_core" {
 		return []uint32{16, 4}
@@ -67,8 +67,8 @@ func driverData(driver string) []uint32 {
 	return nil
 }
 
-// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node. The error says
-// whether that access is missing, or the driver refuses.
+// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node. The error distinguishes
+// missing access from a driver that refuses.
 func Open(path, driver string) (*Device, error) {
 	// Not os.OpenFile: the runtime would poll the file, for which the kernel has no events.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -135,11 +135,11 @@ func (d *Device) Next() (Event, error) {
 		if n != event {
 			return Event{}, fmt.Errorf("an event of %d bytes, not %d", n, event)
 		}
-		switch kind := Kind(binary.NativeEndian.Uint32(desc[8:])); kind {
+		switch kind := EventType(binary.NativeEndian.Uint32(desc[8:])); kind {
 		case DeviceFatal:
-			return Event{Kind: kind}, nil
+			return Event{Type: kind}, nil
 		case PortActive, PortError, LIDChange, PKeyChange, SMChange, ClientReregister, GIDChange:
-			return Event{Kind: kind, Port: int(uint8(binary.NativeEndian.Uint64(desc[:])))}, nil
+			return Event{Type: kind, Port: int(uint8(binary.NativeEndian.Uint64(desc[:])))}, nil
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (k *kernel) Write(command []byte) (int, error) {
 
 func (k *kernel) Close() error { k.closed = true; return nil }
 
-func (k *kernel) happen(element uint64, kind Kind) {
+func (k *kernel) happen(element uint64, kind EventType) {
 	k.t.Helper()
 	desc := binary.NativeEndian.AppendUint64(nil, element)
 	desc = binary.NativeEndian.AppendUint32(desc, uint32(kind))
@@ -127,7 +127,7 @@ func TestCloseEndsTheWaitForAnEvent(t *testing.T) {
 	_ = k.events.Close()
 }
 
-func TestADriverThatWantsMoreRefuses(t *testing.T) {
+func TestOpenReportsDriverThatRefuses(t *testing.T) {
 	if _, err := attach(&kernel{t: t, driver: "irdma"}, "irdma"); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("got %v", err)
 	}
@@ -139,7 +139,7 @@ func TestADriverThatWantsMoreRefuses(t *testing.T) {
 	}
 }
 
-func TestAnEventThatIsCutShortIsTheEnd(t *testing.T) {
+func TestReceiveEndsOnTruncatedEvent(t *testing.T) {
 	k := &kernel{t: t}
 	d, err := attach(k, "mlx4_core")
 	if err != nil {
@@ -154,7 +154,7 @@ func TestAnEventThatIsCutShortIsTheEnd(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoDeviceIsRefused(t *testing.T) {
+func TestOpenRefusesOtherFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "uverbs0")
 	if _, err := Open(file, "mlx5_core"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("nothing there: got %v", err)

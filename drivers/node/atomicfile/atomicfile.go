@@ -99,11 +99,11 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// never is the access time of a file that Write made, until somebody reads it. The access time is then before that of the last
-// write, so a file system mounted relatime (the usual case) updates it at the first read. One mounted noatime does not.
+// never is the access time of a file from Write until its first read. It is before the time of the last write, so a file system mounted
+// relatime (the usual case) updates it at the first read. One mounted noatime does not.
 var never = time.Unix(0, 0)
 
-// IsUnread says whether nobody has read a file since Write made it. Ask only where the file system keeps access times.
+// IsUnread reports whether a file has not been read since Write made it. It is valid only on a file system that keeps access times.
 func IsUnread(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && time.Unix(stat.Atim.Unix()).Equal(never)
@@ -148,8 +148,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Sweep removes what crashed writes of files whose names start with prefix left in dir, and returns their names. No writer of those
-// names may run meanwhile. Other files stay, since directories are shared (/var/run/cdi).
+// Sweep removes the files that crashed writes left in dir under names that start with prefix, and returns their names. No writer of those
+// names may run at the same time. Other files stay, since directories are shared (/var/run/cdi).
 func Sweep(dir, prefix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

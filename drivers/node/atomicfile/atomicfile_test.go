@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestACrashAtAnyStepLeavesTheOldFileOrTheNew(t *testing.T) {
+func TestWriteLeavesOldOrNewFileAfterCrash(t *testing.T) {
 	for _, step := range Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			dir := t.TempDir()
@@ -45,7 +45,7 @@ func TestACrashAtAnyStepLeavesTheOldFileOrTheNew(t *testing.T) {
 	}
 }
 
-func TestAFailedWriteCleansUpAfterItself(t *testing.T) {
+func TestWriteRemovesTemporaryFileAfterFailure(t *testing.T) {
 	dir := t.TempDir()
 	full := errors.New("no space left on device")
 	failing := Writer{Before: func(s Step, _ string) error {
@@ -93,7 +93,7 @@ func TestMain(m *testing.M) {
 // content is large enough for a write of it to be killed halfway.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 1<<20) }
 
-func TestAWriterKilledAtAnyMomentLeavesAWholeFile(t *testing.T) {
+func TestWriteLeavesWholeFileWhenKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := (Writer{}).Write(path, content(0), 0o600); err != nil {
 		t.Fatal(err)
@@ -105,7 +105,7 @@ func TestAWriterKilledAtAnyMomentLeavesAWholeFile(t *testing.T) {
 		if err := child.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(5+3*round) * time.Millisecond) // the moment of the kill is what varies
+		time.Sleep(time.Duration(5+3*round) * time.Millisecond) // the moment of the kill varies
 		if err := child.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}

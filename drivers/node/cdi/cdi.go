@@ -33,7 +33,7 @@ const (
 type Device struct {
 	// Name is unique within the claim: letters, digits and "_-.:".
 	Name string
-	// Edits are what a container that uses the device gets.
+	// Edits are applied to each container that uses the device.
 	Edits specs.ContainerEdits
 }
 
@@ -43,8 +43,8 @@ type Dir struct {
 	writer               atomicfile.Writer
 }
 
-// Open makes root if need be (usually /var/run/cdi, which does not exist before the first spec). It removes what crashed writes of
-// this driver left there.
+// Open makes root if need be (usually /var/run/cdi, which does not exist before the first spec). It removes the leftovers of crashed writes
+// of this driver.
 func Open(root, driver string, writer atomicfile.Writer) (*Dir, error) {
 	// A vendor of its own keeps these names apart from specs that others write for the same driver.
 	vendor := "k8s." + driver
@@ -101,7 +101,7 @@ func (d *Dir) Write(claim types.UID, devices []Device) error {
 // Remove removes the spec of a claim. One that is not there is no error.
 func (d *Dir) Remove(claim types.UID) error { return d.writer.Remove(d.Path(claim)) }
 
-// Has says whether the spec of a claim is there.
+// Has reports whether the spec of a claim is there.
 func (d *Dir) Has(claim types.UID) bool {
 	_, err := os.Stat(d.Path(claim))
 	return !errors.Is(err, fs.ErrNotExist)
@@ -138,7 +138,7 @@ func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
 	}
 	return slices.DeleteFunc(claims, func(claim types.UID) bool {
 		read, written, err := Read(d.Path(claim))
-		return err != nil || read || !written.Before(before) // a spec that is gone was released meanwhile
+		return err != nil || read || !written.Before(before) // a spec that is gone was released in between
 	}), nil
 }
 

@@ -38,8 +38,8 @@ func channels(count int) specs.ContainerEdits {
 	return edits
 }
 
-// The CDI library that container runtimes use must be able to read what is written here.
-func TestARuntimeFindsTheDeviceWithoutItsFileOnTheHost(t *testing.T) {
+// The CDI library that container runtimes use must be able to read the specs that Directory writes.
+func TestDirectoryServesRuntimeWithoutFileOnHost(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "cdi") // made by Open
 	dir := open(t, root)
 	edits := channels(1)
@@ -66,7 +66,7 @@ func TestARuntimeFindsTheDeviceWithoutItsFileOnTheHost(t *testing.T) {
 	}
 }
 
-func TestEveryClaimHasItsOwnFileWhichGoesWithIt(t *testing.T) {
+func TestDirectoryWritesOneFilePerClaim(t *testing.T) {
 	root := t.TempDir()
 	dir := open(t, root)
 	if err := os.WriteFile(filepath.Join(root, "theirs.json"), []byte("{}"), 0o600); err != nil {
@@ -93,7 +93,7 @@ func TestEveryClaimHasItsOwnFileWhichGoesWithIt(t *testing.T) {
 	}
 }
 
-func TestWhatARuntimeWouldRefuseIsRefusedHere(t *testing.T) {
+func TestDirectoryRefusesInvalidSpec(t *testing.T) {
 	dir := open(t, t.TempDir())
 	for name, device := range map[string]Device{
 		"a name with a space":    {Name: "a b", Edits: channels(1)},

@@ -12,8 +12,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-//shows:node-cdi
-func TestASpecIsUnreadUntilARuntimesLibraryReadsIt(t *testing.T) {
+func TestReadReportsSpecOnceRuntimeHasReadIt(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "cdi")
 	dir := open(t, root)
 	unread := func(before time.Time) []types.UID {

@@ -15,7 +15,7 @@ import (
 const (
 	// runtimeLook is how often the watch looks for unread specs. It costs one stat per spec.
 	runtimeLook = 15 * time.Second
-	// runtimePatience is how long after a container could ask for a spec the runtime should have read it. A runtime that watches the
+	// runtimePatience is the time within which the runtime should read a spec after a container could use it. A runtime that watches the
 	// directory reads it at once. One whose watch failed reads it when it creates the container, possibly after pulling an image.
 	runtimePatience = time.Minute
 	// runtimeRepeat is how often the trouble is reported again: Events live for an hour.
@@ -27,19 +27,19 @@ const (
 // directory that the runtime does not search, or that AppArmor or SELinux keeps from it, looks the same. The file's access time
 // shows all of these, so the watch needs no access to the runtime's socket or configuration.
 type Watch struct {
-	// Unread returns the names of those who wait for a spec that nobody has read, and that they could ask for before a time. Its error
-	// says why that cannot be known.
+	// Unread returns the names of the owners of specs that were not read, and that were available before a time. An error means that reads
+	// cannot be seen.
 	Unread func(before time.Time) ([]string, error)
 	// Tell reports a problem of the node as a whole, for example as an Event. reason is a CamelCase word.
 	Tell func(reason, message string)
 
-	// told is when the problem was last reported, zero where there is none.
-	told time.Time
+	// reported is when the problem was last reported, zero where there is none.
+	reported time.Time
 	// blind is when the watch last reported that the file system keeps no access times.
 	blind time.Time
 }
 
-// Run reports specs that nobody reads, until ctx ends.
+// Run reports unread specs until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	tick := time.NewTicker(runtimeLook)
 	defer tick.Stop()
@@ -67,21 +67,21 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 		return
 	}
 	switch {
-	case len(unread) == 0 && !w.told.IsZero():
+	case len(unread) == 0 && !w.reported.IsZero():
 		logger.Info("The container runtime reads CDI specs again")
-		w.told = time.Time{}
-	case len(unread) > 0 && now.Sub(w.told) >= runtimeRepeat:
+		w.reported = time.Time{}
+	case len(unread) > 0 && now.Sub(w.reported) >= runtimeRepeat:
 		message := fmt.Sprintf("the container runtime of this node has not read the CDI specs of %s (%d in all) within %s: containers either do "+
 			"not start or lack their devices. Switch CDI on in the runtime (containerd: enable_cdi = true, and cdi_spec_dirs with the directory of "+
 			"the chart's value cdi.root), and see in the kernel's log that AppArmor or SELinux does not keep it from that directory",
 			unread[0], len(unread), runtimePatience)
 		logger.Error(nil, "CDI specs are not read", "message", message, "unread", unread)
 		w.Tell("ContainerRuntimeReadsNoCDI", message)
-		w.told = now
+		w.reported = now
 	}
 }
 
-// Read says whether a process has read a spec since it was written, and when it was written. A runtime with CDI reads a spec when
+// Read reports whether a process has read a spec since it was written, and when it was written. A runtime with CDI reads a spec when
 // it appears, or at the latest when a container asks for one of its devices. No other program has a reason to. It returns an error
 // where the file system keeps no access times or the spec does not exist.
 func Read(spec string) (read bool, written time.Time, err error) {

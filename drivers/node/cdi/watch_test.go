@@ -7,33 +7,32 @@ import (
 	"time"
 )
 
-//shows:node-cdi
-func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
-	var unread, told []string
+func TestWatchReportsRuntimeThatReadsNoSpecs(t *testing.T) {
+	var unread, reported []string
 	var trouble error
 	w := Watch{
 		Unread: func(time.Time) ([]string, error) { return unread, trouble },
-		Tell:   func(reason, message string) { told = append(told, reason+": "+message) },
+		Tell:   func(reason, message string) { reported = append(reported, reason+": "+message) },
 	}
 	now := time.Unix(1e9, 0)
 	check := func(after time.Duration, wantTold int) {
 		t.Helper()
 		now = now.Add(after)
 		w.check(t.Context(), now)
-		if len(told) != wantTold {
-			t.Fatalf("after %s it was reported %d times, want %d: %q", after, len(told), wantTold, told)
+		if len(reported) != wantTold {
+			t.Fatalf("after %s it was reported %d times, want %d: %q", after, len(reported), wantTold, reported)
 		}
 	}
 	check(0, 0)
 	unread = []string{"default/training"}
 	check(runtimeLook, 1)
 	for _, want := range []string{"ContainerRuntimeReadsNoCDI", "default/training", "enable_cdi", "AppArmor"} {
-		if !strings.Contains(told[0], want) {
-			t.Errorf("it says %q, want %s in it", told[0], want)
+		if !strings.Contains(reported[0], want) {
+			t.Errorf("it says %q, want %s in it", reported[0], want)
 		}
 	}
-	if len(told[0]) > 1024 {
-		t.Errorf("the message has %d bytes, an Event takes 1024", len(told[0]))
+	if len(reported[0]) > 1024 {
+		t.Errorf("the message has %d bytes, an Event takes 1024", len(reported[0]))
 	}
 	check(runtimeLook, 1)
 	check(runtimeRepeat, 2) // Events from an hour ago are gone
@@ -43,8 +42,8 @@ func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 	check(runtimeLook, 3) // again is news
 	trouble = errors.New("mounted noatime")
 	check(runtimeLook, 4)
-	if !strings.HasPrefix(told[3], "ContainerRuntimeNotWatched: mounted noatime") {
-		t.Errorf("where access times are not kept it says %q", told[3])
+	if !strings.HasPrefix(reported[3], "ContainerRuntimeNotWatched: mounted noatime") {
+		t.Errorf("where access times are not kept it says %q", reported[3])
 	}
 	check(runtimeLook, 4)
 	check(runtimeRepeat, 5)

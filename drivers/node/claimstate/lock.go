@@ -36,7 +36,7 @@ func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := acquire(ctx, file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// The text is only for people, and for the message below; the kernel's lock is what counts. A plugin on a full disk must still be
+	// The text is only for people, and for the message below; the kernel's lock decides. A plugin on a full disk must still be
 	// able to release what it holds.
 	_ = errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n"))
 	return file, nil
@@ -68,7 +68,7 @@ func writeAt(file *os.File, text string) error {
 	return err
 }
 
-// holder returns who wrote the lock file. A PID is only valid in its own container.
+// holder returns the PID in the lock file, in words. A PID is only valid in its own container.
 func holder(file *os.File) string {
 	content := make([]byte, 32)
 	n, _ := file.ReadAt(content, 0)

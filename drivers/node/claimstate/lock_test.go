@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-//shows:gpu-state
-func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
+func TestStoreRefusesSecondProcess(t *testing.T) {
 	dir := t.TempDir()
 	first, err := Lock(t.Context(), dir)
 	if err != nil {
@@ -37,8 +36,7 @@ func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
 	_ = second.Close()
 }
 
-//shows:gpu-state
-func TestAFullDiskDoesNotPreventAStart(t *testing.T) {
+func TestStoreOpensOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/dev/full", filepath.Join(dir, lockFile)); err != nil {
 		t.Fatal(err)

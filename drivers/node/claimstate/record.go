@@ -1,12 +1,4 @@
-// Package claimstate keeps what a node plugin knows of its prepared claims on disk, one file per claim (see package store).
-//
-// # Upgrades and downgrades
-//
-// A program reads its own version and every earlier one. It writes each record in the oldest version that can hold it. After a
-// downgrade the earlier program then reads every record without new content; the others it sets aside and names.
-//
-// - Version 1: the fields of Record without DataVersion.
-// - Version 2: Data means what DataVersion says. Only records with a DataVersion above 0 are written in it.
+// Package claimstate keeps a node plugin's records of its prepared claims on disk, one file per claim (see package store).
 package claimstate
 
 import (
@@ -21,10 +13,7 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// Version is the newest version that this program reads and writes.
-const Version = 2
-
-// Phase says how far the preparation of a claim has come.
+// Phase is the progress of a claim's preparation.
 type Phase string
 
 // The phases of a claim.
@@ -36,7 +25,7 @@ const (
 	Prepared Phase = "Prepared"
 )
 
-// Record is what is known of one claim.
+// Record is the stored state of one claim.
 type Record struct {
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
@@ -47,19 +36,10 @@ type Record struct {
 	BootID string `json:"bootID,omitempty"`
 	// Devices are the allocated devices as the kubelet got them.
 	Devices []Device `json:"devices,omitempty"`
+	// Pods are those for which the claim was prepared. The kubelet does not report pods that come to a prepared claim later.
+	Pods []Pod `json:"pods,omitempty"`
 	// Data belongs to the device kind.
 	Data json.RawMessage `json:"data,omitempty"`
-	// DataVersion is raised by a kind when a field of its data changes its meaning. A kind must refuse data of a version that it does
-	// not know.
-	DataVersion int `json:"dataVersion,omitempty"`
-}
-
-// version is the oldest version that can hold the record.
-func (r Record) version() int {
-	if r.DataVersion > 0 {
-		return 2
-	}
-	return 1
 }
 
 // Device is one allocated device of a claim.
@@ -70,7 +50,7 @@ type Device struct {
 	Device   string   `json:"device"`
 	// ShareID is set for a share of a device that several claims use.
 	ShareID types.UID `json:"shareID,omitempty"`
-	// ConsumedCapacity is how much the claim has of a device that several claims use, as quantities. Older records lack it.
+	// ConsumedCapacity is how much the claim has of a device that several claims use, as quantities.
 	ConsumedCapacity map[resourceapi.QualifiedName]resource.Quantity `json:"consumedCapacity,omitempty"`
 	// AdminAccess marks a device that the claim observes without holding it.
 	AdminAccess bool `json:"adminAccess,omitempty"`
@@ -78,12 +58,20 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs,omitempty"`
 }
 
-// kind is how records are kept.
-func kind() store.Kind[Record] {
-	return store.Kind[Record]{Name: "gpufabric-claim", Version: Version, VersionOf: Record.version, Check: check}
+// Pod is a pod that may use a claim.
+type Pod struct {
+	UID  types.UID `json:"uid"`
+	Name string    `json:"name"`
+	// Cgroup is the pod's cgroup, as a path below the root of the node's cgroups. It is empty where none was found.
+	Cgroup string `json:"cgroup,omitempty"`
 }
 
-// check says what is wrong with a record that was read from a file.
+// kind is how records are kept.
+func kind() store.Format[Record] {
+	return store.Format[Record]{Name: "gpufabric-claim", Version: 1, Check: check}
+}
+
+// check validates a record that was read from a file.
 func check(name string, record Record) error {
 	if record.UID == "" {
 		return errors.New("body has no uid")
@@ -94,13 +82,10 @@ func check(name string, record Record) error {
 	return nil
 }
 
-// Decode reads a driver's own data from a claim's record, up to a version of its own. A record without data gives T's zero value.
-func Decode[T any](record Record, version int) (T, error) {
+// Decode reads a driver's own data from a claim's record. A record without data gives T's zero value. A field that changes its meaning
+// gets a new name.
+func Decode[T any](record Record) (T, error) {
 	var data T
-	if record.DataVersion > version {
-		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; "+
-			"run that one again, or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, version)
-	}
 	if len(record.Data) == 0 {
 		return data, nil
 	}

@@ -45,8 +45,8 @@ func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 	return s, unreadable, nil
 }
 
-// SetAside returns the claims whose records could not be read, at this start or an earlier one, and whose files nobody has deleted
-// since. They may hold devices; which ones is unknown.
+// SetAside returns the claims whose records were unreadable, at this start or an earlier one, and whose files still exist. They may hold
+// unknown devices.
 func (s *Store) SetAside() []types.UID { return s.aside }
 
 // Put writes a record durably.

@@ -15,11 +15,11 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// answerTimeout bounds the questions that a Host asks itself.
+// answerTimeout bounds the queries of Answers.
 const answerTimeout = 2 * time.Second
 
-// Answers asks each resource over its socket what the kubelet would ask. The error names those that do not answer. Without a
-// kubelet there are no sockets, and Answers asks nothing.
+// Answers sends each resource's socket the kubelet's calls. The error names those that do not answer. Without a kubelet there are no
+// sockets, and Answers returns nil.
 func (h *Host) Answers() error {
 	if _, err := os.Stat(filepath.Join(h.dir, kubeletSocket)); errors.Is(err, os.ErrNotExist) {
 		return nil

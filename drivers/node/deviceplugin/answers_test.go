@@ -10,8 +10,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-//shows:chart-rollout
-func TestAResourceThatTheKubeletCannotReachSaysSo(t *testing.T) {
+func TestAnswersReportsUnreachableSocket(t *testing.T) {
 	dir, err := os.MkdirTemp("", "deaf") // t.TempDir() leaves no room for a socket's name
 	if err != nil {
 		t.Fatal(err)

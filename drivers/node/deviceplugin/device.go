@@ -18,13 +18,13 @@ type Device struct {
 	NUMANodes []int // the device's NUMA nodes, for the kubelet's topology manager; empty: no hint
 }
 
-// Backend knows the devices of a resource. Its methods are called concurrently.
+// Backend has the devices of a resource. Its methods are called concurrently.
 type Backend interface {
-	// Allocate returns what a container that was given these devices gets: device nodes, mounts, CDI devices. An error fails the pod.
+	// Allocate returns the device nodes, mounts and CDI devices of a container with these devices. An error fails the pod.
 	Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error)
 }
 
-// Preferrer is a Backend that can say which of its free devices suit a container best.
+// Preferrer is a Backend that can report which of its free devices suit a container best.
 type Preferrer interface {
 	// Prefer returns size of the available devices, including all the required ones. The kubelet makes its own choice where it returns
 	// fewer.

@@ -1,4 +1,3 @@
-//shows:rdma-device-plugin
 package deviceplugin_test
 
 import (
@@ -80,7 +79,7 @@ func serve(t *testing.T, host *deviceplugin.Host, b deviceplugin.Backend, list [
 	return r
 }
 
-func TestTheKubeletSeesTheDevicesWithTheirNUMANodes(t *testing.T) {
+func TestResourceListsDevicesWithNUMANodes(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	list := devices(2)
@@ -133,14 +132,14 @@ func TestOfManyDevicesTheKubeletSeesEachAndMayAllocateNoOther(t *testing.T) {
 	}
 }
 
-func TestAResourceServedBeforeTheKubeletStartsRegistersWhenItDoes(t *testing.T) {
+func TestResourceRegistersWhenKubeletStartsLater(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	serve(t, start(t, kubelet), backend{}, devices(3))
 	kubelet.Start()
 	kubelet.AwaitAllocatable(widget, 3)
 }
 
-func TestARestartedKubeletHasTheSameAllocatableSoon(t *testing.T) {
+func TestResourceRegistersAgainWhenKubeletRestarts(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	serve(t, start(t, kubelet), backend{}, devices(1000))
@@ -159,7 +158,7 @@ func TestARestartedKubeletHasTheSameAllocatableSoon(t *testing.T) {
 	}
 }
 
-func TestAKubeletThatDropsTheStreamIsRegisteredWithAgain(t *testing.T) {
+func TestResourceRegistersAgainWhenKubeletDropsStream(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	serve(t, start(t, kubelet), backend{}, devices(3))
@@ -168,7 +167,7 @@ func TestAKubeletThatDropsTheStreamIsRegisteredWithAgain(t *testing.T) {
 	kubelet.Await(widget, "second registration", func(r kubelettest.Resource) bool { return r.Registrations == 2 && r.Allocatable == 3 })
 }
 
-func TestASocketThatSomeoneRemovedIsMadeAgain(t *testing.T) {
+func TestResourceRestoresRemovedSocket(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	serve(t, start(t, kubelet), backend{}, devices(3))
@@ -179,7 +178,7 @@ func TestASocketThatSomeoneRemovedIsMadeAgain(t *testing.T) {
 	kubelet.Await(widget, "second registration", func(r kubelettest.Resource) bool { return r.Registrations == 2 && r.Allocatable == 3 })
 }
 
-func TestAListIsSentOnlyWhenItChanged(t *testing.T) {
+func TestResourceSendsListOnlyWhenItChanged(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	resource := serve(t, start(t, kubelet), backend{}, devices(3))
@@ -256,7 +255,7 @@ func TestAllocation(t *testing.T) {
 	}
 }
 
-func TestAStoppedResourceGoesAndCanBeServedAgain(t *testing.T) {
+func TestHostServesResourceAgainAfterItsStop(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	host := start(t, kubelet)
@@ -271,7 +270,7 @@ func TestAStoppedResourceGoesAndCanBeServedAgain(t *testing.T) {
 	kubelet.AwaitAllocatable(widget, 7)
 }
 
-func TestAResourceWithALongNameFindsASocket(t *testing.T) {
+func TestResourceFindsSocketForLongName(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	name := "example.com/" + strings.Repeat("x", 63)
@@ -281,7 +280,7 @@ func TestAResourceWithALongNameFindsASocket(t *testing.T) {
 	kubelet.AwaitAllocatable(name, 1)
 }
 
-func TestManyResourcesSurviveARestartTogether(t *testing.T) {
+func TestHostRestartsManyResources(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	host := start(t, kubelet)

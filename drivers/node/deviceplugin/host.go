@@ -1,5 +1,5 @@
-// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of
-// device; a Backend does.
+// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It handles no kind of
+// device itself; a Backend does.
 //
 // The package does what the kubelet's protocol leaves to the plugin: it registers again whenever the kubelet restarts or drops the
 // stream, it sends the list of devices only when it changed, and it refuses a device that the plugin does not have.
@@ -28,13 +28,20 @@ type Host struct {
 	dir     string
 	files   *filewatch.Watcher
 	metrics *Metrics
+
+	streamPatience time.Duration
+
 	// Trouble reports a problem of the node as a whole, for example as an Event; nil: no report. Set it before Run. reason is a
 	// CamelCase word.
 	Trouble func(reason, message string)
+	// Holders follows the pods that have devices, by the device's key; nil: the kubelet's word is enough. Set it before Run. Devices of
+	// Exclusive backends are then given to a container only when no process of another pod can use them.
+	Holders *Holders
 
 	mu        sync.Mutex
 	resources map[string]*Resource
 	start     func(*Resource) // nil until Run
+	looked    chan struct{}   // makes followHolders look again
 }
 
 // NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet). files watches that directory.
@@ -43,7 +50,8 @@ func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Ho
 	if metrics == nil {
 		metrics = NewMetrics()
 	}
-	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), files: files, metrics: metrics, resources: make(map[string]*Resource)}
+	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), files: files, metrics: metrics, resources: make(map[string]*Resource),
+		streamPatience: streamPatience, looked: make(chan struct{}, 1)}
 }
 
 // Serve starts serving resource ("rdma/hca_shared_devices_a") with these devices. It serves while Run runs, until the Resource is
@@ -85,6 +93,9 @@ func (h *Host) Run(ctx context.Context) error {
 		h.start = nil
 		h.mu.Unlock()
 	}()
+	if h.Holders != nil {
+		group.Go(func() { h.followHolders(ctx) })
+	}
 	if h.Trouble != nil {
 		group.Go(func() { (&cdi.Watch{Unread: h.unread, Tell: h.Trouble}).Run(ctx) })
 	}
@@ -92,7 +103,7 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// unread returns the resources with a CDI spec that nobody has read, and for which containers have waited since before a time.
+// unread returns the resources whose CDI spec was not read, and for which containers have waited since before a time.
 func (h *Host) unread(before time.Time) ([]string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -121,6 +132,7 @@ func (h *Host) watch(ctx context.Context, sockets <-chan struct{}) {
 		case <-tick.C:
 		}
 		h.wake()
+		h.look()
 	}
 }
 

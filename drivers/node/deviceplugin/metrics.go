@@ -28,7 +28,7 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Collectors returns what to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.devices, m.registrations, m.sends, m.allocations}
 }

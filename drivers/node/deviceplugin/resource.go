@@ -25,6 +25,10 @@ const (
 	registerTimeout = 5 * time.Second
 	// The pause between failed registrations. A new kubelet.sock ends it early.
 	firstRetry, lastRetry = 50 * time.Millisecond, 2 * time.Second
+	// streamPatience is how long the kubelet may take to open its stream after it took a registration. It does so at once. But where an
+	// earlier stream of the resource ends at that moment, the kubelet closes the new connection instead of the old one, marks the
+	// devices unhealthy and does not connect again (runClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, 1.36.3).
+	streamPatience = 10 * time.Second
 	// maxSocketPath is the longest path in a sockaddr_un, without the terminating zero.
 	maxSocketPath = 107
 )
@@ -37,6 +41,8 @@ type Resource struct {
 	socket  string
 	list    *list
 	waiting wait
+	// withheld are devices that a pod may still use though the kubelet has released them.
+	withheld withheld
 
 	wakeup   chan struct{} // something in the kubelet's directory changed, or a stream ended
 	stopOnce sync.Once
@@ -53,6 +59,17 @@ func newResource(h *Host, name string, backend Backend) *Resource {
 
 // Update replaces the devices. The kubelet is notified only if something changed. Update does not block.
 func (r *Resource) Update(devices []Device) {
+	if !r.exclusive() {
+		r.offer(devices)
+		return
+	}
+	r.withheld.mu.Lock()
+	defer r.withheld.mu.Unlock()
+	r.offer(r.withheld.apply(devices))
+}
+
+// offer makes devices the list that the kubelet gets.
+func (r *Resource) offer(devices []Device) {
 	healthy := 0
 	for _, d := range devices {
 		if d.Healthy {
@@ -96,6 +113,7 @@ func (r *Resource) run(ctx context.Context) {
 	var current *server
 	defer func() { current.close() }()
 	var registered, seen identity // the kubelet.sock that we are registered with, and the last one we saw
+	var at time.Time              // of the last registration
 	retry := firstRetry
 	for ctx.Err() == nil {
 		wait := time.Duration(-1) // until woken
@@ -121,13 +139,19 @@ func (r *Resource) run(ctx context.Context) {
 			}
 			log.Info("Registered with the kubelet")
 			r.host.metrics.registrations.WithLabelValues(r.name).Inc()
-			registered, retry = kubelet, firstRetry
+			registered, at, retry = kubelet, time.Now(), firstRetry
+			wait = r.host.streamPatience
 		case current.abandoned():
 			// The kubelet closed its stream without a visible restart, and will not connect again by itself. A kubelet that shuts down does
 			// this too: the pause lets its socket disappear.
 			registered = identity{}
 			current.adopt()
 			wait = firstRetry
+		case !current.watched():
+			if wait = r.host.streamPatience - time.Since(at); wait <= 0 {
+				log.Info("The kubelet took the registration and opened no stream; registering again", "after", r.host.streamPatience)
+				registered, wait = identity{}, 0
+			}
 		}
 		r.pause(ctx, wait)
 	}
@@ -170,7 +194,7 @@ func (r *Resource) options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: prefers}
 }
 
-// identity tells two socket files of one name apart. Inode numbers are reused at once, so the change time is part of it.
+// identity distinguishes two files of one name. Inode numbers are reused at once, so the change time is part of it.
 type identity struct {
 	inode uint64
 	made  int64
@@ -178,11 +202,17 @@ type identity struct {
 
 func identify(path string) (identity, error) {
 	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		return identity{}, fmt.Errorf("%s is no socket", path)
+	}
+	return stamp(path)
+}
+
+// stamp returns the identity of a file of any type.
+func stamp(path string) (identity, error) {
+	info, err := os.Lstat(path)
 	if err != nil {
 		return identity{}, err
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return identity{}, fmt.Errorf("%s is no socket", path)
 	}
 	id := identity{made: info.ModTime().UnixNano()}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {

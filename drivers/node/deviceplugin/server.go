@@ -91,6 +91,13 @@ func (s *server) abandoned() bool {
 	return s.left && s.streams == 0
 }
 
+// watched reports whether the kubelet has a stream.
+func (s *server) watched() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.streams > 0
+}
+
 // adopt clears the mark that the server was abandoned.
 func (s *server) adopt() {
 	s.mu.Lock()
@@ -98,7 +105,7 @@ func (s *server) adopt() {
 	s.left = false
 }
 
-// GetDevicePluginOptions tells the kubelet what the plugin can do.
+// GetDevicePluginOptions returns the plugin's features.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return s.resource.options(), nil
 }
@@ -132,8 +139,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 }
 
-// GetPreferredAllocation asks the backend which of the available devices suit best.
-func (s *server) GetPreferredAllocation(_ context.Context,
+// GetPreferredAllocation returns the available devices that the backend prefers.
+func (s *server) GetPreferredAllocation(ctx context.Context,
 	request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	preferrer, ok := s.resource.backend.(Preferrer)
 	if !ok {
@@ -142,13 +149,13 @@ func (s *server) GetPreferredAllocation(_ context.Context,
 	response := &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: preferrer.Prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize())),
+			DeviceIDs: s.resource.prefer(ctx, preferrer, container),
 		})
 	}
 	return response, nil
 }
 
-// Allocate returns what the devices of each container need.
+// Allocate returns the device nodes, mounts and CDI devices of each container.
 func (s *server) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	response := &pluginapi.AllocateResponse{}
 	for _, container := range request.GetContainerRequests() {
@@ -176,6 +183,9 @@ func (s *server) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 		return nil, status.Errorf(codes.NotFound,
 			"allocate %s: device %s is not among the %d of this node; the kubelet's list is older than the last change",
 			s.resource.name, strings.Join(unknown, ", "), s.resource.list.len())
+	}
+	if err := s.resource.awaitUnused(ctx, ids); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.resource.name, err)
 	}
 	allocated, err := s.resource.backend.Allocate(ctx, ids)
 	if err != nil {

@@ -35,8 +35,8 @@ func (r *Resource) asked(now time.Time) {
 	}
 }
 
-// unread says whether a container has waited since before a time for the resource's CDI spec while nobody has read it. The error
-// says why that cannot be known.
+// unread reports whether a container has waited since before a time for the resource's CDI spec, which was not read. An error means that
+// reads cannot be seen.
 func (r *Resource) unread(before time.Time) (bool, error) {
 	specified, ok := r.backend.(Specified)
 	if !ok || specified.Spec() == "" {

@@ -27,11 +27,9 @@ func (b byCDI) Allocate(context.Context, []string) (*pluginapi.ContainerAllocate
 	return response, nil
 }
 
-// TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits follows the specs of device plugins. They are written long before a
-// container asks for a device, so an unread spec alone is no problem.
-//
-//shows:node-cdi
-func TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits(t *testing.T) {
+// TestResourceReportsUnreadSpecWhenContainerWaits follows the specs of device plugins. They are written long before a container
+// requests a device, so an unread spec alone is no problem.
+func TestResourceReportsUnreadSpecWhenContainerWaits(t *testing.T) {
 	directory := t.TempDir()
 	write := func(name string) string {
 		t.Helper()
@@ -72,7 +70,7 @@ func TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits(t *testing.T) {
 	}
 	want(time.Now().Add(-time.Minute)) // they have waited for a moment
 	want(later, "resource x/asked")
-	// A spec that was written again meanwhile may be read when a container asks for it.
+	// A rewritten spec may be read when a container requests it.
 	time.Sleep(20 * time.Millisecond) // file systems keep time by a tick of the kernel
 	write("asked")
 	want(later)

@@ -3,9 +3,9 @@
 //
 // The roles are processes of their own that may be killed at any time, so they agree through files in a directory that all of them
 // mount. The file phase holds the state of the drain; gpu-plugin writes it. Each role that opens NVML keeps a file ROLE.member. Its
-// text says why the role has not closed NVML yet; it is empty once NVML is closed. The role holds a lock on the file (flock(2),
-// which ends with its process) while it runs. A text without a lock is what a role had open when it ended. The drain waits for it,
-// since pods may have GPUs that the role gave them.
+// text is the reason why the role has not closed NVML yet; it is empty once NVML is closed. The role holds a lock on the file (flock(2),
+// which ends with its process) while it runs. A text without a lock is of a role that ended with NVML open. The drain waits for it, since
+// pods may have GPUs that the role gave them.
 package drain
 
 import (
@@ -32,7 +32,7 @@ type Phase string
 const (
 	// None: the GPUs are in use as always.
 	None Phase = ""
-	// Draining: the node gives out nothing new, and waits for what is in use.
+	// Draining: the node allocates no further device, and waits for those in use.
 	Draining Phase = "draining"
 	// Drained: NVML is closed, and stays closed across restarts of roles and of the node.
 	Drained Phase = "drained"
@@ -44,7 +44,7 @@ const (
 )
 
 // ErrLetGo ends a use of NVML whose role has closed it for a drain.
-var ErrLetGo = errors.New("the node's GPUs are drained: NVML is closed until gpufabric undrain")
+var ErrLetGo = errors.New("the node's GPUs are drained: NVML is closed")
 
 // Directory is the directory that the roles of a node share.
 type Directory struct {
@@ -54,8 +54,8 @@ type Directory struct {
 	Files *filewatch.Watcher
 }
 
-// Beside returns the drain directory of roles whose state is in stateDir. The default of --state-dir gives all of them the same.
-func Beside(stateDir string) string {
+// SharedDirectory returns the drain directory of roles whose state is in stateDir. The default of --state-dir gives all of them the same.
+func SharedDirectory(stateDir string) string {
 	return filepath.Join(filepath.Dir(filepath.Clean(stateDir)), "drain")
 }
 
@@ -101,7 +101,7 @@ func (d Directory) Set(phase Phase) error {
 // Holder is a role that has not closed NVML.
 type Holder struct {
 	Role string
-	// Why says what the role holds, or waits for.
+	// Why is the reason why the role has not closed NVML.
 	Why string
 	// Ended is set for a role that does not run.
 	Ended bool
@@ -143,32 +143,13 @@ func (d Directory) Holders() ([]Holder, error) {
 	return out, nil
 }
 
-// Forget removes a role that takes part in drains no more, unless it runs.
-func (d Directory) Forget(role string) error {
-	path := d.file(role + memberSuffix)
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) || d.Path == "" {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("forget that %s takes part in drains: %w", role, err)
-	}
-	defer func() { _ = file.Close() }() // this releases the lock, too
-	if err := flock(file, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil // it runs
-	} else if err != nil {
-		return fmt.Errorf("forget that %s takes part in drains: lock %s: %w", role, path, err)
-	}
-	return os.Remove(path)
-}
-
-// TakesPart says whether a role of this name has taken part in drains on this node, and so closes NVML by itself.
+// TakesPart reports whether a role of this name has taken part in drains on this node, and so closes NVML by itself.
 func (d Directory) TakesPart(role string) bool {
 	_, err := os.Lstat(d.file(role + memberSuffix))
 	return d.Path != "" && err == nil
 }
 
-// examine reads a role's member file, and says whether the role has ended.
+// examine reads a role's member file. ended: the role no longer runs.
 func examine(path string) (why string, ended bool, err error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -93,8 +93,7 @@ func holders(t *testing.T, d Directory, want string) {
 	}
 }
 
-//shows:gpu-drain
-func TestAMemberLetsGoForADrainAndComesBack(t *testing.T) {
+func TestMemberReleasesForDrainAndReturns(t *testing.T) {
 	d := directory(t)
 	stands := make(chan struct{}, 2)
 	uses, _ := run(t, d, "vgpu-plugin", stands)
@@ -128,8 +127,7 @@ func TestAMemberLetsGoForADrainAndComesBack(t *testing.T) {
 	expect(t, uses, true)
 }
 
-//shows:gpu-drain
-func TestARoleThatEndedWhileItHeldGPUsIsWaitedFor(t *testing.T) {
+func TestDrainWaitsForRoleThatEndedWithGPUs(t *testing.T) {
 	d := directory(t)
 	stands := make(chan struct{}, 1)
 	uses, end := run(t, d, "vgpu-plugin", stands)
@@ -178,7 +176,7 @@ func TestWhatHoldsNothingIsInterrupted(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatCannotBeMadeKeepsNoRoleFromRunning(t *testing.T) {
+func TestMemberRunsWithoutDirectory(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -194,7 +192,7 @@ func TestADirectoryThatCannotBeMadeKeepsNoRoleFromRunning(t *testing.T) {
 	}
 }
 
-func TestADamagedPhaseCountsAsDrainedAndSaysWhatToDo(t *testing.T) {
+func TestReadTreatsDamagedPhaseAsDrained(t *testing.T) {
 	d := directory(t)
 	for text, want := range map[string]Phase{"draining\n": Draining, "drained": Drained, "": Drained, "dra": Drained, "\x00\xff": Drained} {
 		if err := os.MkdirAll(d.Path, 0o755); err != nil {

@@ -48,17 +48,17 @@ func (m Member) Run(ctx context.Context, use func(context.Context, *Session) err
 		return use(ctx, &Session{})
 	}
 	defer func() { _ = file.Close() }()
-	for told := false; ; {
+	for logged := false; ; {
 		if m.mayUse(ctx, file) {
-			told = false
+			logged = false
 			if err := m.use(ctx, file, changes, use); !errors.Is(err, ErrLetGo) {
 				return err
 			}
 			continue // the phase may have changed by now
 		}
-		if !told {
-			klog.FromContext(ctx).Info("The node's GPUs are drained: NVML stays closed until gpufabric undrain")
-			told = true
+		if !logged {
+			klog.FromContext(ctx).Info("The node's GPUs are drained: NVML stays closed " + m.Until())
+			logged = true
 		}
 		select {
 		case <-changes:
@@ -82,8 +82,8 @@ func (m Member) join() (*os.File, error) {
 	return file, nil
 }
 
-// mayUse says whether NVML may be opened. While a drain waits, a role that ended without closing NVML opens it again, so that it
-// can say what still runs.
+// mayUse reports whether NVML may be opened. While a drain waits, a role that ended without closing NVML opens it again, so that it
+// can report the pods that still run.
 func (m Member) mayUse(ctx context.Context, file *os.File) bool {
 	phase, err := m.Phase()
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *Session) Holds(ctx context.Context, why string) {
 	_, err := s.file.WriteAt(text, 0)
 	err = errors.Join(err, s.file.Truncate(int64(len(text))))
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "gpufabric drain cannot learn what this role waits for")
+		klog.FromContext(ctx).Error(err, "gpufabric drain does not get the reason of this role's wait")
 	}
 	// The watcher reports a file that is closed. This file stays open for its lock, so open and close it once more.
 	if again, err := os.OpenFile(s.file.Name(), os.O_WRONLY, 0); err == nil {
@@ -146,7 +146,7 @@ func (s *Session) Holds(ctx context.Context, why string) {
 	}
 }
 
-// Wanted says whether the role should close NVML, and returns a channel that is closed when that changes.
+// Wanted reports whether the role should close NVML, and returns a channel that is closed when that changes.
 func (s *Session) Wanted() (bool, <-chan struct{}) { return s.wanted.Get() }
 
 // Await waits until the role should close NVML, or no longer should. It returns false when ctx ended first.

@@ -12,12 +12,12 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// answerTimeout bounds a question that a plugin asks itself. The answer needs only this process, and the kubelet's probes have
-// their own time limit of a few seconds.
+// answerTimeout bounds a call of the plugin to itself. The answer needs only this process, and the kubelet's probes have their own time
+// limit of a few seconds.
 const answerTimeout = 2 * time.Second
 
-// Answers asks this plugin over its two kubelet sockets what the kubelet would ask: its name, and to prepare an empty list of
-// claims. The error names the socket that does not answer: it was deleted, another process took it over, or its server hangs.
+// Answers sends this plugin the kubelet's calls over its two kubelet sockets: GetInfo, and a prepare of an empty list of claims. The error
+// names the socket that does not answer: it was deleted, another process took it over, or its server hangs.
 func (p *Plugin) Answers() error {
 	if err := p.Err(); err != nil {
 		return fmt.Errorf("the plugin has stopped: %w", err)

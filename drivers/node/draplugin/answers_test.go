@@ -19,11 +19,9 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// TestAPluginThatTheKubeletCannotReachSaysSo runs a plugin that the kubelet cannot reach, in each way that this can happen to a
+// TestAnswersReportsUnreachablePlugin runs a plugin that the kubelet cannot reach, in each way that this can happen to a
 // process.
-//
-//shows:chart-rollout
-func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
+func TestAnswersReportsUnreachablePlugin(t *testing.T) {
 	for name, test := range map[string]struct {
 		deafen func(t *testing.T, p *Plugin, service, registration string)
 		want   string
@@ -51,7 +49,7 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			measured := metrics.New(driver)
 			p, err := Start(t.Context(), Config{
-				Driver: driver, Kind: &testKind{prepare: inject}, Metrics: measured, Recorder: record.NewFakeRecorder(10),
+				Driver: driver, Preparer: &testKind{prepare: inject}, Metrics: measured, Recorder: record.NewFakeRecorder(10),
 				Client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}),
 				Node: options.Node{NodeName: "node-a", DriverRoot: "/", SysfsRoot: dir, DevRoot: dir, CDIRoot: dir + "/cdi", StateDir: dir + "/state",
 					ProcDevices: dir + "/devices", KubeletRoot: dir},
@@ -84,16 +82,14 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 
 // A kubelet that refuses a plugin sends it no claims, so a rollout must stop there. The kubelet tries again by itself, so a restart
 // would not help.
-//
-//shows:chart-rollout
-func TestAPluginThatTheKubeletRefusesOrNeverNoticesIsNotReady(t *testing.T) {
+func TestPluginIsNotReadyWhenKubeletRefusesIt(t *testing.T) {
 	dir, err := os.MkdirTemp("", "refused") // t.TempDir() leaves no room for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p, err := Start(t.Context(), Config{
-		Driver: driver, Kind: &testKind{prepare: inject}, Metrics: metrics.New(driver), Recorder: record.NewFakeRecorder(10),
+		Driver: driver, Preparer: &testKind{prepare: inject}, Metrics: metrics.New(driver), Recorder: record.NewFakeRecorder(10),
 		Client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}),
 		Node: options.Node{NodeName: "node-a", DriverRoot: "/", SysfsRoot: dir, DevRoot: dir, CDIRoot: dir + "/cdi", StateDir: dir + "/state",
 			ProcDevices: dir + "/devices", KubeletRoot: dir},

@@ -27,7 +27,7 @@ func BenchmarkPrepareAndUnprepare(b *testing.B) {
 			NodeName: "node-a", CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
 			ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"),
 		},
-		Client: fake.NewClientset(), Kind: &testKind{prepare: inject}, Metrics: metrics.New(driver),
+		Client: fake.NewClientset(), Preparer: &testKind{prepare: inject}, Metrics: metrics.New(driver),
 		Recorder: record.NewFakeRecorder(1), Writer: atomicfile.Writer{},
 	}
 	p := &Plugin{config: config, report: newReporter(config), ledger: &ledger.Ledger{}}

@@ -22,7 +22,7 @@ func operationOf(method string) string {
 	return ""
 }
 
-// isOwn says whether the call is the plugin's question to itself (Answers). The kubelet calls only with claims.
+// isOwn reports whether the call is the plugin's question to itself (Answers). The kubelet calls only with claims.
 func isOwn(request any) bool {
 	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
 	return ok && len(prepare.GetClaims()) == 0
@@ -33,7 +33,7 @@ func isOwn(request any) bool {
 // other metric would show a claim that could not be read.
 func (p *Plugin) observeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if status, ok := request.(*registerapi.RegistrationStatus); ok {
-		p.registration.told(status)
+		p.registration.observe(status)
 	}
 	operation := operationOf(info.FullMethod)
 	if operation == "" || isOwn(request) {

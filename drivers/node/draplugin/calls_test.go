@@ -14,8 +14,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-//shows:gpu-metrics
-func TestAKubeletsCallIsMeasuredAndItsFailureCounted(t *testing.T) {
+func TestPluginMeasuresCallsAndFailures(t *testing.T) {
 	const prepare, unprepare = drapb.DRAPlugin_NodePrepareResources_FullMethodName, drapb.DRAPlugin_NodeUnprepareResources_FullMethodName
 	unreachable := errors.New("the API server is away")
 	for name, c := range map[string]struct {

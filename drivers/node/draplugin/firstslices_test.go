@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-func TestOnlyANodeWithoutSlicesGetsThemAtOnce(t *testing.T) {
+func TestPublishIsImmediateOnlyWithoutSlices(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", UID: "uid-a"}}
 	pools := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"pool": {Slices: []resourceslice.Slice{
 		{Devices: []resourceapi.Device{{Name: "d0"}}}, {Devices: []resourceapi.Device{{Name: "d1"}}},

@@ -69,13 +69,11 @@ func (b *bench) flood(t *testing.T, from, to int) {
 	}
 }
 
-//shows:tenants gpu-metrics
-//attack:metric-flood A tenant's 10,000 wrong claims, with names of 253 characters, add series to a plugin's metrics or fill its memory
 func TestTenThousandWrongClaimsLeaveNothingBehind(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.report.config.Recorder = &record.FakeRecorder{} // the recorder bounds Events (package host)
-	b.kind.prepare = func(_ context.Context, claim *Claim) (*Prepared, error) {
-		claim.Waiting("WaitingForDevice", "attacker's words about "+claim.Name)
+	b.kind.prepare = func(_ context.Context, claim *Claim, progress Progress) (*Prepared, error) {
+		progress.Waiting("WaitingForDevice", "attacker's words about "+claim.Name)
 		return nil, Refuse("InvalidConfig", "attacker's words about %s\x1b[2J\nanother line", claim.Name)
 	}
 	b.flood(t, 0, 100)

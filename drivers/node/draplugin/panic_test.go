@@ -1,4 +1,3 @@
-//shows:gpu-state
 package draplugin
 
 import (
@@ -24,7 +23,7 @@ func mistake(record claimstate.Record) {
 	}
 }
 
-func TestAPanicInUnprepareFailsItsClaimAlone(t *testing.T) {
+func TestUnprepareFailsOnlyItsClaimOnPanic(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	b.mustPrepare(t, claimOf("u2", "d1"))
@@ -45,12 +44,14 @@ func TestAPanicInUnprepareFailsItsClaimAlone(t *testing.T) {
 	}
 }
 
-func TestAPanicOverAClaimThatIsGoneLeavesTheOthersToRecover(t *testing.T) {
+func TestRecoveryContinuesAfterPanicOverDeletedClaim(t *testing.T) {
 	dir := t.TempDir()
 	b := newBench(t, dir, atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	b.mustPrepare(t, claimOf("u2", "d1"))
 	again := newBench(t, dir, atomicfile.Writer{}) // the API server has neither claim
+	podsOn(t, again).end("p-u1")
+	podsOn(t, again).end("p-u2")
 	again.kind.unprepare = mistake
 	for uid, fails := range map[string]bool{"u1": true, "u2": false} {
 		record, _ := again.state.Get(claimOf(uid, "").UID)
@@ -63,7 +64,7 @@ func TestAPanicOverAClaimThatIsGoneLeavesTheOthersToRecover(t *testing.T) {
 	}
 }
 
-func TestAPanicOverAClaimThatCouldNotBeKeptIsItsFailure(t *testing.T) {
+func TestPrepareFailsClaimOnPanicWhenItCannotBeKept(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{Before: func(_ atomicfile.Step, path string) error {
 		if filepath.Ext(path) == ".claim" {
 			return errors.New("the disk is full")
@@ -81,7 +82,7 @@ func TestAPanicOverAClaimThatCouldNotBeKeptIsItsFailure(t *testing.T) {
 // carelessKind panics over what it finds at a start.
 type carelessKind struct{ testKind }
 
-func (*carelessKind) Holds(AllocatedDevice) []ledger.Hold { panic("holds") }
+func (*carelessKind) Holds(AllocatedDevice) []ledger.Reservation { panic("holds") }
 
 func (*carelessKind) Recover(_ context.Context, records []claimstate.Record, _ []types.UID) error {
 	if len(records) > 1 {
@@ -90,20 +91,20 @@ func (*carelessKind) Recover(_ context.Context, records []claimstate.Record, _ [
 	return nil
 }
 
-func TestAPanicAtTheStartIsReportedInWords(t *testing.T) {
+func TestStartReportsPanicAsError(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	b.ledger.Release("u1")
-	b.config.Kind = &carelessKind{}
+	b.config.Preparer = &carelessKind{}
 	if err := b.recoverLocal(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if holders := b.ledger.Holders("pool/d0"); len(holders) != 1 {
 		t.Errorf("the device is held by %v, want u1 by its name", holders)
 	}
-	b.config.Kind = b.kind
+	b.config.Preparer = b.kind
 	b.mustPrepare(t, claimOf("u2", "d1"))
-	b.config.Kind = &carelessKind{}
+	b.config.Preparer = &carelessKind{}
 	if err := b.recoverLocal(t.Context()); err == nil || !strings.Contains(err.Error(), "compare claims with hardware") ||
 		!strings.Contains(err.Error(), "mistake in the driver") {
 		t.Errorf("got %v", err)
@@ -111,7 +112,7 @@ func TestAPanicAtTheStartIsReportedInWords(t *testing.T) {
 }
 
 // A claim may lose its allocation while the plugin reads it.
-func TestAFailureOfAClaimWithoutAllocationIsReported(t *testing.T) {
+func TestPrepareReportsClaimWithoutAllocation(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	claim.Status.Allocation = nil
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)

@@ -19,26 +19,31 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/capability"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
 	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/occupancy"
 	"gpufabric.io/drivers/node/options"
 )
 
 // Config is the configuration of a plugin.
 type Config struct {
-	// Driver is the DRA driver's name ("gpu.nvidia.com").
-	Driver string
-	Node   options.Node
+	// Driver is the DRA driver's name ("gpu.nvidia.com"), Pool that of the node's pool.
+	Driver, Pool string
+	Node         options.Node
 	// NodeUID is the Node object's UID; empty: it is looked up.
-	NodeUID types.UID
-	Client  kubernetes.Interface
-	Kind    Kind
-	Metrics *metrics.Plugin
+	NodeUID  types.UID
+	Client   kubernetes.Interface
+	Preparer Preparer
+	Metrics  *metrics.Plugin
 	// Recorder writes Events on claims and pods.
 	Recorder record.EventRecorder
+	// Missing is called with the features that the cluster lacks, before the first publication and when they change; nil: with none.
+	Missing func(capability.Missing)
 	// Writer writes state and CDI files; use the zero value outside tests.
 	Writer atomicfile.Writer
 	// Ledger records who holds which device; nil: the plugin's own.
@@ -54,11 +59,16 @@ type Plugin struct {
 	locks  keylock.Locks
 	ledger *ledger.Ledger
 	report *reporter
-	helper *kubeletplugin.Helper
+	// cgroups are the node's, where the claims' containers are seen. releases are the claims that wait for theirs.
+	cgroups  occupancy.Cgroups
+	releases releases
+	helper   *kubeletplugin.Helper
 	// registration is the kubelet's last answer to the plugin's registration.
 	registration registration
-	// published is what the helper was last asked to publish.
-	published publication
+	// published is the last publication of the node's slices. capabilities are the fields of it that the API server keeps.
+	published    publication
+	slices       nodeSlices
+	capabilities *capabilities
 	// lock keeps a second plugin of this role out of the state directory.
 	lock io.Closer
 
@@ -69,20 +79,25 @@ type Plugin struct {
 	shut bool
 
 	cancel context.CancelCauseFunc
-	ctx    context.Context // ends when the plugin stops; its cause says why
+	ctx    context.Context // ends when the plugin stops; its cause is the reason
 	wg     sync.WaitGroup
 }
 
 // Start recovers the state of the last run, then registers with the kubelet. The plugin runs until ctx ends, Stop is called or a
-// server fails; see Done and Err. What needs the API server runs in the background, so a plugin starts without one.
+// server fails; see Done and Err. Work with the API server runs in the background, so a plugin starts without one.
 func Start(ctx context.Context, config Config) (*Plugin, error) {
 	if err := config.Node.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: config.Ledger}
+	p := &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: config.Ledger,
+		capabilities: newCapabilities(config)}
 	if p.ledger == nil {
 		p.ledger = &ledger.Ledger{}
 	}
+	if p.config.Node.Files == nil {
+		p.config.Node.Files = &filewatch.Watcher{}
+	}
+	p.cgroups.Root = config.Node.Cgroups().Path
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	if err := p.start(); err != nil {
 		p.Stop()
@@ -121,7 +136,6 @@ func (p *Plugin) start() error {
 		kubeletplugin.KubeClient(p.config.Client),
 		kubeletplugin.PluginDataDirectoryPath(pluginDir),
 		kubeletplugin.RegistrarDirectoryPath(registryDir),
-		kubeletplugin.NodeV1beta1(false),
 		kubeletplugin.GRPCInterceptor(p.observeCall),
 		// A claim that waits (for a daemon, for a MIG device) must not delay other claims: it may be waiting for one of them.
 		kubeletplugin.Serialize(false),
@@ -131,14 +145,21 @@ func (p *Plugin) start() error {
 	}
 	p.helper = helper
 	p.registration.offered(time.Now())
-	p.published.send = helper.PublishResources
+	p.slices = nodeSlices{driver: p.config.Driver, node: p.config.Node.NodeName, ctx: p.ctx, owner: p.config.NodeUID,
+		options: resourceslice.Options{KubeClient: p.config.Client, ErrorHandler: p.publishFailed}}
+	p.published.send = func(_ context.Context, resources resourceslice.DriverResources) error {
+		return p.slices.publish(p.publishable(resources))
+	}
+	p.wg.Go(func() { p.slices.follow(p.ctx, ownerInterval) })
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
+	p.wg.Go(func() { p.followCapabilities(p.ctx) })
+	p.wg.Go(func() { p.takeOrders(p.ctx) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
 	p.wg.Go(func() { (&cdi.Watch{Unread: p.unread, Tell: p.report.node}).Run(p.ctx) })
 	return nil
 }
 
-// unread returns the claims whose CDI specs were written before a time, and that nobody has read.
+// unread returns the claims whose CDI specs were written before a time, and that no process has read.
 func (p *Plugin) unread(before time.Time) ([]string, error) {
 	claims, err := p.cdi.Unread(before)
 	var names []string
@@ -180,7 +201,7 @@ func checkSocketPath(dir, driver string) error {
 	return nil
 }
 
-// healthPlugin is a plugin whose Kind also serves device health. Other plugins must not advertise the service: the kubelet logs an
+// healthPlugin is a plugin whose Preparer also serves device health. Other plugins must not advertise the service: the kubelet logs an
 // error for every call without an answer.
 type healthPlugin struct {
 	*Plugin
@@ -188,7 +209,7 @@ type healthPlugin struct {
 }
 
 func (p *Plugin) served() kubeletplugin.DRAPlugin {
-	if health, ok := p.config.Kind.(drahealth.DRAResourceHealthServer); ok {
+	if health, ok := p.config.Preparer.(drahealth.DRAResourceHealthServer); ok {
 		return healthPlugin{Plugin: p, DRAResourceHealthServer: health}
 	}
 	return p
@@ -213,7 +234,8 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 		p.config.Metrics.Devices.WithLabelValues(state).Set(float64(count))
 	}
 	p.first.Do(func() {
-		if err := p.createSlices(p.ctx, resources); err != nil {
+		p.Learn()
+		if err := p.createSlices(p.ctx, p.publishable(resources)); err != nil {
 			klog.FromContext(p.ctx).Info("The first ResourceSlices are left to the controller", "err", err)
 		}
 	})
@@ -223,16 +245,13 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 	return nil
 }
 
-// Ledger records the holders of this node's devices. A kind that also allocates devices in other ways (a device plugin) shares it.
-func (p *Plugin) Ledger() *ledger.Ledger { return p.ledger }
-
 // Records returns the claims that the plugin holds, sorted by UID.
 func (p *Plugin) Records() []claimstate.Record { return p.state.List() }
 
 // Done is closed when the plugin stops.
 func (p *Plugin) Done() <-chan struct{} { return p.ctx.Done() }
 
-// Err says why the plugin stopped: nil where ctx ended or Stop was called.
+// Err returns the reason why the plugin stopped: nil if ctx ended or Stop was called.
 func (p *Plugin) Err() error {
 	if cause := context.Cause(p.ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, errStopped) {
 		return cause
@@ -260,7 +279,7 @@ const callPatience = 3 * time.Second
 func (p *Plugin) Stop() {
 	p.cancel(errStopped)
 	// The kubelet's calls must end before their connections close. Otherwise the answer to the call that released a drained node's
-	// last claim would be lost, and nothing would answer when the kubelet asks again.
+	// last claim would be lost, and the kubelet's next call would find no server.
 	ended := make(chan struct{})
 	go func() {
 		p.gate.Lock()
@@ -274,17 +293,24 @@ func (p *Plugin) Stop() {
 	}
 	p.helper.Stop() // this ends the calls that still wait
 	<-ended
+	p.slices.stop()
 	p.wg.Wait()
 	if p.lock != nil {
 		_ = p.lock.Close() // this releases the lock; there is nothing to lose in the file
 	}
 }
 
+// publishFailed receives errors of publishing. They are retried.
+func (p *Plugin) publishFailed(ctx context.Context, err error, msg string) {
+	klog.FromContext(ctx).Error(err, msg, "driver", p.config.Driver)
+	p.config.Metrics.Errors.WithLabelValues("publish", "PublishFailed").Inc()
+	p.droppedFields(err)
+}
+
 // HandleError receives background errors from the kubelet helper.
 func (p *Plugin) HandleError(ctx context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
-		klog.FromContext(ctx).Error(err, msg, "driver", p.config.Driver)
-		p.config.Metrics.Errors.WithLabelValues("publish", "PublishFailed").Inc()
+		p.publishFailed(ctx, err, msg)
 		return
 	}
 	p.cancel(fmt.Errorf("%s: %w", msg, err))

@@ -35,13 +35,13 @@ const driver = "test.example.com"
 
 // testKind is a device kind that does what a test sets.
 type testKind struct {
-	prepare    func(ctx context.Context, claim *Claim) (*Prepared, error)
+	prepare    func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error)
 	unprepare  func(record claimstate.Record) // nil: goes well
 	unprepared []claimstate.Record
 }
 
-func (k *testKind) Prepare(ctx context.Context, claim *Claim) (*Prepared, error) {
-	return k.prepare(ctx, claim)
+func (k *testKind) Prepare(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
+	return k.prepare(ctx, claim, progress)
 }
 
 func (k *testKind) Unprepare(_ context.Context, record claimstate.Record) error {
@@ -53,7 +53,7 @@ func (k *testKind) Unprepare(_ context.Context, record claimstate.Record) error 
 }
 
 // inject is a preparation that gives each device an environment variable.
-func inject(_ context.Context, claim *Claim) (*Prepared, error) {
+func inject(_ context.Context, claim *Claim, _ Progress) (*Prepared, error) {
 	prepared := &Prepared{Data: map[string]string{"made": "yes"}}
 	for _, device := range claim.Devices {
 		prepared.Edits = append(prepared.Edits, specs.ContainerEdits{Env: []string{"DEVICE=" + device.Device}})
@@ -91,9 +91,10 @@ func newBench(t *testing.T, dir string, writer atomicfile.Writer, objects ...run
 			NodeName: "node-a", CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
 			ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"),
 		},
-		Client: b.client, Kind: b.kind, Metrics: metrics.New(driver), Recorder: b.events, Writer: writer,
+		Client: b.client, Preparer: b.kind, Metrics: metrics.New(driver), Recorder: b.events, Writer: writer,
 	}
-	b.Plugin = &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: &ledger.Ledger{}}
+	b.Plugin = &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: &ledger.Ledger{},
+		capabilities: newCapabilities(config)}
 	b.ctx, b.cancel = context.WithCancelCause(t.Context())
 	if err := b.open(); err != nil {
 		t.Fatal(err)
@@ -113,7 +114,7 @@ func (b *bench) mustPrepare(t *testing.T, claim *resourceapi.ResourceClaim) []ku
 	return results[claim.UID].Devices
 }
 
-func TestAPreparedClaimHasARecordASpecAndAnAnswer(t *testing.T) {
+func TestPrepareWritesRecordAndSpec(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	devices := b.mustPrepare(t, claimOf("u1", "d0"))
 	want := []kubeletplugin.Device{{Requests: []string{"r"}, PoolName: "pool", DeviceName: "d0",
@@ -136,10 +137,13 @@ func TestAPreparedClaimHasARecordASpecAndAnAnswer(t *testing.T) {
 	}
 }
 
-func TestAClaimIsPreparedOnce(t *testing.T) {
+func TestPrepareRunsOncePerClaim(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	calls := 0
-	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) { calls++; return inject(ctx, claim) }
+	b.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
+		calls++
+		return inject(ctx, claim, progress)
+	}
 	first := b.mustPrepare(t, claimOf("u1", "d0"))
 	second := b.mustPrepare(t, claimOf("u1", "d0"))
 	if calls != 1 || !cmp.Equal(first, second) {
@@ -147,10 +151,10 @@ func TestAClaimIsPreparedOnce(t *testing.T) {
 	}
 }
 
-func TestARemarkIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
+func TestPrepareReportsRemarkOnce(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
-	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
-		prepared, err := inject(ctx, claim)
+	b.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
+		prepared, err := inject(ctx, claim, progress)
 		prepared.Warnings = []Remark{{Reason: "PaintIsWet", Message: "do not touch"}}
 		prepared.Notes = []Remark{{Reason: "PaintIsRed", Message: "as wanted"}}
 		return prepared, err
@@ -179,7 +183,6 @@ func TestAWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
 		b.mustPrepare(t, theirs)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		//attack:claim-names A claim of a device that is held learns whose claim holds it
 		results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{mine})
 		if err != nil || results["u2"].Err == nil {
 			t.Fatalf("a device that is held was given: %v, %v", err, results)
@@ -200,7 +203,7 @@ func TestAWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
 	})
 }
 
-func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
+func TestPrepareWaitsForLateUnprepareOfLastClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last, next := claimOf("u1", "d0"), claimOf("u2", "d0")
 		b := newBench(t, t.TempDir(), atomicfile.Writer{}, last)
@@ -225,7 +228,7 @@ func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 }
 
 // A wait that outlasts one of the kubelet's calls writes nothing to the claim, unless it goes on.
-func TestAWaitGetsAnEventAndAConditionOnlyWhenItLasts(t *testing.T) {
+func TestPrepareReportsWaitOnlyWhenItLasts(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls      int // of 45 s, with 75 s between them, as the kubelet does
 		conditions int
@@ -240,10 +243,10 @@ func TestAWaitGetsAnEventAndAConditionOnlyWhenItLasts(t *testing.T) {
 				claim := claimOf("u1", "d0")
 				b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
 				said := 0
-				b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+				b.kind.prepare = func(ctx context.Context, _ *Claim, progress Progress) (*Prepared, error) {
 					for range 3 { // other messages for the same reason, at once
 						said++
-						claim.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", said))
+						progress.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", said))
 					}
 					<-ctx.Done()
 					return nil, Refuse("WaitingForPaint", "the paint is %d %% dry", said)
@@ -271,19 +274,10 @@ func TestAWaitGetsAnEventAndAConditionOnlyWhenItLasts(t *testing.T) {
 	}
 }
 
-func TestADeviceWhoseClaimIsGoneFromTheAPIIsFreedAtOnce(t *testing.T) {
-	b := newBench(t, t.TempDir(), atomicfile.Writer{})
-	b.mustPrepare(t, claimOf("u1", "d0")) // never in the API
-	b.mustPrepare(t, claimOf("u2", "d0"))
-	if len(b.kind.unprepared) != 1 || b.kind.unprepared[0].UID != "u1" {
-		t.Errorf("unprepared %v, want u1", b.kind.unprepared)
-	}
-}
-
-func TestAFailureIsReportedOnTheClaimAndItsPodAndWithdrawn(t *testing.T) {
+func TestPrepareReportsFailureUntilItSucceeds(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
-	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) {
+	b.kind.prepare = func(context.Context, *Claim, Progress) (*Prepared, error) {
 		return nil, Refuse("WrongColour", "colour is %q, allowed are red and green", "blue")
 	}
 	results, _ := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
@@ -313,12 +307,12 @@ func TestAFailureIsReportedOnTheClaimAndItsPodAndWithdrawn(t *testing.T) {
 	}
 }
 
-func TestAConditionLeavesOtherDriversAndTheAllocationAlone(t *testing.T) {
+func TestReportKeepsOtherDriversConditions(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d",
 		Data: &runtime.RawExtension{Raw: []byte(`{"b":1,"a":2}`)}}}
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
-	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) { return nil, errors.New("no") }
+	b.kind.prepare = func(context.Context, *Claim, Progress) (*Prepared, error) { return nil, errors.New("no") }
 	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
 	for _, action := range b.client.Actions() {
 		patch, ok := action.(clienttesting.PatchAction)
@@ -334,15 +328,15 @@ func TestAConditionLeavesOtherDriversAndTheAllocationAlone(t *testing.T) {
 	t.Error("nothing was patched")
 }
 
-func TestAPanicStaysWithItsClaim(t *testing.T) {
+func TestPrepareFailsOnlyItsClaimOnPanic(t *testing.T) {
 	bad, good := claimOf("u1", "d0"), claimOf("u2", "d1")
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, bad, good)
-	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+	b.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
 		if claim.UID == "u1" {
 			var none *Prepared
 			return &Prepared{Edits: none.Edits}, nil
 		}
-		return inject(ctx, claim)
+		return inject(ctx, claim, progress)
 	}
 	results, err := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good})
 	if err != nil {
@@ -370,9 +364,9 @@ func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
 			disturb(t, b)
 			again := newBench(t, dir, atomicfile.Writer{}, claim)
 			prepared := 0
-			again.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+			again.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
 				prepared++
-				return inject(ctx, claim)
+				return inject(ctx, claim, progress)
 			}
 			again.recoverFromAPI(t.Context(), again.state.List())
 			record, ok := again.state.Get("u1")
@@ -387,7 +381,7 @@ func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
 	}
 }
 
-func TestARecordOfAnUnknownBootIsPreparedAgain(t *testing.T) {
+func TestRecoveryPreparesAgainWhenBootIsUnknown(t *testing.T) {
 	for name, boot := range map[string]string{"known then, unknown now": "b1", "unknown then and now": ""} {
 		t.Run(name, func(t *testing.T) {
 			p := &Plugin{}
@@ -411,7 +405,7 @@ func writeBootID(t *testing.T, dir, id string) {
 }
 
 // After a crash at each step of each file that a prepare writes, the plugin must start and the claim must prepare.
-func TestACrashAtAnyStepOfPrepareLosesNothing(t *testing.T) {
+func TestPrepareRecoversAfterCrashAtAnyStep(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		for _, extension := range []string{".claim", ".json"} {
 			t.Run(string(step)+" "+extension, func(t *testing.T) {
@@ -444,18 +438,19 @@ func TestACrashAtAnyStepOfPrepareLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAnIntendedEffectIsUndoneAfterACrash(t *testing.T) {
+func TestUnprepareUndoesIntendedEffectAfterCrash(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)
-	b.kind.prepare = func(_ context.Context, claim *Claim) (*Prepared, error) {
-		if err := claim.Intend(map[string]string{"effect": "half"}); err != nil {
+	b.kind.prepare = func(_ context.Context, _ *Claim, progress Progress) (*Prepared, error) {
+		if err := progress.Intend(map[string]string{"effect": "half"}); err != nil {
 			return nil, err
 		}
 		return nil, errors.New("killed here")
 	}
 	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
 	again := newBench(t, dir, atomicfile.Writer{})
-	again.recoverFromAPI(t.Context(), again.state.List()) // the claim was deleted meanwhile
+	podsOn(t, again).end("p-u1")
+	again.recoverFromAPI(t.Context(), again.state.List()) // the claim was deleted in between
 	if len(again.kind.unprepared) != 1 || string(again.kind.unprepared[0].Data) != `{"effect":"half"}` {
 		t.Errorf("unprepared %+v", again.kind.unprepared)
 	}

@@ -30,16 +30,18 @@ const (
 	// holdPatience is how long another claim may hold a device before the wait is worth an Event. An unprepare that is merely late
 	// takes less.
 	holdPatience = 2 * time.Second
+	// endless is longer than any call of the kubelet.
+	endless = time.Hour
 )
 
 // The operations on a claim, as metrics name them.
 const (
-	preparing   = "prepare" // the kubelet asks for it
+	preparing   = "prepare" // called by the kubelet
 	recovering  = "recover" // prepares a claim again because its record is outdated
 	unpreparing = "unprepare"
 )
 
-// errUnprepared is for a claim that was to be prepared again, but that the kubelet unprepared first. Nobody would unprepare it a
+// errUnprepared is for a claim that was to be prepared again, but that the kubelet unprepared first. The kubelet would not unprepare it a
 // second time.
 var errUnprepared = errors.New("the claim was unprepared meanwhile")
 
@@ -105,15 +107,15 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	defer unlock()
 	last, recorded := p.state.Get(apiClaim.UID)
 	if recorded && !p.allocatedAs(apiClaim, last) {
-		// The claim outlived its pod. It got other devices for the next pod before the kubelet asked to release these.
+		// The claim outlived its pod. It got other devices for the next pod before the kubelet unprepared these.
 		klog.FromContext(ctx).Info("Unpreparing the devices of an earlier allocation", "devices", len(last.Devices))
-		if err := p.undo(ctx, apiClaim.UID); err != nil {
+		if err := p.freeWithin(ctx, last, cause{gone: true}, endless); err != nil {
 			return claimstate.Record{}, fmt.Errorf("release the devices of an earlier allocation: %w", err)
 		}
 		recorded = false
 	}
 	if recorded && p.current(last) {
-		return last, nil
+		return p.keep(ctx, apiClaim, last)
 	}
 	if !recorded && operation == recovering {
 		return claimstate.Record{}, errUnprepared
@@ -123,15 +125,14 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		return claimstate.Record{}, err
 	}
 	record = p.newRecord(claim)
-	waiter := &waiter{metrics: p.config.Metrics}
-	defer waiter.end()
-	claim.waiting = func(reason, message string) {
-		defer caught(ctx, new(error)) // a kind may call this from its own goroutine
-		waiter.forReason(reason)
-		p.report.waiting(apiClaim, reason, message)
+	if recorded {
+		record.Pods = last.Pods
+		p.endRelease(record.UID)
 	}
-	claim.intend = func(data any) error { return p.put(record, claimstate.Preparing, data) }
-	if err := p.hold(ctx, claim); err != nil {
+	record.Pods, _ = p.withPods(ctx, apiClaim, record)
+	progress := &progress{ctx: ctx, plugin: p, claim: apiClaim, record: record, waiter: waiter{metrics: p.config.Metrics}}
+	defer progress.waiter.end()
+	if err := p.hold(ctx, claim, progress); err != nil {
 		return claimstate.Record{}, err
 	}
 	defer func() {
@@ -141,7 +142,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		}
 	}()
 	step = p.config.Metrics.Observe(operation, "hold", step)
-	prepared, err := p.config.Kind.Prepare(ctx, claim)
+	prepared, err := p.config.Preparer.Prepare(ctx, claim, progress)
 	if err == nil && prepared.Edits != nil && len(prepared.Edits) != len(claim.Devices) {
 		err = fmt.Errorf("the driver made container edits for %d of %d devices", len(prepared.Edits), len(claim.Devices))
 	}
@@ -152,7 +153,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	specDevices := p.nameDevices(claim, prepared, &record)
 	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
 		if _, recorded := p.state.Get(claim.UID); !recorded {
-			// The kind counts the claim as prepared. Without a record nobody would ask it to undo that.
+			// The kind counts the claim as prepared. Without a record it would never be unprepared.
 			err = errors.Join(err, p.unprepareDevices(ctx, record))
 		}
 		return claimstate.Record{}, err
@@ -167,7 +168,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	return record, nil
 }
 
-// caught makes an error of a panic. A claim is input from its author: what it does to this process must not affect other claims.
+// caught makes an error of a panic. A claim is input from its author: a panic that it causes must not affect other claims.
 func caught(ctx context.Context, err *error) {
 	if r := recover(); r != nil {
 		klog.FromContext(ctx).Error(nil, "Panic over a claim", "panic", r, "stack", string(debug.Stack()))
@@ -193,7 +194,7 @@ func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, 
 	}()
 	both.Wait()
 	if stateErr != nil && specErr == nil {
-		// Without a record nobody would ask for its removal.
+		// Without a record it would never be removed.
 		specErr = p.cdi.Remove(record.UID)
 	}
 	switch {
@@ -206,12 +207,12 @@ func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, 
 	}
 }
 
-// current says whether a record matches the node's present state: prepared, in this boot, with its CDI spec.
+// current reports whether a record matches the node's present state: prepared, in this boot, with its CDI spec.
 func (p *Plugin) current(record claimstate.Record) bool {
 	if record.Phase != claimstate.Prepared || !options.SameBoot(record.BootID, p.bootID) {
 		return false
 	}
-	if renewer, ok := p.config.Kind.(Renewer); ok && renewer.Outdated(record) {
+	if renewer, ok := p.config.Preparer.(Renewer); ok && renewer.Outdated(record) {
 		return false
 	}
 	for _, device := range record.Devices {
@@ -262,9 +263,9 @@ func (p *Plugin) put(record claimstate.Record, phase claimstate.Phase, data any)
 	return p.state.Put(record)
 }
 
-// hold takes the claim's devices. It waits for their last holders until ctx ends. It unprepares a holder whose claim is gone from
-// the API, since the kubelet may never ask for that.
-func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
+// hold takes the claim's devices. It waits for their last holders until ctx ends. It releases a holder whose claim is gone from the
+// API, since the kubelet may never unprepare it, once no container can use the devices.
+func (p *Plugin) hold(ctx context.Context, claim *Claim, progress Progress) error {
 	owner, holds := ownerOf(claim.UID, claim.Namespace, claim.Name), p.holdsOf(claim)
 	err := p.ledger.TryAcquire(owner, holds...)
 	var conflict *ledger.ConflictError
@@ -278,22 +279,22 @@ func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
 	defer cancel()
 	err = p.ledger.Acquire(late, owner, holds...)
 	if err == nil || ctx.Err() != nil {
-		return err
+		return p.inUse(err)
 	}
 	var held *ledger.ConflictError
 	if errors.As(err, &held) {
 		klog.FromContext(ctx).Info("Waiting for a device", "claim", klog.KObj(claim), "held", held.Detail(), "holders", held.Holders())
 	}
-	claim.Waiting("DeviceInUse", fmt.Sprintf("waiting for a device: %v", err))
-	return p.ledger.Acquire(ctx, owner, holds...)
+	progress.Waiting("DeviceInUse", fmt.Sprintf("waiting for a device: %v", p.inUse(err)))
+	return p.inUse(p.ledger.Acquire(ctx, owner, holds...))
 }
 
 func ownerOf(uid types.UID, namespace, name string) ledger.Owner {
 	return ledger.Owner{ID: string(uid), Name: fmt.Sprintf("claim %s/%s", namespace, name), Namespace: namespace}
 }
 
-func (p *Plugin) holdsOf(claim *Claim) []ledger.Hold {
-	var holds []ledger.Hold
+func (p *Plugin) holdsOf(claim *Claim) []ledger.Reservation {
+	var holds []ledger.Reservation
 	for _, device := range claim.Devices {
 		if !device.Admin() {
 			holds = append(holds, p.holdsOfDevice(device)...)
@@ -302,19 +303,19 @@ func (p *Plugin) holdsOf(claim *Claim) []ledger.Hold {
 	return holds
 }
 
-func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Hold {
-	if holder, ok := p.config.Kind.(Holder); ok {
+func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Reservation {
+	if holder, ok := p.config.Preparer.(Holder); ok {
 		return holder.Holds(device)
 	}
 	return holdsOfName(device)
 }
 
 // holdsOfName returns the hold on a device by its name.
-func holdsOfName(device AllocatedDevice) []ledger.Hold {
-	return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
+func holdsOfName(device AllocatedDevice) []ledger.Reservation {
+	return []ledger.Reservation{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
 }
 
-// releaseIfGone unprepares a claim that the API no longer knows as allocated.
+// releaseIfGone unprepares a claim that is no longer allocated in the API.
 func (p *Plugin) releaseIfGone(ctx context.Context, uid types.UID) {
 	record, ok := p.state.Get(uid)
 	if !ok {
@@ -325,12 +326,12 @@ func (p *Plugin) releaseIfGone(ctx context.Context, uid types.UID) {
 		return
 	}
 	klog.FromContext(ctx).Info("Releasing a device whose claim is gone", "holder", record.Namespace+"/"+record.Name, "holderUID", uid)
-	if err := p.unprepare(ctx, uid); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not release a device whose claim is gone", "holderUID", uid)
+	if err := p.release(ctx, uid, cause{gone: true}, 0); err != nil {
+		klog.FromContext(ctx).Error(err, "The device of a claim that is gone is not free", "holderUID", uid)
 	}
 }
 
-// gone says whether a record's claim was deleted or replaced, or no longer has the devices.
+// gone reports whether a record's claim was deleted or replaced, or no longer has the devices.
 func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, error) {
 	claim, err := p.config.Client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -342,7 +343,7 @@ func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, erro
 	return claim.UID != record.UID || !p.allocatedAs(claim, record), nil
 }
 
-// allocatedAs says whether a claim has exactly the devices of its record, of this driver. A claim that outlives its pods may have
+// allocatedAs reports whether a claim has exactly the devices of its record, of this driver. A claim that outlives its pods may have
 // other devices, here or on another node.
 func (p *Plugin) allocatedAs(claim *resourceapi.ResourceClaim, record claimstate.Record) bool {
 	now, err := newClaim(claim, p.config.Driver)

@@ -2,6 +2,7 @@ package draplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -38,12 +39,12 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 			return err
 		}
 	}
-	if recoverer, ok := p.config.Kind.(Recoverer); ok {
+	if recoverer, ok := p.config.Preparer.(Recoverer); ok {
 		if err := compare(ctx, recoverer, records, aside); err != nil {
 			return fmt.Errorf("compare claims with hardware: %w", err)
 		}
 	}
-	// This comes after the comparison: what a device excludes may only be known once the device was seen.
+	// This comes after the comparison: the devices that a device excludes may only be known once it was seen.
 	for _, record := range records {
 		p.restoreHolds(ctx, record)
 	}
@@ -51,7 +52,7 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 }
 
 // compare lets a kind compare records with hardware. A panic there ends the start with an error. A plugin that did not finish the
-// comparison does not know which claims own what is on the hardware, and would give it to others.
+// comparison cannot match claims with the state of the hardware, and would give their devices to others.
 func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record, aside []types.UID) (err error) {
 	defer caught(ctx, &err)
 	return recoverer.Recover(ctx, records, aside)
@@ -80,8 +81,8 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 }
 
 // restoredHolds are the holds of a recorded device. It returns the device's name where the kind panics over it.
-func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []ledger.Hold {
-	holds, err := func() (holds []ledger.Hold, err error) {
+func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []ledger.Reservation {
+	holds, err := func() (holds []ledger.Reservation, err error) {
 		defer caught(ctx, &err)
 		return p.holdsOfDevice(device), nil
 	}()
@@ -116,7 +117,7 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 		if len(todo) == 0 {
 			return
 		}
-		// Nothing notifies us when an unreachable API server is back, so wait.
+		// There is no event for the return of an unreachable API server, so wait.
 		select {
 		case <-time.After(backoff.Step()):
 		case <-ctx.Done():
@@ -126,7 +127,7 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 
 // Renew prepares the claims again that the kind calls outdated. It retries until it has checked each, or ctx ends.
 func (p *Plugin) Renew(ctx context.Context) {
-	renewer, ok := p.config.Kind.(Renewer)
+	renewer, ok := p.config.Preparer.(Renewer)
 	if !ok {
 		return
 	}
@@ -148,15 +149,20 @@ func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) (er
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("look up claim %s/%s: %w", record.Namespace, record.Name, err)
-	case err != nil || claim.UID != record.UID || claim.Status.Allocation == nil:
-		klog.FromContext(ctx).Info("Unpreparing a claim that is gone", "claim", record.Namespace+"/"+record.Name, "uid", record.UID)
-		return p.unprepare(ctx, record.UID)
-	case !p.allocatedAs(claim, record):
-		// Preparing it undoes what was made for the former allocation, and leaves the new one to the kubelet.
+	case err != nil || claim.UID != record.UID || !p.allocatedAs(claim, record):
+		// The kubelet prepares a claim with another allocation.
+		klog.FromContext(ctx).Info("Releasing a claim that is gone or has other devices", "claim", record.Namespace+"/"+record.Name,
+			"uid", record.UID)
+		err := p.release(ctx, record.UID, cause{gone: true}, 0)
+		var used *stillUsed
+		if errors.As(err, &used) {
+			return nil // the plugin follows its containers from now on
+		}
+		return err
 	case p.current(record):
 		return nil
 	case record.Phase == claimstate.Preparing:
-		// Its pod is still waiting: the kubelet will ask to prepare again, or to unprepare.
+		// Its pod is still waiting: the kubelet will prepare it again, or unprepare it.
 		return nil
 	}
 	klog.FromContext(ctx).Info("Preparing a claim again", "claim", klog.KObj(claim), "boot", record.BootID, "currentBoot", p.bootID)

@@ -14,10 +14,10 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// A plugin that is killed during an unprepare leaves a record without a spec, of a claim that the API still has. After the restart,
-// the kubelet's second unprepare may come while recovery reads the claim. Recovery must not bring back what that call removed,
-// since nobody would remove it again.
-func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
+// A plugin that is killed during an unprepare leaves a record without a spec, of a claim that the API still has. After the restart, the
+// kubelet's second unprepare may come while recovery reads the claim. Recovery must not bring back what that call removed, since it would
+// then stay for ever.
+func TestRecoveryKeepsClaimUnpreparedDuringLookup(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)
 	b.mustPrepare(t, claim)
@@ -51,11 +51,9 @@ func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// While a node was away, the successor of a claim's pod got the claim on another node. Nobody would ever ask the first node again
-// to unprepare it.
-//
-//shows:gpu-state
-func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
+// While a node was away, the successor of a claim's pod got the claim on another node. The first node never gets another request to
+// unprepare it.
+func TestRecoveryUnpreparesClaimAllocatedElsewhere(t *testing.T) {
 	for name, boot := range map[string]string{"in the same boot": "boot-1", "after a reboot": "boot-2"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -63,7 +61,8 @@ func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 			newBench(t, dir, atomicfile.Writer{}).mustPrepare(t, claimOf("u1", "d0"))
 			writeBootID(t, dir, boot)
 			again := newBench(t, dir, atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
-			again.kind.prepare = func(context.Context, *Claim) (*Prepared, error) {
+			podsOn(t, again).end("p-u1")
+			again.kind.prepare = func(context.Context, *Claim, Progress) (*Prepared, error) {
 				t.Error("another node's device was prepared here")
 				return &Prepared{}, nil
 			}
@@ -79,8 +78,9 @@ func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 	}
 }
 
-func TestAClaimWithAnotherAllocationIsPreparedAgain(t *testing.T) {
+func TestPrepareRepeatsForAnotherAllocation(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	podsOn(t, b).end("p-u1")
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	devices := b.mustPrepare(t, moved("u1", "pool", "d1"))
 	if len(devices) != 1 || devices[0].DeviceName != "d1" || len(b.kind.unprepared) != 1 || b.kind.unprepared[0].Devices[0].Device != "d0" {
@@ -89,10 +89,11 @@ func TestAClaimWithAnotherAllocationIsPreparedAgain(t *testing.T) {
 	b.mustPrepare(t, claimOf("u2", "d0"))
 }
 
-func TestADeviceWhoseClaimIsAllocatedElsewhereIsFreedAtOnce(t *testing.T) {
+func TestPrepareFreesDeviceWhenItsClaimIsElsewhere(t *testing.T) {
 	fastest := time.Hour // one that waits in vain takes holdPatience each time; a busy machine may take as long now and then
 	for range 10 {
 		b := newBench(t, t.TempDir(), atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
+		podsOn(t, b).end("p-u1")
 		b.mustPrepare(t, claimOf("u1", "d0"))
 		began := time.Now()
 		b.mustPrepare(t, claimOf("u2", "d0"))

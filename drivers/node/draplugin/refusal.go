@@ -15,7 +15,7 @@ type Refusal struct {
 	Err    error
 }
 
-// Refuse makes a Refusal. The message should name the field, its value, what is allowed and what to do.
+// Refuse makes a Refusal. The message should name the field, its value, the allowed values and the remedy.
 func Refuse(reason, format string, args ...any) error {
 	return &Refusal{Reason: reason, Err: fmt.Errorf(format, args...)}
 }
@@ -29,11 +29,14 @@ func (r *Refusal) Unwrap() error { return r.Err }
 func reasonOf(err error) string {
 	var refusal *Refusal
 	var conflict *ledger.ConflictError
+	var used *stillUsed
 	switch {
 	case errors.As(err, &refusal):
 		return refusal.Reason
 	case errors.As(err, &conflict):
 		return "DeviceInUse"
+	case errors.As(err, &used):
+		return reasonStillUsed
 	case errors.Is(err, context.DeadlineExceeded):
 		return "TimedOut"
 	case errors.Is(err, context.Canceled):

@@ -30,8 +30,8 @@ func (r *registration) offered(now time.Time) {
 	r.since = now
 }
 
-// told stores the kubelet's answer.
-func (r *registration) told(status *registerapi.RegistrationStatus) {
+// observe stores the kubelet's answer.
+func (r *registration) observe(status *registerapi.RegistrationStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answered, r.refused, r.why = true, !status.GetPluginRegistered(), status.GetError()

@@ -25,12 +25,12 @@ const (
 	conditionReady = "Ready"
 	// reportTimeout bounds a report. A slow API server must not use up the margin in which the kubelet wants its answer.
 	reportTimeout = 2 * time.Second
-	// maxMessage is what the API allows in a condition's message; Events take 1 KiB.
+	// maxConditionMessage is the API's limit for a condition's message, in bytes; Events take 1 KiB.
 	maxConditionMessage, maxEventMessage = 32 << 10, 1 << 10
 )
 
-// reporter tells users the result for a claim: Events on the claim and its pods, and a condition on the claim's devices. A claim
-// that is prepared at the first try costs no write.
+// reporter reports the result for a claim to users: Events on the claim and its pods, and a condition on the claim's devices. A claim that
+// is prepared at the first try costs no write.
 type reporter struct {
 	config Config
 	waits  waits
@@ -58,7 +58,7 @@ func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim,
 	r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse, Reason: reasonOf(err), Message: err.Error()})
 }
 
-// succeeded removes what failed wrote, if it wrote anything.
+// succeeded removes the condition that failed wrote, if any.
 func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceClaim) {
 	defer caught(ctx, new(error))
 	r.waits.forget(claim.UID)
@@ -76,7 +76,7 @@ func (r *reporter) node(reason, message string) {
 	r.config.Recorder.Event(r.nodeReference(), corev1.EventTypeWarning, reason, truncate(message, maxEventMessage))
 }
 
-// nodeReference names the node as the kubelet's own Events do: with the name for a UID, which is what kubectl describe looks for.
+// nodeReference names the node as the kubelet's own Events do: with the name for a UID, by which kubectl describe looks for them.
 func (r *reporter) nodeReference() runtime.Object {
 	return &corev1.ObjectReference{Kind: "Node", Name: r.config.Node.NodeName, UID: types.UID(r.config.Node.NodeName)}
 }
@@ -108,8 +108,8 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 		if !changed {
 			return nil
 		}
-		// A merge patch leaves the bytes of what it does not name alone. Server-side apply would write the claim's opaque parameters with
-		// sorted keys. The API server takes that for a change of the allocation and refuses it.
+		// A merge patch does not change the bytes of fields that it does not name. Server-side apply would write the claim's opaque
+		// parameters with sorted keys. The API server takes that for a change of the allocation and refuses it.
 		var patch bytes.Buffer
 		encoder := json.NewEncoder(&patch)
 		encoder.SetEscapeHTML(false) // other drivers' data must not change by a byte

@@ -9,12 +9,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// republishInterval is how often the library's controller compares what is published with what should be. A comparison sends no
+// republishInterval is how often the library's controller compares the published slices with the wanted ones. A comparison sends no
 // request to the API server. The interval is longer than the library remembers its own writes
 // (resourceslice.DefaultMutationCacheTTL, a minute).
 const republishInterval = 75 * time.Second
 
-// publication is what the library was last given for this node's ResourceSlices.
+// publication is the last input of the library for this node's ResourceSlices.
 //
 // A kubelet removes a driver's slices half a minute after it has lost the plugin, for example when a restart takes long. If the
 // library updated a slice less than half a minute before, its next comparison uses its memory of that update instead of the slice

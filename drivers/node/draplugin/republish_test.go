@@ -43,11 +43,9 @@ func oneDevice(name string) resourceslice.DriverResources {
 		"pool": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: name}}}}}}}
 }
 
-// TestASliceThatTheKubeletRemovedComesBack runs the library's own controller. It updates a slice, and somebody removes that slice
-// while the library still remembers its own write.
-//
-//shows:node-slices
-func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
+// TestRepublishRestoresRemovedSlice runs the library's own controller. It updates a slice, which is then removed while the library
+// still remembers its own write.
+func TestRepublishRestoresRemovedSlice(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -111,7 +109,7 @@ func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
 	}
 }
 
-func TestWhatWasNotTakenIsNotPublishedAgain(t *testing.T) {
+func TestRepublishOmitsRejectedSlices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var sent []string

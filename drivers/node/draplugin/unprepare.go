@@ -27,7 +27,7 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for _, claim := range claims {
 		wg.Go(func() {
 			start := time.Now()
-			err := p.unprepare(ctx, claim.UID)
+			err := p.release(ctx, claim.UID, cause{asked: true}, endPatience)
 			p.config.Metrics.Observe(unpreparing, "total", start)
 			if err != nil {
 				err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -44,26 +44,35 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return results, nil
 }
 
-// unprepare undoes a claim.
-func (p *Plugin) unprepare(ctx context.Context, uid types.UID) (err error) {
+// release frees the devices of a claim, or waits for its containers for as long as patience and then returns a *stillUsed.
+func (p *Plugin) release(ctx context.Context, uid types.UID, why cause, patience time.Duration) (err error) {
 	defer caught(ctx, &err)
 	unlock, err := p.locks.Lock(ctx, string(uid))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return p.undo(ctx, uid)
+	record, recorded := p.state.Get(uid)
+	if !recorded {
+		return p.undo(ctx, uid, nil) // a spec, whose record was set aside
+	}
+	return p.freeWithin(ctx, record, why, patience)
 }
 
 // undo undoes a claim whose lock is held. It removes the CDI spec first, so that no container starts with devices that are going
-// away. It removes the record last, so that recovery finds a crash in between.
-func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
+// away, and then returns the error of check, if any. It removes the record last, so that recovery finds a crash in between.
+func (p *Plugin) undo(ctx context.Context, uid types.UID, check func() error) error {
 	const operation = unpreparing
 	step := time.Now()
 	if err := p.cdi.Remove(uid); err != nil {
 		return err
 	}
 	step = p.config.Metrics.Observe(operation, "cdi", step)
+	if check != nil {
+		if err := check(); err != nil {
+			return err
+		}
+	}
 	if record, ok := p.state.Get(uid); ok {
 		if err := p.unprepareDevices(ctx, record); err != nil {
 			return err
@@ -76,13 +85,14 @@ func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	}
 	p.ledger.Release(string(uid))
 	p.report.waits.forget(uid)
+	p.endRelease(uid)
 	return nil
 }
 
-// unprepareDevices asks the kind to undo its work for a claim. A panic is a failure of this claim alone, and may be retried.
+// unprepareDevices calls the kind to undo its work for a claim. A panic is a failure of this claim alone, and may be retried.
 func (p *Plugin) unprepareDevices(ctx context.Context, record claimstate.Record) (err error) {
 	defer caught(ctx, &err)
-	return p.config.Kind.Unprepare(ctx, record)
+	return p.config.Preparer.Unprepare(ctx, record)
 }
 
 func isEmpty(edits specs.ContainerEdits) bool {

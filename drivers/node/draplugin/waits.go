@@ -24,13 +24,13 @@ type waits struct {
 	claim map[types.UID]*claimWait
 }
 
-// claimWait is what one claim waits for.
+// claimWait is the wait of one claim.
 type claimWait struct {
 	reason, message string
-	since, told     time.Time
+	since, reported time.Time
 }
 
-// tell says whether to report a wait: another reason at once, another message for the same reason after a pause.
+// tell reports whether to report a wait: another reason at once, another message for the same reason after a pause.
 func (w *waits) tell(claim types.UID, reason, message string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -39,14 +39,14 @@ func (w *waits) tell(claim types.UID, reason, message string, now time.Time) boo
 	case known == nil || known.reason != reason:
 		known = &claimWait{reason: reason, since: now}
 		w.claim[claim] = known
-	case known.message == message || now.Sub(known.told) < retellPause:
+	case known.message == message || now.Sub(known.reported) < retellPause:
 		return false
 	}
-	known.message, known.told = message, now
+	known.message, known.reported = message, now
 	return true
 }
 
-// patient says whether a claim waits for that reason, and has waited only briefly.
+// patient reports whether a claim waits for that reason, and has waited only briefly.
 func (w *waits) patient(claim types.UID, reason string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

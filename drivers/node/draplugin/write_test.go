@@ -18,7 +18,7 @@ import (
 )
 
 // The record and the spec are written concurrently, so a crash may leave only one of them.
-func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
+func TestRecoveryRepairsRecordOrSpecAlone(t *testing.T) {
 	for name, lost := range map[string]func(*bench) string{
 		"a record without its spec": func(b *bench) string { return b.cdi.Path("u1") },
 		"a spec without its record": func(b *bench) string { return filepath.Join(b.dir, "state/claims/u1.claim") },
@@ -44,9 +44,7 @@ func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 }
 
 // A pod whose claim's record cannot be read runs on, and its containers may restart.
-//
-//shows:gpu-state
-func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing.T) {
+func TestRecoveryKeepsSpecWhenRecordIsSetAside(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)
 	b.mustPrepare(t, claim)
@@ -69,7 +67,7 @@ func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing
 	}
 }
 
-func TestARecordThatCannotBeKeptLeavesNoSpec(t *testing.T) {
+func TestPrepareRemovesSpecWhenRecordFails(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	b := newBench(t, t.TempDir(), atomicfile.Writer{Before: func(s atomicfile.Step, path string) error {
 		if s == atomicfile.StepSync && filepath.Ext(path) == ".claim" {
@@ -92,10 +90,10 @@ func TestARecordThatCannotBeKeptLeavesNoSpec(t *testing.T) {
 func TestStopWaitsForTheKubeletsCalls(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	begun, end := make(chan struct{}), make(chan struct{})
-	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+	b.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
 		close(begun)
 		<-end
-		return inject(ctx, claim)
+		return inject(ctx, claim, progress)
 	}
 	answered := make(chan error, 1)
 	go func() {
@@ -127,15 +125,15 @@ func TestStopWaitsForTheKubeletsCalls(t *testing.T) {
 }
 
 // Recovery and reports read the state's records while a claim is being prepared.
-func TestARecordInTheStateIsNotChangedUnderItsReaders(t *testing.T) {
+func TestStateCopiesRecordsForReaders(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	var intended claimstate.Record
-	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
-		if err := claim.Intend(map[string]string{"effect": "half"}); err != nil {
+	b.kind.prepare = func(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error) {
+		if err := progress.Intend(map[string]string{"effect": "half"}); err != nil {
 			return nil, err
 		}
 		intended, _ = b.state.Get(claim.UID)
-		return inject(ctx, claim)
+		return inject(ctx, claim, progress)
 	}
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	kept, _ := b.state.Get("u1")

@@ -3,7 +3,7 @@
 // same user).
 //
 // Where no instance or no watch is available (fs.inotify.max_user_watches), Watcher scans the directory every Interval instead. Its
-// users then learn of changes later, but of all of them.
+// users then notice changes later, but of all of them.
 package filewatch
 
 import (
@@ -93,7 +93,7 @@ func (w *Watcher) remove(s *watch) {
 	}
 }
 
-// attach adds an inotify watch for the directory, and says whether that worked.
+// attach adds an inotify watch for the directory, and reports whether that worked.
 func (w *Watcher) attach(s *watch) bool {
 	if !w.open(s) {
 		return false
@@ -155,7 +155,7 @@ func (w *Watcher) detach(s *watch) {
 	}
 }
 
-// again attaches every directory that inotify can watch now, and notifies its user: what changed meanwhile is unknown.
+// again attaches every directory that inotify can watch now, and notifies its user: changes in between are unknown.
 func (w *Watcher) again(s *watch) {
 	w.detach(s)
 	if !w.attach(s) {

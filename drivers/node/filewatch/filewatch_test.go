@@ -1,4 +1,3 @@
-//shows:node-inotify
 package filewatch_test
 
 import (
@@ -128,11 +127,11 @@ func changes(t *testing.T, w *filewatch.Watcher) {
 	await(t, contents, "a file was written")
 }
 
-func TestADirectoryMayComeGoAndBeReplaced(t *testing.T) {
+func TestWatcherFollowsReplacedDirectory(t *testing.T) {
 	replaced(t, &filewatch.Watcher{Interval: 50 * time.Millisecond})
 }
 
-func TestADirectoryMayComeGoAndBeReplacedWithoutInotify(t *testing.T) {
+func TestWatcherFollowsReplacedDirectoryWithoutInotify(t *testing.T) {
 	if filewatchtest.Spent(t) {
 		replaced(t, &filewatch.Watcher{Interval: 10 * time.Millisecond})
 	}
@@ -155,7 +154,7 @@ func replaced(t *testing.T, w *filewatch.Watcher) {
 }
 
 // /dev/infiniband appears with the first RDMA device, and its entries at the same moment.
-func TestADirectoryThatComesInAWatchedOneIsWatchedAtOnce(t *testing.T) {
+func TestWatcherWatchesNewSubdirectory(t *testing.T) {
 	parent := t.TempDir()
 	w := &filewatch.Watcher{Interval: time.Hour}
 	_ = w.Entries(t.Context(), parent, "infiniband")
@@ -168,7 +167,7 @@ func TestADirectoryThatComesInAWatchedOneIsWatchedAtOnce(t *testing.T) {
 }
 
 // Processes write to /dev/null a thousand times a second.
-func TestAWriteIsNoChangeOfEntries(t *testing.T) {
+func TestEntriesIgnoresWrites(t *testing.T) {
 	directory := t.TempDir()
 	file := filepath.Join(directory, "null")
 	write(t, file, "")
@@ -180,7 +179,7 @@ func TestAWriteIsNoChangeOfEntries(t *testing.T) {
 	nothing(t, entries, "a file was written, which is no change of entries")
 }
 
-func TestAThousandWatchesTakeOneInstanceAndGiveItBack(t *testing.T) {
+func TestWatcherUsesOneInotifyInstance(t *testing.T) {
 	before := instances(t)
 	w := &filewatch.Watcher{}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -229,7 +228,7 @@ func (o *output) count(part string) int {
 	return strings.Count(o.text.String(), part)
 }
 
-func TestASpentLimitIsReportedOnceAndItsEndToo(t *testing.T) {
+func TestWatcherReportsInotifyLimitOnce(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

@@ -32,7 +32,7 @@ func openInstance() (*instance, error) {
 
 // add watches a directory for further events. A directory that is already watched keeps its descriptor.
 func (i *instance) add(directory string, events uint32) (int32, error) {
-	// The kernel reports what happens to the directory itself without being asked, except for these two events.
+	// The kernel reports events of the directory itself without a mask, except for these two.
 	wd, err := unix.InotifyAddWatch(i.fd, directory, events|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_ONLYDIR|unix.IN_MASK_ADD)
 	if err != nil {
 		return 0, fmt.Errorf("watch directory %s by inotify: %w", directory, err)

@@ -69,7 +69,7 @@ func (s *watch) look() string {
 	return text.String()
 }
 
-// identity tells apart two directories of one name.
+// identity distinguishes two directories of one name.
 type identity struct{ device, inode uint64 }
 
 func identify(directory string) (identity, error) {

@@ -54,7 +54,7 @@ func (h Host) MetricsAccess(asked bool, role string) (*metrics.Access, error) {
 	}
 	config, err := h.Kubernetes()
 	if err != nil {
-		return nil, fmt.Errorf("ask who may read metrics: %w", err)
+		return nil, fmt.Errorf("check the right to read metrics: %w", err)
 	}
 	client, err := Client(config, role)
 	if err != nil {

@@ -47,12 +47,10 @@ func claim(namespace, name string) *corev1.ObjectReference {
 		UID: types.UID(name)}
 }
 
-//shows:tenants
 func TestTenThousandClaimsOfANamespaceWriteFewEventsAndDelayNoOthers(t *testing.T) {
 	w := &written{names: map[string][]string{}}
 	recorder, stop := Recorder(t.Context(), w.client(), "gpu-plugin", "node-a")
 	defer stop()
-	//attack:event-flood A tenant's 10,000 wrong claims fill the API server with Events, or keep back those of others
 	for i := range 10_000 {
 		recorder.Event(claim("attacker", fmt.Sprintf("claim-%d", i)), corev1.EventTypeWarning, "InvalidConfig", fmt.Sprintf("wrong: %d", i))
 		if i%500 == 0 { // the recorder drops what exceeds its queue of 1,000; the flood must reach its filter
@@ -78,7 +76,6 @@ func TestAPodWithTheLongestNameHasItsEvent(t *testing.T) {
 	w := &written{names: map[string][]string{}}
 	recorder, stop := Recorder(t.Context(), w.client(), "gpu-plugin", "node-a")
 	defer stop()
-	//attack:long-name A pod with a name of 253 characters keeps its Events, or a plugin, from working
 	recorder.Event(claim("tenant", strings.Repeat("a", validation.DNS1123SubdomainMaxLength)), corev1.EventTypeWarning, "InvalidConfig",
 		strings.Repeat("b", 900))
 	deadline := time.Now().Add(2 * time.Minute)

@@ -78,7 +78,7 @@ func (h Host) Watcher() *filewatch.Watcher {
 	return &filewatch.Watcher{}
 }
 
-// Runner returns what runs IMEX daemons.
+// Runner returns the runner of IMEX daemons.
 func (h Host) Runner(programs imex.Programs) imex.Runner {
 	if h.IMEX != nil {
 		return h.IMEX
@@ -86,7 +86,7 @@ func (h Host) Runner(programs imex.Programs) imex.Runner {
 	return &imex.Process{Programs: programs, Output: h.Err()}
 }
 
-// Executer returns what runs the driver's programs that end by themselves.
+// Executer returns the function that runs those programs of the driver that end by themselves.
 func (h Host) Executer() imex.Execute {
 	if h.Execute != nil {
 		return h.Execute

@@ -77,7 +77,7 @@ func TestARoleUsesWhatItsHostGives(t *testing.T) {
 }
 
 // One configuration serves several clients: none may change it for the others.
-func TestAClientIsTunedForItsRoleAlone(t *testing.T) {
+func TestConnectTunesClientPerRole(t *testing.T) {
 	config := &rest.Config{Host: "https://api.example", QPS: 1, Burst: 1}
 	tuned := Tune(config, "gpu-plugin")
 	if tuned.QPS != queriesPerSecond || tuned.Burst != burst || !strings.HasSuffix(tuned.UserAgent, "/gpu-plugin") {

@@ -37,7 +37,7 @@ func (v visible) Write(entry []byte) (int, error) {
 	return len(entry), nil
 }
 
-// hides says whether a character changes the direction of text, or ends a line for some programs.
+// hides reports whether a character changes the direction of text, or ends a line for some programs.
 func hides(r rune) bool {
 	return r >= 0x200e && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0xfeff
 }

@@ -7,13 +7,10 @@ import (
 	"testing"
 )
 
-//shows:tenants
 func TestATenantWritesNoLineOfTheLogAndSteersNoTerminal(t *testing.T) {
 	for name, text := range map[string]string{
-		//attack:log-line A tenant's text begins a line of its own in a plugin's log, which looks like the plugin's
-		"a line":            "x\nI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\" claim=\"kube-system/forged\"",
-		"a carriage return": "x\rI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\"",
-		//attack:log-terminal A tenant's text erases what an administrator's terminal shows of a plugin's log
+		"a line":             "x\nI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\" claim=\"kube-system/forged\"",
+		"a carriage return":  "x\rI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\"",
 		"an escape in lines": "x\n\x1b[2J\x1b[H\x9b1;1H",
 		"an escape":          "x\x1b]0;title\x07",
 		"a turned direction": "x\n\u202egnp.exe",

@@ -66,7 +66,7 @@ func (l *Locks) release(keys []string) {
 	}
 }
 
-// leave removes a lock that nobody holds or waits for, so that the set does not grow with every claim ever seen.
+// leave removes a lock without a holder or waiter, so that the set does not grow with every claim ever seen.
 func (l *Locks) leave(key string, k *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -41,7 +41,7 @@ func TestWorkOnOneKeyWaitsAndOnAnotherDoesNot(t *testing.T) {
 	})
 }
 
-func TestManyKeysInAnyOrderNeverDeadlock(t *testing.T) {
+func TestLedgerDoesNotDeadlockForKeysInAnyOrder(t *testing.T) {
 	var locks Locks
 	counters := map[string]*int{"a": new(int), "b": new(int), "c": new(int)}
 	var wg sync.WaitGroup

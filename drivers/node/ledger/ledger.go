@@ -24,8 +24,8 @@ type Owner struct {
 	Namespace string
 }
 
-// Hold is a hold on one thing: a device, or a part of one that conflicts with other parts.
-type Hold struct {
+// Reservation is a hold on one thing: a device, or a part of one that conflicts with other parts.
+type Reservation struct {
 	Key string
 	// Shared holds can exist beside other shared holds of the same key. All others exclude each other.
 	Shared bool
@@ -34,11 +34,11 @@ type Hold struct {
 // Ledger is safe for concurrent use. The zero value is ready to use.
 type Ledger struct {
 	mu      sync.Mutex
-	holders map[string]map[string]entry // key -> owner ID -> entry
-	changed chan struct{}               // closed and replaced whenever something is released
+	holders map[string]map[string]reservedBy // key -> owner ID -> entry
+	changed chan struct{}                    // closed and replaced whenever something is released
 }
 
-type entry struct {
+type reservedBy struct {
 	owner  Owner
 	shared bool
 }
@@ -51,7 +51,7 @@ type Conflict struct {
 
 func (c Conflict) String() string { return fmt.Sprintf("%s is held by %s", c.Key, c.Holder.Name) }
 
-// ConflictError lists who holds what was requested. It has at least one conflict; they are sorted by hold, then by the holders'
+// ConflictError lists the present holders of a request. It has at least one conflict; they are sorted by hold, then by the holders'
 // names.
 type ConflictError struct {
 	Conflicts []Conflict
@@ -59,7 +59,7 @@ type ConflictError struct {
 	Asker Owner
 }
 
-// Error names the first conflict only: a whole GPU is as many holds as it has memory slices, and one of them says enough. The
+// Error names the first conflict only: a whole GPU is as many holds as it has memory slices, and one of them is enough. The
 // tenant reads this error in an Event or on the pod, so it names no owner of another namespace. Detail is for the node's log.
 func (e *ConflictError) Error() string {
 	c, asker := e.Conflicts[0], e.Asker.Namespace
@@ -84,8 +84,8 @@ func (e *ConflictError) Holders() []Owner {
 }
 
 // TryAcquire gives owner all of holds, or none, and does not wait. The error is a *ConflictError with every conflicting holder. The
-// owner keeps what it already has, so TryAcquire may be repeated.
-func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
+// owner keeps its holds, so TryAcquire may be repeated.
+func (l *Ledger) TryAcquire(owner Owner, holds ...Reservation) error {
 	conflict, _ := l.try(owner, holds)
 	if conflict == nil {
 		return nil // a nil *ConflictError would be an error that is not nil
@@ -95,7 +95,7 @@ func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
 
 // Acquire is a TryAcquire that waits. While another owner has one of holds, it waits for the release until ctx ends. The error is
 // the last conflict.
-func (l *Ledger) Acquire(ctx context.Context, owner Owner, holds ...Hold) error {
+func (l *Ledger) Acquire(ctx context.Context, owner Owner, holds ...Reservation) error {
 	for {
 		conflict, released := l.try(owner, holds)
 		if conflict == nil {
@@ -109,8 +109,8 @@ func (l *Ledger) Acquire(ctx context.Context, owner Owner, holds ...Hold) error 
 	}
 }
 
-// try takes every hold, or returns all conflicts and what to wait for.
-func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}) {
+// try takes every hold, or returns all conflicts and a channel to wait for.
+func (l *Ledger) try(owner Owner, holds []Reservation) (*ConflictError, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.init()
@@ -128,7 +128,7 @@ func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}
 }
 
 // conflicts returns the holds of others that exclude hold, sorted by the holders' names. l.mu must be held.
-func (l *Ledger) conflicts(ownerID string, hold Hold) []Conflict {
+func (l *Ledger) conflicts(ownerID string, hold Reservation) []Conflict {
 	var conflicts []Conflict
 	for id, other := range l.holders[hold.Key] {
 		if id != ownerID && (!hold.Shared || !other.shared) {
@@ -139,17 +139,24 @@ func (l *Ledger) conflicts(ownerID string, hold Hold) []Conflict {
 	return conflicts
 }
 
+// Conflicts returns the holds of others that exclude a hold which has no owner yet, sorted by the holders' names.
+func (l *Ledger) Conflicts(hold Reservation) []Conflict {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conflicts("", hold)
+}
+
 // put stores a hold. l.mu must be held.
-func (l *Ledger) put(owner Owner, hold Hold) {
+func (l *Ledger) put(owner Owner, hold Reservation) {
 	if l.holders[hold.Key] == nil {
-		l.holders[hold.Key] = map[string]entry{}
+		l.holders[hold.Key] = map[string]reservedBy{}
 	}
-	l.holders[hold.Key][owner.ID] = entry{owner: owner, shared: hold.Shared}
+	l.holders[hold.Key][owner.ID] = reservedBy{owner: owner, shared: hold.Shared}
 }
 
 // Extend gives every holder of key also holds, once it is known which holds key stands for. Other holders keep theirs: the errors
 // name two owners that now hold the same thing.
-func (l *Ledger) Extend(key string, holds ...Hold) error {
+func (l *Ledger) Extend(key string, holds ...Reservation) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.init()
@@ -187,7 +194,7 @@ func (l *Ledger) Release(ownerID string) {
 	}
 }
 
-// Holders returns who holds key, sorted by name.
+// Holders returns the owners that hold key, sorted by name.
 func (l *Ledger) Holders(key string) []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,6 +213,6 @@ func byName(a, b Owner) int {
 func (l *Ledger) init() {
 	if l.changed == nil {
 		l.changed = make(chan struct{})
-		l.holders = map[string]map[string]entry{}
+		l.holders = map[string]map[string]reservedBy{}
 	}
 }

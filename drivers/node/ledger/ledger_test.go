@@ -15,21 +15,21 @@ func owner(name string) Owner { return Owner{ID: name, Name: "claim " + name} }
 
 func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 	for name, c := range map[string]struct {
-		first, second Hold
+		first, second Reservation
 		allowed       bool
 	}{
-		"exclusive and exclusive": {Hold{Key: "g"}, Hold{Key: "g"}, false},
-		"exclusive and shared":    {Hold{Key: "g"}, Hold{Key: "g", Shared: true}, false},
-		"shared and exclusive":    {Hold{Key: "g", Shared: true}, Hold{Key: "g"}, false},
-		"shared and shared":       {Hold{Key: "g", Shared: true}, Hold{Key: "g", Shared: true}, true},
-		"different devices":       {Hold{Key: "g"}, Hold{Key: "h"}, true},
+		"exclusive and exclusive": {Reservation{Key: "g"}, Reservation{Key: "g"}, false},
+		"exclusive and shared":    {Reservation{Key: "g"}, Reservation{Key: "g", Shared: true}, false},
+		"shared and exclusive":    {Reservation{Key: "g", Shared: true}, Reservation{Key: "g"}, false},
+		"shared and shared":       {Reservation{Key: "g", Shared: true}, Reservation{Key: "g", Shared: true}, true},
+		"different devices":       {Reservation{Key: "g"}, Reservation{Key: "h"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var ledger Ledger
 			if err := ledger.TryAcquire(owner("a"), c.first); err != nil {
 				t.Fatal(err)
 			}
-			err := ledger.TryAcquire(owner("b"), Hold{Key: "other"}, c.second)
+			err := ledger.TryAcquire(owner("b"), Reservation{Key: "other"}, c.second)
 			var conflict *ConflictError
 			if (err == nil) != c.allowed || !c.allowed && (!errors.As(err, &conflict) || !strings.Contains(err.Error(), "claim a")) {
 				t.Errorf("error %v, allowed %v", err, c.allowed)
@@ -44,32 +44,32 @@ func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 	}
 }
 
-func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
+func TestExtendAddsHoldsToHolderByName(t *testing.T) {
 	var ledger Ledger
 	for _, hold := range []struct {
 		owner string
-		Hold
-	}{{"a", Hold{Key: "name", Shared: true}}, {"b", Hold{Key: "name", Shared: true}}, {"c", Hold{Key: "part 2"}}} {
-		if err := ledger.TryAcquire(owner(hold.owner), hold.Hold); err != nil {
+		Reservation
+	}{{"a", Reservation{Key: "name", Shared: true}}, {"b", Reservation{Key: "name", Shared: true}}, {"c", Reservation{Key: "part 2"}}} {
+		if err := ledger.TryAcquire(owner(hold.owner), hold.Reservation); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := ledger.Extend("unknown", Hold{Key: "free"}); err != nil || len(ledger.Holders("free")) != 0 {
+	if err := ledger.Extend("unknown", Reservation{Key: "free"}); err != nil || len(ledger.Holders("free")) != 0 {
 		t.Errorf("held by nobody: %v, %v", ledger.Holders("free"), err)
 	}
-	if err := ledger.Extend("name", Hold{Key: "part 1", Shared: true}); err != nil {
+	if err := ledger.Extend("name", Reservation{Key: "part 1", Shared: true}); err != nil {
 		t.Error(err)
 	}
 	if holders := ledger.Holders("part 1"); len(holders) != 2 {
 		t.Errorf("part 1 is held by %v, want a and b", holders)
 	}
-	if err := ledger.TryAcquire(owner("d"), Hold{Key: "part 1"}); err == nil {
+	if err := ledger.TryAcquire(owner("d"), Reservation{Key: "part 1"}); err == nil {
 		t.Error("what a and b hold was given to d")
 	}
-	if err := ledger.TryAcquire(owner("d"), Hold{Key: "part 1", Shared: true}); err != nil {
+	if err := ledger.TryAcquire(owner("d"), Reservation{Key: "part 1", Shared: true}); err != nil {
 		t.Error(err)
 	}
-	if err := ledger.Extend("name", Hold{Key: "part 2", Shared: true}); err == nil ||
+	if err := ledger.Extend("name", Reservation{Key: "part 2", Shared: true}); err == nil ||
 		!strings.Contains(err.Error(), "claim a holds name: part 2 is held by claim c") {
 		t.Errorf("two hold part 2: %v", err)
 	}
@@ -81,36 +81,38 @@ func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
 	}
 }
 
-func TestAWaiterGetsTheDeviceWhenItIsReleased(t *testing.T) {
+func TestAcquireReturnsWhenHolderReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ledger Ledger
-		if err := ledger.Acquire(t.Context(), owner("a"), Hold{Key: "g"}); err != nil {
+		if err := ledger.Acquire(t.Context(), owner("a"), Reservation{Key: "g"}); err != nil {
 			t.Fatal(err)
 		}
 		time.AfterFunc(time.Second, func() { ledger.Release("a") })
 		began := time.Now()
-		if err := ledger.Acquire(t.Context(), owner("b"), Hold{Key: "g"}); err != nil || time.Since(began) != time.Second {
+		if err := ledger.Acquire(t.Context(), owner("b"), Reservation{Key: "g"}); err != nil || time.Since(began) != time.Second {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := ledger.Acquire(ctx, owner("c"), Hold{Key: "g"}); err == nil || !strings.Contains(err.Error(), "claim b") {
+		if err := ledger.Acquire(ctx, owner("c"), Reservation{Key: "g"}); err == nil || !strings.Contains(err.Error(), "claim b") {
 			t.Errorf("error %v", err)
 		}
 	})
 }
 
-func TestATryThatFailsTakesNothingAndNamesEveryHolder(t *testing.T) {
+func TestTryAcquireTakesNoneOnConflict(t *testing.T) {
 	var ledger Ledger
 	for _, held := range []struct {
 		owner string
-		hold  Hold
-	}{{"b", Hold{Key: "g1", Shared: true}}, {"a", Hold{Key: "g1", Shared: true}}, {"c", Hold{Key: "g2"}}, {"a", Hold{Key: "g3"}}} {
+		hold  Reservation
+	}{{"b", Reservation{Key: "g1", Shared: true}}, {"a", Reservation{Key: "g1", Shared: true}}, {"c", Reservation{Key: "g2"}}, {"a",
+		Reservation{Key: "g3"}}} {
 		if err := ledger.TryAcquire(owner(held.owner), held.hold); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := ledger.TryAcquire(owner("d"), Hold{Key: "free"}, Hold{Key: "g3"}, Hold{Key: "g1"}, Hold{Key: "g2", Shared: true})
+	err := ledger.TryAcquire(owner("d"), Reservation{Key: "free"}, Reservation{Key: "g3"}, Reservation{Key: "g1"}, Reservation{Key: "g2",
+		Shared: true})
 	var conflict *ConflictError
 	if !errors.As(err, &conflict) {
 		t.Fatalf("four devices, of which three are held: %v", err)
@@ -130,16 +132,16 @@ func TestATryThatFailsTakesNothingAndNamesEveryHolder(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		ledger.Release(id)
 	}
-	if err := ledger.TryAcquire(owner("d"), Hold{Key: "g1"}, Hold{Key: "g2"}, Hold{Key: "g3"}); err != nil {
+	if err := ledger.TryAcquire(owner("d"), Reservation{Key: "g1"}, Reservation{Key: "g2"}, Reservation{Key: "g3"}); err != nil {
 		t.Errorf("after all releases: %v", err)
 	}
 }
 
 // Two owners that want the same two devices in opposite orders must never wait for each other with one device each.
-func TestTwoThatWantTheSameDevicesNeverHoldOneEach(t *testing.T) {
+func TestAcquireTakesAllOrNone(t *testing.T) {
 	var ledger Ledger
 	var both sync.WaitGroup
-	for name, keys := range map[string][]Hold{"a": {{Key: "g1"}, {Key: "g2"}}, "b": {{Key: "g2"}, {Key: "g1"}}} {
+	for name, keys := range map[string][]Reservation{"a": {{Key: "g1"}, {Key: "g2"}}, "b": {{Key: "g2"}, {Key: "g1"}}} {
 		both.Go(func() {
 			for range 1000 {
 				if err := ledger.Acquire(t.Context(), owner(name), keys...); err != nil {

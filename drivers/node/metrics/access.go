@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/httpserver"
 )
 
 const (
@@ -43,7 +45,7 @@ type Access struct {
 	// allowed are the accepted tokens; each is checked again after a minute. refused are the others, which never displace an accepted
 	// one.
 	allowed, refused map[tokenSum]verdict
-	asked            questions
+	reviews          httpserver.TokenReviews
 }
 
 // tokenSum is the checksum of a token and a path.
@@ -82,7 +84,7 @@ func (a *Access) Wrap(next http.Handler) http.Handler {
 		case errors.Is(err, errTooMany):
 			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		case err != nil:
-			klog.FromContext(r.Context()).Error(err, "Nobody may read metrics while the API server cannot be asked who may")
+			klog.FromContext(r.Context()).Error(err, "Metrics are refused while the API server cannot check tokens")
 			http.Error(w, "the API server does not say who may read metrics", http.StatusServiceUnavailable)
 		case v.status == http.StatusUnauthorized:
 			http.Error(w, "the API server does not know this token", v.status)
@@ -101,7 +103,7 @@ func (a *Access) now() time.Time {
 	return time.Now()
 }
 
-// verdict asks the API server, or uses the cached answer. It does not cache errors.
+// verdict queries the API server, or uses the cached answer. It does not cache errors.
 func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict, error) {
 	key := tokenSum(sha256.Sum256([]byte(token + "\x00" + path)))
 	if v, err := a.remember(key, from); err != nil || v.status != 0 {
@@ -128,8 +130,8 @@ func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict
 	return v, nil
 }
 
-// remember returns the API server's answer about a token within the last minute, or a verdict without a status where the server
-// must be asked. A token that was accepted before may be checked at any time, others only at a limited rate.
+// remember returns the API server's verdict on a token within the last minute, or a verdict without a status if the token must be checked.
+// A token that was accepted before may be checked at any time, others only at a limited rate.
 func (a *Access) remember(key tokenSum, from string) (verdict, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,7 +143,7 @@ func (a *Access) remember(key tokenSum, from string) (verdict, error) {
 	switch {
 	case now.Before(known.until):
 		return known, nil
-	case !before && !a.asked.may(from, now):
+	case !before && !a.reviews.Allow(from, now):
 		return verdict{}, errTooMany
 	}
 	return verdict{}, nil
@@ -173,8 +175,8 @@ func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {
 	return verdict{status: http.StatusOK, user: user.Username}, nil
 }
 
-// ownCertificate is a TLS configuration with a new certificate. It keeps tokens secret on the network. Nobody can verify it, as
-// with kube-rbac-proxy's own.
+// ownCertificate is a TLS configuration with a new certificate. It keeps tokens secret on the network. Clients cannot verify it, as with
+// kube-rbac-proxy's own.
 func ownCertificate() (*tls.Config, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("gpufabric-metrics", nil, nil)
 	if err != nil {

@@ -4,7 +4,6 @@ package metrics
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,7 +12,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"gpufabric.io/drivers/node/httpserver"
 )
+
+// scrapes is the number of answers of /metrics at once. It is more than one address has connections (httpserver.PerAddress), so that
+// none keeps others from the metrics.
+const scrapes = 40
 
 // Plugin are the metrics of one node plugin, in a registry of its own.
 type Plugin struct {
@@ -29,6 +34,8 @@ type Plugin struct {
 	Waiting *prometheus.GaugeVec
 	// Claims is the number of prepared claims of the plugin.
 	Claims prometheus.Gauge
+	// Releasing is the number of claims whose devices wait for the claims' last containers.
+	Releasing prometheus.Gauge
 	// Devices is the number of published devices. Label: state (available, tainted).
 	Devices *prometheus.GaugeVec
 }
@@ -52,11 +59,15 @@ func New(driver string) *Plugin {
 		Claims: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "gpufabric_claims_prepared", Help: "Claims that are prepared on this node.", ConstLabels: labels,
 		}),
+		Releasing: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "gpufabric_claims_releasing", Help: "Claims that are released, and whose devices wait for the claims' last containers to end.",
+			ConstLabels: labels,
+		}),
 		Devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "gpufabric_devices", Help: "Devices published by this node, by state.", ConstLabels: labels,
 		}, []string{"state"}),
 	}
-	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Waiting, p.Claims, p.Devices,
+	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Waiting, p.Claims, p.Releasing, p.Devices,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }
@@ -68,8 +79,8 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	return now
 }
 
-// Serve serves what a registry gathers on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves
-// nothing. healthy may be nil. Its error makes both probes answer 503 with its text: a restart would help. An error of ready
+// Serve serves the metrics of a registry on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves
+// no page. healthy may be nil. Its error makes both probes answer 503 with its text: a restart would help. An error of ready
 // affects only /readyz: the role does not serve yet, or no longer, and a rollout has to wait for it.
 func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error) error {
 	return (*Access)(nil).Serve(ctx, address, registry, healthy, ready...)
@@ -85,25 +96,37 @@ func (a *Access) Serve(
 		return nil
 	}
 	mux := http.NewServeMux()
-	shown := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	// A collector that fails costs its own metrics alone, and not the faults and alerts of the node.
+	shown := promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: scrapes})
 	if a != nil {
 		shown = a.Wrap(shown)
 	}
 	mux.Handle("/metrics", shown)
+	addProbes(mux, healthy, ready)
+	var config *tls.Config
+	if a != nil {
+		var err error
+		if config, err = ownCertificate(); err != nil {
+			return err
+		}
+	}
+	return serve(ctx, "--metrics-address", address, httpserver.Server{Handler: mux, TLS: config})
+}
+
+// ServeProbes serves /healthz and /readyz alone, without TLS; see the function Serve. flag is the flag that address is from.
+func ServeProbes(ctx context.Context, flag, address string, healthy func() error, ready ...func() error) error {
+	if address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	mux := http.NewServeMux()
+	addProbes(mux, healthy, ready)
+	return serve(ctx, flag, address, httpserver.Server{Handler: mux})
+}
+
+func addProbes(mux *http.ServeMux, healthy func() error, ready []func() error) {
 	mux.Handle("/healthz", probe(healthy))
 	mux.Handle("/readyz", probe(append([]func() error{healthy}, ready...)...))
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("serve metrics: --metrics-address %q: %w", address, err)
-	}
-	if a != nil {
-		config, err := ownCertificate()
-		if err != nil {
-			return errors.Join(err, listener.Close())
-		}
-		listener = tls.NewListener(listener, config)
-	}
-	return serve(ctx, listener, mux)
 }
 
 // probe answers 503 with the first error of checks, of which any may be nil.
@@ -122,12 +145,13 @@ func probe(checks ...func() error) http.Handler {
 	})
 }
 
-func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
-	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stopped()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
+func serve(ctx context.Context, flag, address string, server httpserver.Server) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", flag, address, err)
+	}
+	if err := server.Serve(ctx, listener); err != nil {
+		return fmt.Errorf("serve %s %q: %w", flag, address, err)
 	}
 	return nil
 }

@@ -11,10 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"gpufabric.io/build/port"
 )
 
-// free is an address of the loopback that nobody listens on.
+// free is a loopback address without a listener.
 func free(t *testing.T) string {
 	t.Helper()
 	ports, err := port.Free(1)
@@ -46,6 +48,30 @@ func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
 	}
 }
 
+func TestMetricsAreServedBesideACollectorThatFails(t *testing.T) {
+	address := free(t)
+	p := New("test.example.com")
+	p.Errors.WithLabelValues("prepare", "DeviceInUse").Inc()
+	twice := prometheus.NewDesc("twice", "A series that is collected twice.", nil, nil)
+	p.Registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		for range 2 {
+			to <- prometheus.MustNewConstMetric(twice, prometheus.GaugeValue, 1)
+		}
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, address, p.Registry, nil) }()
+	body := get(t, "http://"+address+"/metrics", http.StatusOK)
+	if !strings.Contains(body, "gpufabric_claim_errors_total{") {
+		t.Errorf("metrics:\n%s", body)
+	}
+	t.Log("attacker sees: the other metrics of the role, with status 200")
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // get retries until the server answers.
 func get(t *testing.T, url string, want int) string {
 	t.Helper()
@@ -70,7 +96,7 @@ func get(t *testing.T, url string, want int) string {
 	}
 }
 
-func TestAnAddressThatIsTakenNamesTheFlag(t *testing.T) {
+func TestServeNamesFlagWhenAddressIsTaken(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

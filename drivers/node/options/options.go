@@ -32,6 +32,8 @@ type Node struct {
 	OwnDev string
 	// SysfsRoot stands in for /sys.
 	SysfsRoot string
+	// CgroupRoot is where the node's cgroups are mounted, as PATH or PATH=HOST; empty: fs/cgroup below SysfsRoot.
+	CgroupRoot string
 	// ProcDevices stands in for /proc/devices. The plugin reads its other files of /proc from the same directory.
 	ProcDevices string
 	// CDIRoot is where the container runtime looks for CDI specs.
@@ -50,7 +52,7 @@ type Node struct {
 	MetricsAuth bool
 	// Files reports changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
 	Files *filewatch.Watcher
-	// Verbosity is the log level: 0 what a person should know, 4 what a developer may.
+	// Verbosity is the log level: 0 for operators, 4 for developers.
 	Verbosity int
 }
 
@@ -64,6 +66,8 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	text(&n.DevRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
 	text(&n.OwnDev, "own-dev", "", "/dev of this container, where nodes of the driver are made that came after its start; empty: it is "+
 		"left alone")
+	text(&n.CgroupRoot, "cgroup-root", "", "directory where the node's cgroups are mounted, all of them and not this container's alone, by "+
+		"which the role sees that a container has ended; PATH=HOST where the node has it at another path; empty: fs/cgroup below --sysfs-root")
 	text(&n.ProcDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&n.CDIRoot, "cdi-root", "/var/run/cdi", "directory where the container runtime looks for CDI specs")
 	text(&n.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's directory")
@@ -99,6 +103,11 @@ func (n *Node) Validate() error {
 	if _, err := driver.ParsePlace(n.DevRoot); err != nil {
 		errs = append(errs, fmt.Errorf("--dev-root: %w", err))
 	}
+	if n.CgroupRoot != "" {
+		if _, err := driver.ParsePlace(n.CgroupRoot); err != nil {
+			errs = append(errs, fmt.Errorf("--cgroup-root: %w", err))
+		}
+	}
 	for _, dir := range []struct{ flag, path string }{
 		{"cdi-root", n.CDIRoot}, {"kubelet-root", n.KubeletRoot}, {"state-dir", n.StateDir},
 	} {
@@ -114,26 +123,39 @@ func (n *Node) Validate() error {
 func (n *Node) Driver() driver.Search {
 	roots, err := driver.ParsePlaces(n.DriverRoot)
 	if err != nil {
-		roots = nil // Validate has said so
+		roots = nil // Validate has reported it
 	}
 	return driver.Search{Roots: roots, Dev: n.Dev(), ProcRoot: n.ProcRoot(), OwnDev: n.OwnDev}
 }
 
-// Dev is the directory that stands for /dev.
+// Dev is the directory in the place of /dev.
 func (n *Node) Dev() driver.Place {
 	dev, err := driver.ParsePlace(n.DevRoot)
 	if err != nil {
-		return driver.Here(n.DevRoot) // Validate has said so
+		return driver.Here(n.DevRoot) // Validate has reported it
 	}
 	return dev
 }
 
-// Drain returns how the role agrees with the node's other roles on a drain of the GPUs.
-func (n *Node) Drain() drain.Directory {
-	return drain.Directory{Path: cmp.Or(n.DrainDir, drain.Beside(n.StateDir)), Files: n.Files}
+// Cgroups is where the node's cgroups are mounted.
+func (n *Node) Cgroups() driver.Place {
+	fallback := driver.Here(filepath.Join(n.SysfsRoot, "fs/cgroup"))
+	if n.CgroupRoot == "" {
+		return fallback
+	}
+	place, err := driver.ParsePlace(n.CgroupRoot)
+	if err != nil {
+		return fallback // Validate has reported it
+	}
+	return place
 }
 
-// ProcRoot is the directory that stands for /proc.
+// Drain returns how the role agrees with the node's other roles on a drain of the GPUs.
+func (n *Node) Drain() drain.Directory {
+	return drain.Directory{Path: cmp.Or(n.DrainDir, drain.SharedDirectory(n.StateDir)), Files: n.Files}
+}
+
+// ProcRoot is the directory in the place of /proc.
 func (n *Node) ProcRoot() string { return filepath.Dir(n.ProcDevices) }
 
 // bootID is the file with the kernel's ID of the current boot, below /proc. It is the same in every container.
@@ -153,5 +175,5 @@ func (n *Node) BootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// SameBoot says whether two boots are known to be the same.
+// SameBoot reports whether two boots are certainly the same.
 func SameBoot(a, b string) bool { return a != "" && a == b }

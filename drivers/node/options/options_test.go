@@ -20,7 +20,7 @@ func bind(t *testing.T, env map[string]string, args ...string) Node {
 	return node
 }
 
-func TestAFlagWinsOverTheEnvironmentWhichWinsOverTheDefault(t *testing.T) {
+func TestBindPrefersFlagOverEnvironment(t *testing.T) {
 	env := map[string]string{"CDI_ROOT": "/env/cdi", "NODE_NAME": "from-env"}
 	node := bind(t, env, "--node-name=from-flag")
 	if node.CDIRoot != "/env/cdi" || node.NodeName != "from-flag" || node.SysfsRoot != "/sys" ||
@@ -32,7 +32,7 @@ func TestAFlagWinsOverTheEnvironmentWhichWinsOverTheDefault(t *testing.T) {
 	}
 }
 
-func TestEveryFlagThatCannotWorkIsNamed(t *testing.T) {
+func TestValidateNamesEachWrongFlag(t *testing.T) {
 	node := bind(t, nil, "--cdi-root=cdi", "--state-dir=")
 	node.DriverRoot, node.DevRoot = "/,driver", "/host/dev="
 	err := node.Validate()
@@ -43,7 +43,7 @@ func TestEveryFlagThatCannotWorkIsNamed(t *testing.T) {
 	}
 }
 
-func TestTheBootIsReadBesideProcDevices(t *testing.T) {
+func TestBootIDIsReadBesideProcDevices(t *testing.T) {
 	proc := t.TempDir()
 	node := Node{ProcDevices: filepath.Join(proc, "devices")}
 	kernel, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -68,7 +68,7 @@ func TestTheBootIsReadBesideProcDevices(t *testing.T) {
 	}
 }
 
-func TestAnUnknownBootIDDoesNotRuleOutAReboot(t *testing.T) {
+func TestSameBootIsFalseForUnknownID(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		same bool

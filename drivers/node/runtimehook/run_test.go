@@ -36,7 +36,7 @@ func (p *plugin) await(t *testing.T, times int) {
 	}
 }
 
-func TestWithoutASocketThereIsNothingToDo(t *testing.T) {
+func TestRunReturnsWithoutSocket(t *testing.T) {
 	p := newPlugin()
 	if err := Run(t.Context(), settings(""), p); err != nil || len(p.away) > 0 {
 		t.Errorf("%v, away %d times", err, len(p.away))
@@ -48,13 +48,13 @@ type deaf struct{}
 
 func (deaf) Disconnected() {}
 
-func TestAPluginThatCanNeverBeIsAnError(t *testing.T) {
+func TestRunFailsForInvalidPlugin(t *testing.T) {
 	if err := Run(t.Context(), settings("/nowhere"), deaf{}); err == nil || !strings.Contains(err.Error(), "make the NRI plugin test") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestARuntimeIsTriedAgainUntilTheRoleEnds(t *testing.T) {
+func TestRunRetriesUntilRoleEnds(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nri.sock")
 	p := newPlugin()
 	ctx, cancel := context.WithCancel(t.Context())

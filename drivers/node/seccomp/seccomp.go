@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules are what a filter allows beyond the defaults.
+// Rules are the system calls that a filter allows beyond the defaults.
 type Rules struct {
 	// Mounts allows to mount file systems, and to start processes with mounts and process IDs of their own.
 	Mounts bool
@@ -21,7 +21,7 @@ type Rules struct {
 	Join bool
 }
 
-// The offsets of what a filter reads (struct seccomp_data in linux/seccomp.h).
+// The offsets of a filter's input (struct seccomp_data in linux/seccomp.h).
 const (
 	numberAt       = 0
 	architectureAt = 4
@@ -81,8 +81,8 @@ func (r Rules) flags() uint32 {
 // ciphers.
 func families() []uint32 { return []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} }
 
-// program is what the kernel runs before each system call. All but two of its tests jump over one instruction, so that the lists
-// may have any length.
+// program returns the filter that the kernel runs before each system call. All but two of its tests jump over one instruction, so that the
+// lists may have any length.
 func (r Rules) program() []unix.SockFilter {
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -149,7 +149,7 @@ func (r Rules) install(flags uintptr) error {
 	return nil
 }
 
-// Filtered says whether this process already has a filter, such as the container runtime's.
+// Filtered reports whether this process already has a filter, such as the container runtime's.
 func Filtered() (bool, error) {
 	mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
 	if errors.Is(err, unix.EINVAL) {

@@ -1,4 +1,3 @@
-//shows:tenants
 package seccomp
 
 import (
@@ -85,7 +84,7 @@ func attempt(t *testing.T, how, rules string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestAProcessWithAllItsThreadsIsHeldToItsRules(t *testing.T) {
+func TestFilterAppliesToAllThreads(t *testing.T) {
 	for rules, lets := range map[string]map[string]string{
 		"strict": {},
 		"mounts": {"mount=EPERM": "mount=EFAULT", "clone of mounts=EPERM": "clone of mounts=EINVAL"},
@@ -101,7 +100,7 @@ func TestAProcessWithAllItsThreadsIsHeldToItsRules(t *testing.T) {
 	}
 }
 
-func TestAProgramThatAThreadBecomesHasItsRules(t *testing.T) {
+func TestFilterAppliesAfterExec(t *testing.T) {
 	if got := attempt(t, "thread", "strict"); got != seccomptest.Refused {
 		t.Errorf("the kernel answers\n%s\nwant\n%s", got, seccomptest.Refused)
 	}

@@ -20,7 +20,7 @@ var _ prometheus.Collector = (*File[int])(nil)
 
 // OpenFile reads the value at path. It makes its directory if need be. It sets a file that cannot be read aside and returns it;
 // that is no error. mode is the mode of a new file; 0: 0600.
-func OpenFile[T any](path string, kind Kind[T], mode fs.FileMode, writer atomicfile.Writer) (*File[T], []Unreadable, error) {
+func OpenFile[T any](path string, kind Format[T], mode fs.FileMode, writer atomicfile.Writer) (*File[T], []Unreadable, error) {
 	extension := filepath.Ext(path)
 	name := strings.TrimSuffix(filepath.Base(path), extension)
 	s, unreadable, err := Open(Options{Directory: filepath.Dir(path), Extension: extension, Only: []string{name}, Mode: mode, Writer: writer},
@@ -37,7 +37,7 @@ func (f *File[T]) Get() (T, bool) { return f.store.Get(f.name) }
 // Put stores a value durably. An unchanged value costs no write.
 func (f *File[T]) Put(value T) error { return f.store.Put(f.name, value) }
 
-// Aside says whether there is a file that could not be read, at this start or an earlier one, and that nobody has deleted since. It
+// Aside reports whether there is a file that could not be read, at this start or an earlier one, and that was not deleted since. It
 // looks at the disk. Where that fails it returns true.
 func (f *File[T]) Aside() bool {
 	names, err := f.store.Aside()

@@ -26,7 +26,7 @@ type Unreadable struct {
 	Kind, Name string
 	// File is where it was, MovedTo where it is now. MovedTo is empty where moving it failed too.
 	File, MovedTo string
-	// Err says what is wrong with it.
+	// Err is the reason.
 	Err error
 }
 
@@ -48,7 +48,7 @@ func (u Unreadable) String() string {
 // Store is a directory with a file for each value of one kind. It is safe for concurrent use, but the caller must keep two writers
 // of one value apart.
 type Store[T any] struct {
-	kind      Kind[T]
+	kind      Format[T]
 	dir       string
 	extension string
 	only      []string // nil: all
@@ -62,13 +62,13 @@ type Store[T any] struct {
 	stuck map[string]bool // names of files that can neither be read nor set aside
 }
 
-// Options say where a store's files are.
+// Options give the place of a store's files.
 type Options struct {
 	// Directory is made if need be.
 	Directory string
 	// Extension ends the files' names, such as .claim. The rest of a file's name is the name of its value. An Extension that begins
-	// with a slash, such as /settings.json, is the name of a file in a separate directory for each value. Whoever made that directory
-	// also removes it.
+	// with a slash, such as /settings.json, is the name of a file in a separate directory for each value. The maker of that directory also
+	// removes it.
 	Extension string
 	// Only restricts the store to the files of these names, where the directory has others with the same extension.
 	Only []string
@@ -79,7 +79,7 @@ type Options struct {
 
 // Open reads every value. It sets files that cannot be read aside and returns them; they are no error. An error means that the
 // directory itself cannot be used.
-func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
+func Open[T any](o Options, kind Format[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
 	}
@@ -113,10 +113,10 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	return s, unreadable, nil
 }
 
-// nested says whether each value's file lies in a directory of its own.
+// nested reports whether each value's file lies in a directory of its own.
 func (s *Store[T]) nested() bool { return strings.HasPrefix(s.extension, "/") }
 
-// names returns the values that have a file. It removes what interrupted writes left.
+// names returns the values that have a file. It removes the leftovers of interrupted writes.
 func (s *Store[T]) names() ([]string, error) {
 	prefixes := []string{""}
 	if s.only != nil {
@@ -153,7 +153,7 @@ func (s *Store[T]) names() ([]string, error) {
 	return names, nil
 }
 
-// has says whether the store is responsible for a name.
+// has reports whether the store is responsible for a name.
 func (s *Store[T]) has(name string) bool { return s.only == nil || slices.Contains(s.only, name) }
 
 func (s *Store[T]) path(name string) string { return filepath.Join(s.dir, name+s.extension) }
@@ -196,7 +196,7 @@ func (s *Store[T]) setAside(name string, why error) Unreadable {
 	}
 }
 
-// asideName is what a value's file is called in the directory of files that could not be read.
+// asideName is the name of a value's file in the directory of unreadable files.
 func (s *Store[T]) asideName(name string) string {
 	if s.nested() {
 		return name + "." + filepath.Base(s.extension)
@@ -204,8 +204,8 @@ func (s *Store[T]) asideName(name string) string {
 	return name + s.extension
 }
 
-// Aside returns the names of the values whose files could not be read, at this start or an earlier one, and that nobody has deleted
-// since. It looks at the disk. It includes files that could not be set aside.
+// Aside returns the names of the values whose files could not be read, at this start or an earlier one, and were not deleted since. It
+// looks at the disk. It includes files that could not be set aside.
 func (s *Store[T]) Aside() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, AsideName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

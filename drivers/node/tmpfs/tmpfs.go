@@ -68,7 +68,7 @@ func Release(path string) error {
 	return nil
 }
 
-// mounted says whether a file system is mounted at path.
+// mounted reports whether a file system is mounted at path.
 func mounted(path string) (bool, error) {
 	var here, above unix.Stat_t
 	if err := unix.Lstat(path, &here); err != nil {

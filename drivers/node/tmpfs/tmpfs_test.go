@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mounts lets the test mount for real, in a mount namespace with shared propagation, and removes what it mounted.
+// mounts lets the test mount for real, in a mount namespace with shared propagation, and unmounts them.
 func mounts(t *testing.T, directories ...string) {
 	t.Helper()
 	if err := Make(directories[0], 0o700, Bounds{Bytes: 1 << 12, Files: 1}); errors.Is(err, unix.EPERM) {
@@ -53,7 +53,6 @@ func fill(t *testing.T, directory string) int {
 	}
 }
 
-//shows:tenants
 func TestAFullDirectoryLeavesOthersWritable(t *testing.T) {
 	root := t.TempDir()
 	mine, theirs := filepath.Join(root, "mine"), filepath.Join(root, "theirs")
@@ -66,11 +65,9 @@ func TestAFullDirectoryLeavesOthersWritable(t *testing.T) {
 			t.Errorf("mode %v, %v", info.Mode(), err)
 		}
 	}
-	//attack:disk-bytes A tenant fills the node's disk through a directory that it shares with its limiter or MPS daemon
 	if written := fill(t, mine); written > 1<<20 {
 		t.Errorf("%d bytes went into a directory of 1 MiB", written)
 	}
-	//attack:disk-inodes A tenant uses up the node's inodes through a directory that it shares with its limiter or MPS daemon
 	files := 0
 	for ; files < 100; files++ {
 		if err := os.Mkdir(filepath.Join(mine, fmt.Sprint(files)), 0o700); err != nil {
@@ -109,7 +106,6 @@ func TestNoLinkIsMountedOnOrRemovedThrough(t *testing.T) {
 	if err := os.Symlink(kept, link); err != nil {
 		t.Fatal(err)
 	}
-	//attack:disk-link A tenant puts a link to a directory of the node in the place of its own
 	if err := Make(link, 0o777, Bounds{Bytes: 1 << 12, Files: 1}); err == nil {
 		t.Error("mounted on what a link leads to")
 	}

@@ -4,6 +4,7 @@ package kubelettest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -35,9 +36,10 @@ type Kubelet struct {
 	cancel    context.CancelFunc
 	streams   sync.WaitGroup
 	resources map[string]*resource
+	deaf      int // registrations that are taken and get no stream
 }
 
-// resource is what the kubelet knows of one extended resource.
+// resource is the kubelet's state of one extended resource.
 type resource struct {
 	endpoint      string
 	options       *pluginapi.DevicePluginOptions
@@ -125,6 +127,14 @@ func (k *Kubelet) DropStreams() {
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 }
 
+// TakeWithoutStream takes the next n registrations and opens no stream for them. The kubelet does this to a resource whose earlier
+// stream ends while it connects.
+func (k *Kubelet) TakeWithoutStream(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.deaf = n
+}
+
 // Register implements the registration service.
 func (k *Kubelet) Register(_ context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	if request.GetVersion() != pluginapi.Version {
@@ -153,6 +163,12 @@ func (k *Kubelet) Register(_ context.Context, request *pluginapi.RegisterRequest
 	r.client = pluginapi.NewDevicePluginClient(connection)
 	r.registrations++
 	k.announce()
+	if k.deaf > 0 {
+		k.deaf--
+		_ = connection.Close()
+		r.devices, r.client, r.connection = nil, nil, nil
+		return &pluginapi.Empty{}, nil
+	}
 	ctx, client := k.ctx, r.client
 	k.streams.Go(func() { k.watch(ctx, r, client) })
 	return &pluginapi.Empty{}, nil
@@ -186,7 +202,7 @@ func (k *Kubelet) announce() {
 	k.changed = make(chan struct{})
 }
 
-// Resource is a view of what the kubelet knows of a resource.
+// Resource is a view of the kubelet's state of a resource.
 type Resource struct {
 	Capacity, Allocatable int // all devices, and the healthy ones
 	Devices               []*pluginapi.Device
@@ -194,7 +210,7 @@ type Resource struct {
 	Registrations         int // over all restarts
 }
 
-// View returns what the kubelet knows of a resource now; the zero value for one that it does not know.
+// View returns the kubelet's state of a resource now; the zero value for an unknown one.
 func (k *Kubelet) View(name string) Resource {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,7 +227,7 @@ func (k *Kubelet) View(name string) Resource {
 	return v
 }
 
-// Await waits until the kubelet's view of a resource satisfies want, and returns it. description says in words what want checks.
+// Await waits until the kubelet's view of a resource satisfies want, and returns it. description is want in words.
 func (k *Kubelet) Await(name, description string, want func(Resource) bool) Resource {
 	k.t.Helper()
 	deadline := time.After(patience)
@@ -304,6 +320,35 @@ func (k *Kubelet) Free(name string, ids ...string) {
 	defer k.mu.Unlock()
 	for _, id := range ids {
 		delete(k.resources[name].inUse, id)
+	}
+}
+
+// Record writes the checkpoint in which the kubelet keeps the devices of each pod, by the pod's UID: IDs of one resource. The kubelet
+// writes it after each allocation.
+func (k *Kubelet) Record(name string, pods map[string][]string) {
+	k.t.Helper()
+	type entry struct {
+		PodUID, ContainerName, ResourceName string
+		DeviceIDs                           map[string][]string
+		AllocResp                           []byte
+	}
+	var written struct {
+		Data struct {
+			PodDeviceEntries  []entry
+			RegisteredDevices map[string][]string
+		}
+		Checksum uint64
+	}
+	for pod, ids := range pods {
+		written.Data.PodDeviceEntries = append(written.Data.PodDeviceEntries, entry{pod, "main", name, map[string][]string{"-1": ids}, nil})
+	}
+	raw, err := json.Marshal(written)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	file := filepath.Join(k.dir, "kubelet_internal_checkpoint")
+	if err := errors.Join(os.WriteFile(file+".new", raw, 0o600), os.Rename(file+".new", file)); err != nil {
+		k.t.Fatal(err)
 	}
 }
 

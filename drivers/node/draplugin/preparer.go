@@ -1,9 +1,9 @@
 // Package draplugin serves one kind of node device to the kubelet under Dynamic Resource Allocation: registration, ResourceSlices,
-// prepare and unprepare, state on disk, CDI specs, reports on the claim, metrics and recovery. It knows no kind of device; a Kind
-// does.
+// prepare and unprepare, state on disk, CDI specs, reports on the claim, metrics and recovery. It handles no kind of device itself; a
+// Preparer does.
 //
 // A claim is prepared in this order. First the plugin takes its lock and its devices' holds. It waits for a late unprepare of their
-// last holder rather than failing, since a failed prepare costs the pod a minute. Then the Kind does its work. Then the plugin
+// last holder rather than failing, since a failed prepare costs the pod a minute. Then the Preparer does its work. Then the plugin
 // writes the record and the CDI spec, and answers the kubelet. Unprepare goes the other way. A process that dies at any point finds
 // on restart what to redo or undo. Different claims never wait for each other.
 package draplugin
@@ -23,49 +23,50 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// Kind is a kind of device. Its methods are called concurrently for different claims, never for the same claim.
-type Kind interface {
+// Preparer prepares and unprepares the devices of one driver. Its methods are called concurrently for different claims, never for the same
+// claim.
+type Preparer interface {
 	// Prepare makes the devices of a claim ready for containers. It must be repeatable: it is called again after it failed, after a
 	// crash and after a reboot. ctx ends shortly before the kubelet gives up on the call; waiting inside until then is better than
-	// failing. Announce effects outside this process that must be undone with claim.Intend first. Errors made with Refuse tell the
-	// user why; any other error is a failure, and is retried.
-	Prepare(ctx context.Context, claim *Claim) (*Prepared, error)
+	// failing. Announce effects outside this process that must be undone with progress.Intend first. Errors made with Refuse give the
+	// user a reason; any other error is a failure, and is retried.
+	Prepare(ctx context.Context, claim *Claim, progress Progress) (*Prepared, error)
 	// Unprepare undoes Prepare, including one that was cut short (record.Phase is then Preparing). It must be repeatable.
 	Unprepare(ctx context.Context, record claimstate.Record) error
 }
 
-// Recoverer is a Kind that compares the hardware with the records, once, before the kubelet can call. aside are claims whose
-// records could not be read. What no record names may belong to them, and must not be removed.
+// Recoverer is a Preparer that compares the hardware with the records, once, before the kubelet can call. aside are claims with unreadable
+// records. Parts of the hardware without a record may belong to them, and must not be removed.
 type Recoverer interface {
 	Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error
 }
 
-// Renewer is a Kind that knows which prepared claims have outdated devices. Such a claim is prepared again: by Plugin.Renew, and
-// when the kubelet asks for it the next time. Its containers get the new edits when they restart.
+// Renewer is a Preparer that can find prepared claims with outdated devices. Such a claim is prepared again: by Plugin.Renew, and at the
+// kubelet's next prepare. Its containers get the new edits when they restart.
 type Renewer interface {
 	Outdated(record claimstate.Record) bool
 }
 
-// Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it a claim holds
+// Holder is a Preparer whose devices exclude each other in other ways than by name (a GPU and its slices). Without it a claim holds
 // every device exclusively, except those allocated as shares.
 type Holder interface {
-	Holds(device AllocatedDevice) []ledger.Hold
+	Holds(device AllocatedDevice) []ledger.Reservation
 }
 
-// Prepared is what Prepare made.
+// Prepared is the result of Prepare.
 type Prepared struct {
 	// Edits are the container edits of the claim's devices: Edits[i] belongs to Claim.Devices[i]. A device with empty edits gets
 	// no CDI device. A nil slice: none gets one.
 	Edits []specs.ContainerEdits
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
 	Data any
-	// Warnings are problems of a prepared claim that its author should know: they become Events on the claim and its pods.
+	// Warnings are problems of a prepared claim, for its author: they become Events on the claim and its pods.
 	Warnings []Remark
 	// Notes are Events of type Normal about a prepared claim, on the claim and its pods too.
 	Notes []Remark
 }
 
-// Remark is what an Event says.
+// Remark is the content of an Event.
 type Remark struct {
 	Reason  string // a CamelCase word
 	Message string
@@ -76,18 +77,17 @@ type Claim struct {
 	*resourceapi.ResourceClaim
 	// Devices are the claim's devices of this driver on this node, in the order of the allocation.
 	Devices []AllocatedDevice
-
-	intend  func(data any) error
-	waiting func(reason, message string)
 }
 
-// Intend durably records data before an effect, so that Unprepare finds it after a crash.
-func (c *Claim) Intend(data any) error { return c.intend(data) }
-
-// Waiting tells the user what the preparation is waiting for, by an Event on the claim and its pods. reason is a CamelCase word.
-// Repeated messages are reported once. Other messages with the same reason are held back for a while. An error with the same
-// reason, after the kubelet's call has run out, counts as the same wait.
-func (c *Claim) Waiting(reason, message string) { c.waiting(reason, message) }
+// Progress takes the reports of a preparation before it ends. Its methods may be called from any goroutine.
+type Progress interface {
+	// Intend durably records data before an effect, so that Unprepare finds it after a crash.
+	Intend(data any) error
+	// Waiting reports the reason of a wait to the user, by an Event on the claim and its pods. reason is a CamelCase word.
+	// Repeated messages are reported once. Other messages with the same reason are held back for a while. An error with the same
+	// reason, after the kubelet's call has run out, counts as the same wait.
+	Waiting(reason, message string)
+}
 
 // AllocatedDevice is one device of a claim.
 type AllocatedDevice struct {
@@ -115,7 +115,7 @@ func (d AllocatedDevice) CDIName() string {
 	return d.Device
 }
 
-// Admin says whether the claim only observes the device.
+// Admin reports whether the claim only observes the device.
 func (d AllocatedDevice) Admin() bool { return d.AdminAccess != nil && *d.AdminAccess }
 
 // newClaim extracts from a claim what belongs to driver.
@@ -149,7 +149,7 @@ func configsFor(request string, configs []resourceapi.DeviceAllocationConfigurat
 			}
 			result = append(result, OpaqueConfig{
 				Source: source,
-				Path:   fmt.Sprintf("status.allocation.devices.config[%d].opaque.parameters", i),
+				Path:   ConfigPath(i),
 				Raw:    json.RawMessage(config.Opaque.Parameters.Raw),
 			})
 		}
@@ -157,7 +157,12 @@ func configsFor(request string, configs []resourceapi.DeviceAllocationConfigurat
 	return result
 }
 
-// appliesTo says whether a configuration applies to a request. requests lists the requests that it is for (none: all). A request is
+// ConfigPath is the field of a claim's configuration by its index in the allocation.
+func ConfigPath(index int) string {
+	return fmt.Sprintf("status.allocation.devices.config[%d].opaque.parameters", index)
+}
+
+// appliesTo reports whether a configuration applies to a request. requests lists the requests that it is for (none: all). A request is
 // "name" or "name/subrequest".
 func appliesTo(requests []string, request string) bool {
 	base, _, _ := strings.Cut(request, "/")

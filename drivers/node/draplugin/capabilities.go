@@ -1,0 +1,165 @@
+package draplugin
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/capability"
+)
+
+// reasonNeedsFeature is the reason of Events about devices that are not published because the cluster lacks a feature.
+const reasonNeedsFeature = "NeedsKubernetesFeature"
+
+// capabilities are the fields of this node's ResourceSlices that the API server keeps.
+type capabilities struct {
+	server capability.Server
+	// dropped receives what the library found dropped.
+	dropped chan *resourceslice.DroppedFieldsError
+
+	once sync.Once
+
+	mu      sync.Mutex
+	missing capability.Missing
+	version string
+	asked   time.Time
+	// reported is the last report of withheld features.
+	reported string
+}
+
+func newCapabilities(config Config) *capabilities {
+	server := capability.Server{Client: config.Client, Driver: config.Driver, Node: config.Node.NodeName, Pool: config.Pool}
+	return &capabilities{server: server, dropped: make(chan *resourceslice.DroppedFieldsError, 1)}
+}
+
+func (c *capabilities) now() capability.Missing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.missing
+}
+
+// learn queries the API server, until it answers or ctx ends. If the server refuses the query, every feature is taken to be there until the
+// library reports dropped fields.
+func (c *capabilities) learn(ctx context.Context) {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 6, Cap: 30 * time.Second}
+	for ctx.Err() == nil {
+		version, _ := c.server.Version()
+		missing, err := c.server.Missing(ctx)
+		if err == nil {
+			c.set(missing, version)
+			return
+		}
+		if capability.Refused(err) {
+			klog.FromContext(ctx).Error(err, "Every feature of the API server is taken to be on, until a write comes back without its fields")
+			known := c.now()
+			known.CountedShares = missing.CountedShares
+			c.set(known, version)
+			return
+		}
+		klog.FromContext(ctx).Error(err, "The API server's features are not known yet; nothing is published")
+		select {
+		case <-time.After(backoff.Step()):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (c *capabilities) set(missing capability.Missing, version string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missing, c.version, c.asked = missing, version, time.Now()
+}
+
+// drop records gates that are off, regardless of the server's answer, until the next query.
+func (c *capabilities) drop(gates []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missing = c.missing.Dropped(gates)
+}
+
+// stale reports whether the API server has another version than at the last query, or that query was long ago.
+func (c *capabilities) stale() bool {
+	version, err := c.server.Version()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return err == nil && version != c.version || time.Since(c.asked) > capability.GatesInterval
+}
+
+// followCapabilities repeats the query when the API server has another version, or has dropped a field that it was taken to keep.
+func (p *Plugin) followCapabilities(ctx context.Context) {
+	tick := time.NewTicker(capability.VersionInterval)
+	defer tick.Stop()
+	for {
+		before := p.capabilities.now()
+		select {
+		case dropped := <-p.capabilities.dropped:
+			p.capabilities.learn(ctx)
+			p.capabilities.drop(dropped.DisabledFeatures()) // of several API servers, another one may have answered
+		case <-tick.C:
+			if !p.capabilities.stale() {
+				continue
+			}
+			p.capabilities.learn(ctx)
+		case <-ctx.Done():
+			return
+		}
+		if p.capabilities.now() != before {
+			p.tellMissing(ctx)
+			p.published.again(ctx)
+		}
+	}
+}
+
+// Learn waits until it is known what the cluster lacks, and has called Config.Missing with it. The first Publish does it too.
+func (p *Plugin) Learn() {
+	p.capabilities.once.Do(func() {
+		p.capabilities.learn(p.ctx)
+		p.tellMissing(p.ctx)
+	})
+}
+
+// tellMissing hands the kind what is missing, so that it offers its devices in forms that need less.
+func (p *Plugin) tellMissing(ctx context.Context) {
+	missing := p.capabilities.now()
+	if missing.Any() {
+		klog.FromContext(ctx).Info("The cluster lacks features", "missing", missing.Error())
+	}
+	if p.config.Missing != nil {
+		p.config.Missing(missing)
+	}
+}
+
+// publishable returns the resources without the parts that the server would drop, and reports these.
+func (p *Plugin) publishable(resources resourceslice.DriverResources) resourceslice.DriverResources {
+	offered, err := p.capabilities.now().Withhold(p.withReleasing(resources))
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	p.capabilities.mu.Lock()
+	news := text != p.capabilities.reported
+	p.capabilities.reported = text
+	p.capabilities.mu.Unlock()
+	if news && err != nil {
+		klog.FromContext(p.ctx).Error(err, "Devices are withheld")
+		p.report.node(reasonNeedsFeature, text)
+	}
+	return offered
+}
+
+// droppedFields passes on the library's report of fields that the API server dropped.
+func (p *Plugin) droppedFields(err error) {
+	var dropped *resourceslice.DroppedFieldsError
+	if !errors.As(err, &dropped) {
+		return
+	}
+	select {
+	case p.capabilities.dropped <- dropped:
+	default: // one waits already, for all
+	}
+}

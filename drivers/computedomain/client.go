@@ -88,7 +88,7 @@ func (c *Client) Watch(ctx context.Context, namespace, name string, changed func
 // Await calls done with all ComputeDomains of all namespaces, now and whenever one changes, until done returns true or an error, or
 // ctx ends. A cluster without the kind has none.
 func (c *Client) Await(ctx context.Context, done func([]*v1beta1.ComputeDomain) (bool, error)) error {
-	// An informer would ask again for as long as ctx lasts.
+	// An informer would repeat the request until ctx ends.
 	switch err := c.rest.Get().Resource(resource).Do(ctx).Error(); {
 	case apierrors.IsNotFound(err):
 		_, err := done(nil)

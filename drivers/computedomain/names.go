@@ -3,17 +3,17 @@
 // How a domain forms: a user creates a ComputeDomain; the controller makes the ResourceClaimTemplate that it names, and a DaemonSet
 // for nodes that carry the domain's label. A pod with a claim from that template lands on a node; the node plugin there labels the
 // node, which brings the domain's IMEX daemon, and lets the pod start once that daemon is ready. The controller sees the daemon
-// pods, numbers the nodes of each clique and writes them into the domain's status, where the daemons read who their peers are.
-// Nobody polls, and each node costs two writes: its label, and its part in a status patch.
+// pods, numbers the nodes of each clique and writes them into the domain's status, where the daemons read their peers. Watches, not polls,
+// carry all of this, and each node costs two writes: its label, and its part in a status patch.
 //
 // In clique mode the daemons are those of a ComputeDomain that the controller makes for each clique, and live as long as the node. A user's
 // domain is a channel of each clique that its pods run in. A node plugin labels its node with the domain, the controller enters the domain
-// into the clique's table of channels, and the plugin hands out the number that it reads there: the table stands in the controller's
+// into the clique's table of channels, and the plugin hands out the number that it reads there: the table is in the controller's
 // namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes. The entry goes when the
-// domain is being deleted or gone and no node has its label. A number is thus held from before its first use until after its last.
+// domain is being deleted or gone and no node has its label. So a number is reserved from before its first use until after its last.
 //
-// In host mode the same holds, but the controller runs no daemons: each node's own nvidia-imex serves. Its node plugin asks it for READY,
-// labels the node with the answer, and gives a claim its channel when the service is READY and lists the nodes of the domain.
+// In host mode the same holds, but the controller runs no daemons: each node's own nvidia-imex serves. Its node plugin queries it for
+// READY, labels the node with the answer, and gives a claim its channel when the service is READY and lists the nodes of the domain.
 package computedomain
 
 import (
@@ -34,24 +34,24 @@ import (
 const (
 	// Driver is the DRA driver.
 	Driver = "compute-domain.nvidia.com"
-	// ChannelClass and DaemonClass are the DeviceClasses of what the driver publishes.
+	// ChannelClass and DaemonClass are the DeviceClasses of the driver's devices.
 	ChannelClass = "compute-domain-default-channel.nvidia.com"
 	DaemonClass  = "compute-domain-daemon.nvidia.com"
 	// ChannelDevice and DaemonDevice are the devices of every node.
 	ChannelDevice = "channel-0"
 	DaemonDevice  = "daemon-0"
-	// AttributeType and AttributeID tell devices apart; the type of a device is TypeChannel or TypeDaemon.
+	// AttributeType and AttributeID distinguish devices; the type of a device is TypeChannel or TypeDaemon.
 	AttributeType resourceapi.QualifiedName = "type"
 	AttributeID   resourceapi.QualifiedName = "id"
 	TypeChannel                             = "channel"
 	TypeDaemon                              = "daemon"
 	// AttributeClique is the node's clique, on nodes that have one.
 	AttributeClique resourceapi.QualifiedName = "cliqueID"
-	// AttributeChannels is, of a channel that several domains share, how many IMEX channels stand behind it.
+	// AttributeChannels is the number of IMEX channels behind a channel that several domains share.
 	AttributeChannels resourceapi.QualifiedName = "channels"
 	// AttributeAllHeld is true, of a channel that several domains share, where domains hold all channels behind it. HeldBy names them then.
 	AttributeAllHeld resourceapi.QualifiedName = "allHeld"
-	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value says why.
+	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value reports why.
 	TaintFabric = "compute-domain.nvidia.com/fabric"
 )
 
@@ -62,7 +62,7 @@ func PoolName(node string) string { return node + "-compute-domain" }
 const (
 	// Finalizer holds a ComputeDomain until everything that was made for it is gone.
 	Finalizer = "resource.nvidia.com/computeDomain"
-	// AnnotationName and AnnotationNamespace on a claim say which ComputeDomain its config's domainID is, so that it need not be
+	// AnnotationName and AnnotationNamespace on a claim report which ComputeDomain its config's domainID is, so that it need not be
 	// searched for. On a tenant's claim they are a hint that is checked; on a daemon's claim, which only the controller makes, they
 	// are relied on.
 	AnnotationName      = "resource.nvidia.com/computeDomainName"
@@ -73,8 +73,8 @@ const (
 
 // Labels of nodes where the IMEX daemons of cliques serve all domains.
 const (
-	// LabelMemberPrefix and a ComputeDomain's UID are the label of a node on which a claim of that domain is prepared. It asks for a channel
-	// of the node's clique, and its removal gives the channel back.
+	// LabelMemberPrefix and a ComputeDomain's UID are the label of a node on which a claim of that domain is prepared. It requests a
+	// channel of the node's clique, and its removal returns the channel.
 	LabelMemberPrefix = "computedomain.gpufabric.io/"
 	// LabelChannels is how many IMEX channels the node's driver made.
 	LabelChannels = "gpufabric.io/imex-channels"
@@ -102,8 +102,8 @@ func MemberOf(labels map[string]string) []types.UID {
 // CertificateName is the name in the certificate of a domain's IMEX daemons.
 func CertificateName(domain types.UID) string { return string(domain) + ".imex.gpufabric.io" }
 
-// CliqueName is the name of the ComputeDomain that stands for a whole clique, in the controller's namespace: the domain of the IMEX daemons
-// that serve all others there, with the table of their channels.
+// CliqueName is the name of a whole clique's ComputeDomain in the controller's namespace: the domain of the IMEX daemons that serve all
+// others there, with the table of their channels.
 func CliqueName(clique string) string {
 	name := "clique-" + strings.ToLower(clique)
 	if len(validation.IsDNS1123Subdomain(name)) == 0 {
@@ -113,7 +113,7 @@ func CliqueName(clique string) string {
 	return "clique-" + hex.EncodeToString(sum[:16])
 }
 
-// CliqueOf is the clique that a ComputeDomain stands for; empty for one that a user made. namespace is the controller's.
+// CliqueOf is the clique of a clique's ComputeDomain; empty for a user's. namespace is the controller's.
 func CliqueOf(domain *v1beta1.ComputeDomain, namespace string) string {
 	clique := domain.Labels[v1beta1.LabelClique]
 	if clique == "" || domain.Namespace != namespace || domain.Name != CliqueName(clique) {
@@ -144,7 +144,7 @@ func FreeFor(domain types.UID) string {
 	return fmt.Sprintf("!(%[2]q in device.attributes[%[1]q]) || %[3]q in device.attributes[%[1]q]", Driver, AttributeAllHeld, HeldBy(domain))
 }
 
-// What a container is given with a channel, in a node's NVLink fabric. EnvUID, EnvName and EnvNamespace come too.
+// Environment variables of a container with a channel, in a node's NVLink fabric. EnvUID, EnvName and EnvNamespace come too.
 const (
 	// EnvNodes is the domain's spec.numNodes.
 	EnvNodes = "COMPUTE_DOMAIN_NODES"
@@ -157,7 +157,7 @@ const (
 	EnvIndex = "COMPUTE_DOMAIN_NODE_INDEX"
 )
 
-// What a daemon's container is given with its device.
+// Paths and variables of a daemon's container.
 const (
 	EnvClique    = "CLIQUE_ID"
 	EnvUID       = "COMPUTE_DOMAIN_UUID"
@@ -170,24 +170,24 @@ const (
 	EnvLoader  = "IMEX_LOADER"
 	// DaemonDir is where the domain's directory on the node is mounted.
 	DaemonDir = "/imexd"
-	// PersistDir is where nvidia-imex keeps persist.dat: what it must know after an end that was not in order. It lies in the
+	// PersistDir is where nvidia-imex keeps persist.dat, its state for recovery after a crash. It lies in the
 	// domain's directory on the node, since it must outlive the container.
 	PersistDir = "/var/run/nvidia-imex"
 	// CertificatesDir is where the certificate of a domain's daemons is mounted, where they have one.
 	CertificatesDir = "/etc/imex-certificates"
-	// DriverDir holds what the container has of the node's driver: bin and lib.
+	// DriverDir has the files of the node's driver in the container: bin and lib.
 	DriverDir = "/driver"
 )
 
-// ConnectionsPath is where a daemon pod says, on HealthPort, with which peers its IMEX daemon is connected (imexd.Connections). There is
-// no secret in it: node indices and states.
+// ConnectionsPath is the path on HealthPort where a daemon pod serves the connections of its IMEX daemon (imexd.Connections). It is not
+// secret: node indices and states.
 const ConnectionsPath = "/connections"
 
 // Ports of a daemon pod.
 const (
 	// HealthPort serves /readyz, /connections and /metrics.
 	HealthPort = 8095
-	// MetricsPort serves /metrics in the place of HealthPort where they are for those alone who may read them.
+	// MetricsPort serves /metrics instead of HealthPort where they are for those alone who may read them.
 	MetricsPort = 8096
 	// ServerPort is where IMEX daemons reach each other, CommandPort where nvidia-imex-ctl reaches its daemon.
 	ServerPort  = 50000

@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// PodReady says whether an IMEX daemon's pod is ready.
+// PodReady reports whether an IMEX daemon's pod is ready.
 func PodReady(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil {
 		return false
@@ -19,7 +19,7 @@ func PodReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// WhyNotReady says what an IMEX daemon's pod that is not ready is waiting for.
+// WhyNotReady reports what an IMEX daemon's pod that is not ready is waiting for.
 func WhyNotReady(pod *corev1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "its pod is ending"

@@ -1,8 +1,8 @@
-// Package authority issues the certificates by which the IMEX daemons of a compute domain know each other.
+// Package authority issues the certificates by which the IMEX daemons of a compute domain authenticate each other.
 //
-// Each domain has an authority of its own, and one certificate that all its daemons share: a daemon is a member of its domain, or nothing.
-// nvidia-imex checks of whoever connects to it that the certificate is of the authority, and of whoever it connects to also one name, which
-// is the same for all (IMEX_SECURITY_TARGET_OVERRIDE). So certificates for single nodes would tell nothing apart, and an authority that two
+// Each domain has an authority of its own, and one certificate that all its daemons share: a daemon can authenticate only as a member of
+// its domain. nvidia-imex checks that the certificate of a client is of the authority. Of a server it also checks one name, which is the
+// same for all (IMEX_SECURITY_TARGET_OVERRIDE). So certificates for single nodes would distinguish nothing, and an authority that two
 // domains share would let the daemons of one connect to those of the other.
 //
 // The authorities' keys are stored nowhere. They are derived from one secret of the controller, so that the controller reads one Secret by
@@ -96,6 +96,19 @@ func issue(seed []byte, domain types.UID, made, now time.Time) (Issued, error) {
 	}
 	encode := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
 	return Issued{Authority: encode("CERTIFICATE", authorityDER), Cert: encode("CERTIFICATE", der), Key: encode("PRIVATE KEY", private)}, nil
+}
+
+// Fingerprint identifies a domain's authority: the SHA-256 of its public key (SubjectPublicKeyInfo), in hexadecimal.
+func Fingerprint(seed []byte, domain types.UID) (string, error) {
+	root, err := key(seed, domain)
+	if err != nil {
+		return "", fmt.Errorf("identify the authority of ComputeDomain %s: %w", domain, err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(root.Public())
+	if err != nil {
+		return "", fmt.Errorf("identify the authority of ComputeDomain %s: %w", domain, err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(public)), nil
 }
 
 // key derives the key of a domain's authority: always the same from the same seed. A number of 48 bytes is reduced to the curve's order, so

@@ -26,7 +26,6 @@ func issued(t *testing.T, seed byte, domain types.UID, now time.Time) (Issued, *
 	return one, pair.Leaf
 }
 
-//shows:cd-certificates
 func TestACertificateIsOfItsDomainAloneHoweverOftenItIsRenewed(t *testing.T) {
 	began := time.Unix(1_800_000_000, 0)
 	first, leaf := issued(t, 1, "a", began)

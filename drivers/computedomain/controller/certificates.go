@@ -23,21 +23,21 @@ const (
 	AuthoritySecret = "gpufabric-imex-authority"
 	seedKey         = "seed"
 
-	// annotationRenewal on a DaemonSet says when its daemons' certificate is replaced, and by being there that they have one. So the
+	// annotationRenewal on a DaemonSet is the time when its daemons' certificate is replaced; its presence means that they have one. So the
 	// controller needs no right to read the Secret.
 	annotationRenewal = "gpufabric.io/imex-certificate-renewal"
 
 	certificates = "certificates" // the volume
 
-	// startPatience is how long a daemon's container may not have started until its certificate may be missing: somebody has deleted it.
-	// There is no right to look, so it is made, which is refused where it is there; missingPause is the time between two attempts. Running
-	// daemons need none: they have its files.
+	// startPatience is the wait for a daemon's container to start before its certificate is considered deleted. The controller has no right
+	// to read it, so it creates it, which fails if it exists; missingPause is the time between two attempts. Running daemons do not need
+	// it: they have its files.
 	startPatience = 20 * time.Second
 	missingPause  = time.Minute
 )
 
-// decideCertificates decides whether the domain's daemons know each other by certificates: when the first starts, for all that follow. A
-// daemon with certificates and one without do not connect.
+// decideCertificates decides whether the domain's daemons use certificates: when the first starts, for all that follow. A daemon with
+// certificates and one without do not connect.
 func (r *Reconciler) decideCertificates(ctx context.Context, p *pass) error {
 	found := &appsv1.DaemonSet{}
 	err := r.client.Get(ctx, client.ObjectKey{Namespace: r.settings.Namespace, Name: daemonName(p.domain.UID)}, found)
@@ -56,17 +56,34 @@ func (r *Reconciler) decideCertificates(ctx context.Context, p *pass) error {
 	if err != nil {
 		return err
 	}
-	if err := r.client.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create Secret %s: %w", secret.Name, err)
+	err = r.client.Create(ctx, secret)
+	if apierrors.IsAlreadyExists(err) {
+		err = r.replaceOrphan(ctx, secret)
+	}
+	if err != nil {
+		return fmt.Errorf("write Secret %s: %w", secret.Name, err)
 	}
 	r.memory.made(p.domain.UID, certificates, r.now())
 	return nil
+}
+
+// replaceOrphan writes the certificate of a domain whose DaemonSet was deleted: the earlier one may be of another authority. Daemons that
+// the cache does not have yet keep theirs.
+func (r *Reconciler) replaceOrphan(ctx context.Context, secret *corev1.Secret) error {
+	err := r.live.Get(ctx, client.ObjectKeyFromObject(secret), &appsv1.DaemonSet{})
+	if apierrors.IsNotFound(err) {
+		return r.client.Update(ctx, secret)
+	}
+	return err
 }
 
 // keepCertificates replaces the certificate when its time has come. Daemons that run keep theirs: both are of one authority.
 func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 	if !p.certificates || !r.settings.Certificates || p.daemons == nil {
 		return nil
+	}
+	if same, err := r.checkAuthority(ctx, p); err != nil || !same {
+		return err
 	}
 	now := r.now()
 	if due, err := time.Parse(time.RFC3339, p.daemons.Annotations[annotationRenewal]); err == nil && now.Before(due) {
@@ -79,7 +96,7 @@ func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 		return nil
 	}
 	secret, err := r.issueOwned(ctx, p)
-	if err != nil {
+	if err != nil || secret == nil {
 		return err
 	}
 	err = r.client.Update(ctx, secret)
@@ -98,7 +115,7 @@ func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// replaceMissing makes the certificate again that somebody has deleted, when a daemon waits for it.
+// replaceMissing makes a deleted certificate again when a daemon waits for it.
 func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
 	_, pods, err := r.observe(ctx, p.domain.UID)
 	if err != nil {
@@ -118,7 +135,7 @@ func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
 			return nil
 		}
 		secret, err := r.issueOwned(ctx, p)
-		if err != nil {
+		if err != nil || secret == nil {
 			return err
 		}
 		if err := r.client.Create(ctx, secret); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -129,18 +146,23 @@ func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// hasStarted says whether the container of a daemon's pod has ever had its volumes.
+// hasStarted reports whether the container of a daemon's pod has ever had its volumes.
 func hasStarted(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(status corev1.ContainerStatus) bool {
 		return status.State.Waiting == nil || status.RestartCount > 0
 	})
 }
 
-// issueOwned is issue, and the Secret goes with the DaemonSet.
+// issueOwned is issue, and the Secret goes with the DaemonSet. It returns nil where the seed is that of another authority by now.
 func (r *Reconciler) issueOwned(ctx context.Context, p *pass) (*corev1.Secret, error) {
 	secret, err := r.issue(ctx, p)
 	if err != nil {
 		return nil, err
+	}
+	if have := p.daemons.Annotations[annotationAuthority]; have != "" && have != p.issued {
+		p.lacksAuthority(reasonAuthorityChanged, fmt.Sprintf("Secret %s/%s has another %s than the one that the domain's certificates are of",
+			r.settings.Namespace, AuthoritySecret, seedKey))
+		return nil, nil //nolint:nilnil // the reason is in the pass
 	}
 	secret.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p.daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	return secret, nil
@@ -150,6 +172,9 @@ func (r *Reconciler) issueOwned(ctx context.Context, p *pass) (*corev1.Secret, e
 func (r *Reconciler) issue(ctx context.Context, p *pass) (*corev1.Secret, error) {
 	seed, err := r.seed(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if p.issued, err = authority.Fingerprint(seed, p.domain.UID); err != nil {
 		return nil, err
 	}
 	made := p.domain.CreationTimestamp.Time
@@ -169,12 +194,12 @@ func (r *Reconciler) issue(ctx context.Context, p *pass) (*corev1.Secret, error)
 // seed reads the controller's secret, and makes it where there is none. Another controller that makes one at the same time is noticed: one
 // of the two writes is refused.
 func (r *Reconciler) seed(ctx context.Context) ([]byte, error) {
-	secret := &corev1.Secret{}
-	key := client.ObjectKey{Namespace: r.settings.Namespace, Name: AuthoritySecret}
-	if err := r.live.Get(ctx, key, secret); err != nil {
-		return nil, fmt.Errorf("read Secret %s, which the chart makes with computeDomains.certificates=own: %w", key, err)
+	secret, err := r.readSecret(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if seed := secret.Data[seedKey]; len(seed) > 0 {
+		r.known.set(seed, r.now())
 		return seed, nil
 	}
 	seed := make([]byte, authority.SeedSize)
@@ -184,8 +209,9 @@ func (r *Reconciler) seed(ctx context.Context) ([]byte, error) {
 	}
 	secret.Data[seedKey] = seed
 	if err := r.client.Update(ctx, secret); err != nil {
-		return nil, fmt.Errorf("write Secret %s: %w", key, err)
+		return nil, fmt.Errorf("write Secret %s/%s: %w", r.settings.Namespace, AuthoritySecret, err)
 	}
+	r.known.set(seed, r.now())
 	return seed, nil
 }
 

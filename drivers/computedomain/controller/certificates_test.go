@@ -13,10 +13,12 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/authority"
 	"gpufabric.io/drivers/hardware/imex"
@@ -41,7 +43,7 @@ func (c *cluster) daemonSet(domain types.UID) *appsv1.DaemonSet {
 	return daemons
 }
 
-// mounts says whether daemons have a certificate: the Secret's files, and the flag that names them.
+// mounts reports whether daemons have a certificate: the Secret's files, and the flag that names them.
 func mounts(daemons *appsv1.DaemonSet) bool {
 	pod := daemons.Spec.Template.Spec
 	volume := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == daemons.Name })
@@ -56,7 +58,6 @@ func certified(t *testing.T) *cluster {
 	return c
 }
 
-//shows:cd-certificates
 func TestADomainsDaemonsGetACertificateThatIsRenewedForThoseThatStartLater(t *testing.T) {
 	c := certified(t)
 	d := newDomain("d", 1)
@@ -91,7 +92,7 @@ func TestADomainsDaemonsGetACertificateThatIsRenewedForThoseThatStartLater(t *te
 		t.Error("the daemons' template has changed, though they start as before")
 	}
 
-	// What the daemons of this domain have, none of another does.
+	// The certificates of this domain's daemons are not in any other domain.
 	other := newDomain("other", 1)
 	other.UID = "other-uid"
 	other.CreationTimestamp = metav1.NewTime(c.now)
@@ -102,7 +103,6 @@ func TestADomainsDaemonsGetACertificateThatIsRenewedForThoseThatStartLater(t *te
 	}
 }
 
-//shows:cd-certificates
 func TestTheFirstDaemonDecidesWhetherADomainHasCertificates(t *testing.T) {
 	c := certified(t)
 	c.reconciler.settings.Certificates = false
@@ -142,8 +142,6 @@ func publicKey(t *testing.T, data []byte) []byte {
 }
 
 // The controller may not read the Secret, so it goes by the daemon that does not start without it.
-//
-//shows:cd-certificates
 func TestACertificateThatSomebodyDeletesIsMadeAgainWhenADaemonWaitsForIt(t *testing.T) {
 	c := certified(t)
 	d := newDomain("d", 1)
@@ -195,7 +193,7 @@ func TestACertificateThatSomebodyDeletesIsMadeAgainWhenADaemonWaitsForIt(t *test
 		t.Error("the new certificate is of another authority, or does not go with the daemons")
 	}
 
-	// A daemon that runs has its files, and nobody looks for more.
+	// A running daemon has its files, and the controller does not check further.
 	pod.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	c.must(c.Status().Update(t.Context(), &pod))
 	c.must(c.Delete(t.Context(), again))
@@ -205,6 +203,113 @@ func TestACertificateThatSomebodyDeletesIsMadeAgainWhenADaemonWaitsForIt(t *test
 	if attempts() != before {
 		t.Error("a certificate is looked for that no daemon waits for")
 	}
+}
+
+// TestReconcilerIssuesNothingOfAnotherAuthorityWhenTheSeedIsReplaced: running daemons would refuse those that start with it.
+func TestReconcilerIssuesNothingOfAnotherAuthorityWhenTheSeedIsReplaced(t *testing.T) {
+	for _, test := range []struct {
+		name, reason string
+		change       func(*cluster, *corev1.Secret)
+	}{
+		{"another seed", reasonAuthorityChanged, func(c *cluster, secret *corev1.Secret) {
+			secret.Data = map[string][]byte{seedKey: bytes.Repeat([]byte{7}, authority.SeedSize)}
+			c.must(c.Update(t.Context(), secret))
+		}},
+		{"an empty Secret, as another install makes it", reasonAuthorityMissing, func(c *cluster, secret *corev1.Secret) {
+			secret.Data = nil
+			c.must(c.Update(t.Context(), secret))
+		}},
+		{"no Secret", reasonAuthorityMissing, func(c *cluster, secret *corev1.Secret) { c.must(c.Delete(t.Context(), secret)) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := certified(t)
+			d := newDomain("d", 1)
+			d.CreationTimestamp = metav1.NewTime(c.now)
+			c.must(c.Create(t.Context(), d))
+			c.settle(d.UID)
+			c.settle(d.UID)
+			first := c.secret(d.UID)
+			if c.domainCondition("d") != nil {
+				t.Error("a condition of a domain that lacks nothing")
+			}
+			seed := &corev1.Secret{}
+			c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: AuthoritySecret}, seed))
+			earlier := seed.DeepCopy()
+			test.change(c, seed)
+
+			c.now = c.now.Add(authorityPause)
+			c.settle(d.UID)
+			lost := c.domainCondition("d")
+			if lost == nil || lost.Status != metav1.ConditionFalse || lost.Reason != test.reason ||
+				!strings.Contains(lost.Message, AuthoritySecret) || !strings.Contains(lost.Message, "delete DaemonSet "+daemonName(d.UID)) {
+				t.Fatalf("%+v", lost)
+			}
+			t.Logf("attacker sees: %s", lost.Message)
+			// Neither a renewal nor a Secret that is gone gives the domain a second authority.
+			c.now = c.now.Add(authority.Renewal)
+			c.settle(d.UID)
+			if kept := c.secret(d.UID); !bytes.Equal(kept.Data[corev1.TLSCertKey], first.Data[corev1.TLSCertKey]) {
+				t.Error("the certificate was replaced")
+			}
+			pod := podOn("a", "", starting)
+			pod.Namespace, pod.Labels, pod.CreationTimestamp = namespace, domainLabels(d.UID), metav1.NewTime(c.now)
+			c.must(c.Create(t.Context(), &pod))
+			c.must(c.Delete(t.Context(), first))
+			c.now = c.now.Add(missingPause)
+			c.settle(d.UID)
+			if again := c.secret(d.UID); again != nil {
+				t.Error("a certificate was made of another authority")
+			}
+
+			// With the earlier seed all continues.
+			c.must(client.IgnoreNotFound(c.Delete(t.Context(), seed)))
+			earlier.ResourceVersion = ""
+			c.must(c.Create(t.Context(), earlier))
+			c.now = c.now.Add(authorityPause)
+			c.settle(d.UID)
+			c.settle(d.UID)
+			if kept := c.domainCondition("d"); kept.Status != metav1.ConditionTrue || kept.Reason != reasonAuthorityKept {
+				t.Errorf("%+v", kept)
+			}
+			if again := c.secret(d.UID); again == nil || !bytes.Equal(publicKey(t, again.Data["ca.crt"]), publicKey(t, first.Data["ca.crt"])) {
+				t.Error("no certificate of the first authority")
+			}
+		})
+	}
+}
+
+// TestReconcilerGivesANewSeedToADomainWhoseDaemonSetWasDeleted: the way on where no backup of the seed exists.
+func TestReconcilerGivesANewSeedToADomainWhoseDaemonSetWasDeleted(t *testing.T) {
+	c := certified(t)
+	d := newDomain("d", 1)
+	d.CreationTimestamp = metav1.NewTime(c.now)
+	c.must(c.Create(t.Context(), d))
+	c.settle(d.UID)
+	c.settle(d.UID)
+	first := c.secret(d.UID)
+	seed := &corev1.Secret{}
+	c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: AuthoritySecret}, seed))
+	seed.Data = nil
+	c.must(c.Update(t.Context(), seed))
+	c.now = c.now.Add(authorityPause)
+	c.settle(d.UID)
+	c.must(c.Delete(t.Context(), c.daemonSet(d.UID)))
+	c.now = c.now.Add(2 * lag)
+	c.settle(d.UID)
+	c.settle(d.UID)
+	again, daemons := c.secret(d.UID), c.daemonSet(d.UID)
+	if bytes.Equal(publicKey(t, again.Data["ca.crt"]), publicKey(t, first.Data["ca.crt"])) || !metav1.IsControlledBy(again, daemons) {
+		t.Error("the new daemons have the earlier authority")
+	}
+	if kept := c.domainCondition("d"); kept == nil || kept.Reason != reasonAuthorityKept || daemons.Annotations[annotationAuthority] == "" {
+		t.Errorf("%+v, %v", kept, daemons.Annotations)
+	}
+}
+
+// domainCondition is CertificatesRenewable of a domain; nil: it has none.
+func (c *cluster) domainCondition(name string) *metav1.Condition {
+	c.t.Helper()
+	return meta.FindStatusCondition(c.domain(name).Status.Conditions, v1beta1.ConditionCertificatesRenewable)
 }
 
 func TestWithoutItsSecretTheControllerSaysWhatIsMissing(t *testing.T) {

@@ -55,7 +55,7 @@ func TestADomainGetsTheLowestFreeChannelOrNone(t *testing.T) {
 			[]v1beta1.ComputeDomainChannel{holder("a", 0, true)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := channelsOf(c.kept, c.wanted, c.count); !slices.Equal(got, c.want) {
+			if got := channelsOf(clique, c.kept, c.wanted, c.count); !slices.Equal(got, c.want) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
@@ -158,7 +158,6 @@ func (s *sharedClique) step() {
 	}
 }
 
-//shows:cd-several
 func TestTwoControllersNeverGiveOneChannelToTwoDomains(t *testing.T) {
 	for seed := range uint64(4) {
 		s := newSharedClique(t, seed)
@@ -183,9 +182,7 @@ func TestTwoControllersNeverGiveOneChannelToTwoDomains(t *testing.T) {
 	}
 }
 
-// A pod that ran on the node keeps its claim reserved until somebody deletes the pod, which may never happen.
-//
-//shows:cd-deletion
+// A pod that ran on the node keeps its claim reserved until the pod is deleted, which may never happen.
 func TestADomainWhoseNodeVanishedEndsInTimeAndGivesItsChannelBack(t *testing.T) {
 	s := newSharedClique(t, 1)
 	s.now = time.Now() // the in-memory client stamps the deletion with this
@@ -217,5 +214,60 @@ func TestADomainWhoseNodeVanishedEndsInTimeAndGivesItsChannelBack(t *testing.T) 
 	}
 	if said := s.said(); strings.Contains(said, "DeletedUnderPods") {
 		t.Errorf("in clique mode no daemon ends with a domain, and pods keep what they share: %s", said)
+	}
+}
+
+// An administrator deletes the clique's ComputeDomain, whose table is the only record of who has which channel, while pods run. One of
+// their domains is being deleted.
+func TestCliqueGivesDomainsTheirNumbersAgainWhenItIsMadeAgain(t *testing.T) {
+	s := newSharedClique(t, 1)
+	for i := range 3 {
+		s.join(&v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{UID: s.uid}}, fmt.Sprintf("n%d", i), fmt.Sprintf("10.0.0.%d", i+1), isReady)
+	}
+	numbers := map[types.UID]int{}
+	for i, name := range []string{"c", "b", "a"} { // the numbers are not in the order of ages or UIDs
+		d := newDomain(name, 1)
+		d.CreationTimestamp = metav1.NewTime(s.now.Add(-time.Duration(i) * time.Hour))
+		s.must(s.Create(t.Context(), d))
+		s.reconcile(d.UID)
+		s.node(fmt.Sprintf("n%d", i), d.UID, true)
+		for range 20 { // writes of a status are collected for some seconds
+			s.reconcile(s.uid)
+			s.reconcile(d.UID)
+		}
+		numbers[d.UID] = computedomain.ChannelOf(s.table(), d.UID).Number
+		if got := numberBefore(s.domain(name), clique); got != numbers[d.UID] {
+			t.Fatalf("the status of domain %s has channel %d, the table %d", name, got, numbers[d.UID])
+		}
+	}
+	s.now = time.Now() // the in-memory client stamps the deletion with this
+	deleted := s.domain("b")
+	s.use(deleted, "rank-0")
+	s.must(s.Delete(t.Context(), deleted))
+	gone := s.table()
+	gone.Finalizers = nil
+	s.must(s.Update(t.Context(), gone))
+	s.must(client.IgnoreNotFound(s.Delete(t.Context(), gone)))
+	for uid := range numbers {
+		s.reconcile(uid) // it has no table now
+	}
+	again := cliqueDomain(clique, namespace)
+	again.UID = "made again"
+	s.must(s.Create(t.Context(), again))
+	late := newDomain("late", 1)
+	late.CreationTimestamp = metav1.NewTime(s.now.Add(-100 * time.Hour))
+	s.must(s.Create(t.Context(), late))
+	s.reconcile(late.UID)
+	s.node("n0", late.UID, true)
+	for range 2 {
+		s.reconcile(again.UID)
+	}
+	for uid, number := range numbers {
+		if channel := computedomain.ChannelOf(s.table(), uid); channel == nil || channel.Number != number {
+			t.Errorf("domain %s has %+v, and its pods have channel %d", uid, channel, number)
+		}
+	}
+	if channel := computedomain.ChannelOf(s.table(), late.UID); channel == nil || channel.Number != len(numbers) {
+		t.Errorf("a domain that joins later has %+v, want channel %d", channel, len(numbers))
 	}
 }

@@ -19,7 +19,7 @@ const (
 )
 
 // daemonName is the name of a domain's DaemonSet and of its daemons' ResourceClaimTemplate. The domains of all namespaces share the
-// controller's namespace, so the name is made from what is unique to a domain.
+// controller's namespace, so the name is made from the domain's UID.
 func daemonName(domain types.UID) string { return "imex-daemon-" + string(domain) }
 
 // domainLabels mark everything that is created for a domain.

@@ -44,8 +44,6 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	}
 }
 
-//shows:cd-daemon
-//attack:imex-port A pod outside a compute domain connects to the port of its IMEX daemons
 func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	c := newCluster(t)
 	c.reconciler.settings.NetworkPolicies = true
@@ -86,7 +84,6 @@ func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	}
 }
 
-//shows:tenants
 func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
 	settings := Settings{Namespace: namespace, Image: "i", MetricsAuthentication: true}
 	set, err := daemonSet(newDomain("d", 1), settings)
@@ -105,7 +102,7 @@ func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
 	if diff := cmp.Diff(want, ports); diff != "" {
 		t.Errorf("ports (-want +got)\n%s", diff)
 	}
-	// Probes use no TLS: the kubelet asks every second, and learns only whether the daemon is ready.
+	// Probes use no TLS: the kubelet probes every second, and gets only the daemon's readiness.
 	if probe := container.ReadinessProbe.HTTPGet; probe.Port.StrVal != "health" || probe.Scheme == corev1.URISchemeHTTPS {
 		t.Errorf("the kubelet asks %+v", probe)
 	}
@@ -115,8 +112,6 @@ func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
 	}
 }
 
-//shows:cd-daemon
-//attack:imex-pod A tenant breaks into an IMEX daemon's pod and finds privilege, or files of the node
 func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
 	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i"})
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// consumers knows which pods claims of a channel are reserved for, by namespace and domain. Claims are not watched: that would be all
+// consumers caches the pods for which claims of a channel are reserved, by namespace and domain. Claims are not watched: that would be all
 // claims of the cluster. Those of a namespace are listed when a domain there is being deleted, once for all domains that wait: a list for
-// each of 560 domains would read 10,080 claims 560 times. Of a list only the names of pods are kept.
+// each of 560 domains would read 10,080 claims 560 times. Only the names of pods are kept.
 type consumers struct {
 	live client.Reader
 	now  func() time.Time
@@ -29,14 +29,14 @@ type consumers struct {
 
 type namespaceConsumers struct {
 	mu    sync.Mutex
-	begun time.Time // when the last list was asked for
+	begun time.Time // when the last list was requested
 	pods  map[types.UID][]string
 }
 
-// keptFor is how long what was read of a namespace is kept when nobody asks.
+// keptFor is how long a namespace's claims stay cached without a request.
 const keptFor = time.Minute
 
-// of returns the pods that use a domain, as a list showed that was asked for at that time or later.
+// of returns the pods that use a domain, from a list requested at that time or later.
 func (c *consumers) of(ctx context.Context, domain *v1beta1.ComputeDomain, notBefore time.Time) ([]string, error) {
 	n := c.namespace(domain.Namespace)
 	n.mu.Lock()

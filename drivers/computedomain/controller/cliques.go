@@ -15,11 +15,12 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/mode"
 )
 
 // cliques keeps a ComputeDomain for every clique that has nodes, in the modes in which domains share a clique. A request names a clique.
-// The Reconciler makes what such a ComputeDomain needs, as for any other. It keeps the mode in which it was made: after a change of mode
-// a new one replaces it, once no domain holds a channel of it.
+// The Reconciler makes the objects of such a ComputeDomain, as for any other. It keeps the mode in which it was made: after a change of
+// mode a new one replaces it, once no domain holds a channel of it.
 type cliques struct {
 	client   client.Client
 	settings Settings
@@ -62,7 +63,7 @@ func (c *cliques) concerns(ctx context.Context, o client.Object) []string {
 	return cliques
 }
 
-// expected says whether a clique's ComputeDomain stays though the controller's mode has none: a domain that shares daemons is left, which
+// expected reports whether a clique's ComputeDomain stays though the controller's mode has none: a domain that shares daemons is left. It
 // may get pods in any clique, and the controller may make none in that mode.
 func (c *cliques) expected(ctx context.Context, clique *v1beta1.ComputeDomain) (bool, error) {
 	if c.settings.IMEX.Shared() {
@@ -74,8 +75,7 @@ func (c *cliques) expected(ctx context.Context, clique *v1beta1.ComputeDomain) (
 	}
 	for i := range list.Items {
 		domain := &list.Items[i]
-		if computedomain.CliqueOf(domain, c.settings.Namespace) == "" && domain.Status.IMEX.Shared() &&
-			(clique.Status.IMEX == "" || clique.Status.IMEX == domain.Status.IMEX) {
+		if computedomain.CliqueOf(domain, c.settings.Namespace) == "" && mode.Serves(clique.Status.IMEX, domain.Status.IMEX) {
 			return true, nil
 		}
 	}
@@ -93,6 +93,7 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 	found := &v1beta1.ComputeDomain{}
 	want := cliqueDomain(clique, c.settings.Namespace)
 	err := c.client.Get(ctx, client.ObjectKeyFromObject(want), found)
+	computedomain.Recall(found, c.settings.Namespace)
 	ofOtherMode := err == nil && found.Status.IMEX != "" && found.Status.IMEX != c.settings.IMEX
 	switch {
 	case client.IgnoreNotFound(err) != nil:

@@ -18,8 +18,8 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// cuts are missing connections between the IMEX daemons of nodes, by clique, then by the names of both nodes. A clique that is not there
-// was not asked.
+// cuts are missing connections between the IMEX daemons of nodes, by clique, then by the names of both nodes. A clique that is not in it
+// was not queried.
 type cuts map[string]map[string]map[string]cut
 
 // cut is a connection that is missing.
@@ -58,7 +58,7 @@ func (r *Reconciler) cutsOf(ctx context.Context, p *pass) (cuts, error) {
 	return found, nil
 }
 
-// disconnectedWords says which nodes' daemons are not connected, those with the most missing connections first: where one node is cut
+// disconnectedWords reports which nodes' daemons are not connected, those with the most missing connections first: where one node is cut
 // off, every other lacks one connection, and it lacks all.
 func disconnectedWords(apart []*v1beta1.ComputeDomainNode) string {
 	const named = 3
@@ -92,21 +92,21 @@ func disconnectedWords(apart []*v1beta1.ComputeDomainNode) string {
 		since.UTC().Format(time.RFC3339), strings.Join(words, "; "), remedy)
 }
 
-// asker asks IMEX daemons' pods.
+// asker queries IMEX daemons' pods.
 type asker struct {
 	client http.Client
 	// slots has one of each connection that is open.
 	slots chan struct{}
 }
 
-// openAtOnce is how many daemons are asked side by side. Where no daemon of 560 racks reaches another, all 10,080 are asked, again and
-// again.
+// openAtOnce is the number of daemons queried at the same time. If no daemon of 560 racks reaches another, all 10,080 are queried, again
+// and again.
 const openAtOnce = 128
 
 // answerLimit is the size of the largest answer that is read. One with no connection at all among the 18 nodes of a rack is 8 KiB.
 const answerLimit = 1 << 20
 
-// newAsker makes an asker that keeps no connection: a daemon is asked every few minutes.
+// newAsker makes an asker without kept connections: a daemon is queried every few minutes.
 func newAsker() *asker {
 	return &asker{slots: make(chan struct{}, openAtOnce), client: http.Client{
 		// The daemon takes 2 s for a question that hangs.
@@ -118,7 +118,7 @@ func newAsker() *asker {
 	}}
 }
 
-// ask asks the daemon whose pod has an address.
+// ask queries the daemon whose pod has an address.
 func (a *asker) ask(ctx context.Context, address string) (imexd.Connections, error) {
 	var known imexd.Connections
 	select {

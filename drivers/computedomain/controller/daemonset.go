@@ -44,7 +44,7 @@ func daemonSet(domain *v1beta1.ComputeDomain, s Settings) (*appsv1.DaemonSet, er
 
 // daemonPod is the template of a domain's daemon pods, with a label that identifies the template's content.
 //
-// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two
+// The files and devices of the node come with the device that the pod claims (CDI): the driver's files, its device nodes and two
 // directories of the domain. So the pod mounts nothing of the node, and has no privilege.
 func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSpec, error) {
 	volumes, mounts := hostPaths(s.HostMounts)
@@ -62,7 +62,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 		ObjectMeta: metav1.ObjectMeta{Labels: domainLabels(domain.UID)},
 		Spec: corev1.PodSpec{
 			NodeSelector:                  daemonNodes(domain, s.Namespace),
-			Affinity:                      besideNone(domain, s.Namespace),
+			Affinity:                      avoidNodesWithOwnDaemon(domain, s.Namespace),
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			PriorityClassName:             "system-node-critical",
 			ServiceAccountName:            s.DaemonServiceAccount,
@@ -98,7 +98,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 	return template, nil
 }
 
-// daemonNodes are the nodes of a domain's daemons: those that joined it, or those of the clique that it stands for.
+// daemonNodes are the nodes of a domain's daemons: those that joined it, or those of the clique that it represents.
 func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]string {
 	if clique := computedomain.CliqueOf(domain, namespace); clique != "" {
 		return map[string]string{v1beta1.LabelClique: clique}
@@ -106,9 +106,10 @@ func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]str
 	return map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}
 }
 
-// besideNone keeps the daemons of a clique off nodes that are part of a domain with daemons of its own (computeDomains.imex: domain),
-// since a node has one IMEX session. A node plugin labels its node with such a domain only while no pod there has a channel of the clique.
-func besideNone(domain *v1beta1.ComputeDomain, namespace string) *corev1.Affinity {
+// avoidNodesWithOwnDaemon keeps the daemons of a clique off nodes that are part of a domain with daemons of its own (computeDomains.imex:
+// domain), since a node has one IMEX session. A node plugin labels its node with such a domain only while no pod there has a channel of
+// the clique.
+func avoidNodesWithOwnDaemon(domain *v1beta1.ComputeDomain, namespace string) *corev1.Affinity {
 	if computedomain.CliqueOf(domain, namespace) == "" {
 		return nil
 	}
@@ -180,9 +181,9 @@ func daemonEnv() []corev1.EnvVar {
 	return env
 }
 
-// readinessProbe asks every second. The daemon holds a probe's answer back for nearly that long while it is not ready, so the
-// kubelet learns of readiness at once. An answer that comes late says that the node has no processor to spare, and nothing of the daemon:
-// only a supervisor that hangs takes longer than the time-out.
+// readinessProbe runs every second. The daemon delays the answer to a probe for nearly that long while it is not ready, so the kubelet
+// learns of readiness at once. A late answer is a sign of a node without processor time to spare, not of the daemon's state: only a
+// supervisor that hangs takes longer than the time-out.
 func readinessProbe() *corev1.Probe {
 	return &corev1.Probe{
 		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromString("health")}},

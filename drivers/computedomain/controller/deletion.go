@@ -29,10 +29,10 @@ import (
 // with the node, or when the node comes back.
 const lostAfter = time.Minute
 
-// tellAfter is how long a deletion may take before its status says what it waits for.
+// tellAfter is how long a deletion may take before its status gives the reason.
 const tellAfter = lostAfter / 4
 
-// delete removes what was created for a domain, in this order: the templates, so that no further claim is made; when no pod uses
+// delete removes a domain's objects, in this order: the templates, so that no further claim is made; when no pod uses
 // the domain any more, the DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
 func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
@@ -47,11 +47,11 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}
-		_, told := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
+		_, statusErr := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: "what was made for the domain cannot be removed: " + err.Error(),
 		}), domain.Status.DeepCopy())
-		return ctrl.Result{}, errors.Join(err, told)
+		return ctrl.Result{}, errors.Join(err, statusErr)
 	}
 	waiting, again, err := r.ending(ctx, domain.UID)
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *Reconciler) failing(domain *v1beta1.ComputeDomain, problem *metav1.Cond
 	return &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: problem}
 }
 
-// leftovers removes what is left of a domain that no longer exists: objects that were created, or became visible, while the domain
+// leftovers removes objects of a domain that no longer exists: those that were created, or became visible, while the domain
 // was being deleted, or whose domain lost its finalizer by force.
 func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result, error) {
 	r.memory.forget(uid)
@@ -108,7 +108,7 @@ func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result,
 	return ctrl.Result{}, r.remove(ctx, uid)
 }
 
-// anythingLeft says whether the caches contain anything that remove would remove.
+// anythingLeft reports whether the caches contain an object that remove would delete.
 func (r *Reconciler) anythingLeft(ctx context.Context, uid types.UID) (bool, error) {
 	nodes, _, err := r.observe(ctx, uid)
 	if err != nil || len(nodes) > 0 && slices.ContainsFunc(nodes, labelledWith(uid)) {
@@ -200,7 +200,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-// labelledWith says whether a node has the label that brings a daemon of this domain.
+// labelledWith reports whether a node has the label that brings a daemon of this domain.
 func labelledWith(uid types.UID) func(metav1.PartialObjectMetadata) bool {
 	return func(node metav1.PartialObjectMetadata) bool {
 		return node.Labels[v1beta1.LabelComputeDomain] == string(uid)

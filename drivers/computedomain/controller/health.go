@@ -23,7 +23,7 @@ const (
 	reasonSound        = "NothingDegraded"
 )
 
-// health is what one pass found out about a domain's nodes.
+// health is the state of a domain's nodes as one pass found it.
 type health struct {
 	// needs is how many nodes must be ready.
 	needs   int
@@ -64,11 +64,11 @@ func (h *health) setStates(before, nodes []v1beta1.ComputeDomainNode) {
 	}
 }
 
-// disconnected are the nodes that a node's IMEX daemon is not connected with. Where that is not known, as after a start of the
-// controller, it is what the previous status says.
+// disconnected are the nodes that a node's IMEX daemon is not connected with. As long as no daemon has answered, as after a start of the
+// controller, it returns those of the previous status.
 func (h *health) disconnected(was, node *v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainPeer {
 	if node.Status != v1beta1.Ready || node.CliqueID == "" {
-		return nil // one that is not READY says that itself
+		return nil // a node that is not READY is reported as such
 	}
 	ready := map[string]bool{}
 	for _, m := range h.members {
@@ -104,7 +104,7 @@ func (h *health) disconnected(was, node *v1beta1.ComputeDomainNode) []v1beta1.Co
 	return peers
 }
 
-// stateOf is the state of a node, given its state in the previous status; nil: none. An entry of an earlier version has no state.
+// stateOf is the state of a node, given its state in the previous status; nil: none.
 func stateOf(was *v1beta1.ComputeDomainNode, status v1beta1.Readiness) v1beta1.NodeState {
 	switch {
 	case status == v1beta1.Ready:
@@ -125,7 +125,7 @@ func (h *health) setConditions(domain *v1beta1.ComputeDomain) {
 	}
 }
 
-// progressing says whether the domain will change without anybody's help, and what it waits for.
+// progressing is the condition Progressing: whether the domain will change by itself, and the cause of its wait.
 func (h *health) progressing(domain *v1beta1.ComputeDomain) metav1.Condition {
 	counts := countStates(domain.Status.Nodes)
 	condition := metav1.Condition{Type: v1beta1.ConditionProgressing, Status: metav1.ConditionFalse}
@@ -151,16 +151,16 @@ func (h *health) progressing(domain *v1beta1.ComputeDomain) metav1.Condition {
 	return condition
 }
 
-// degraded says whether something fails that worked before, or should work.
+// degraded is the condition Degraded: a part fails that worked before, or should work.
 func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 	condition := metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue}
 	total := max(h.needs, len(h.members))
-	var hurt []string
+	var affected []string
 	var apart []*v1beta1.ComputeDomainNode
 	for i := range domain.Status.Nodes {
 		node := &domain.Status.Nodes[i]
 		if node.State == v1beta1.NodeInterrupted {
-			hurt = append(hurt, interrupted(node))
+			affected = append(affected, interrupted(node))
 		}
 		if len(node.Disconnected) > 0 {
 			apart = append(apart, node)
@@ -171,10 +171,10 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 	switch {
 	case h.problem != nil && h.problem.Reason != reasonDeleting:
 		condition.Reason, condition.Message = h.problem.Reason, h.problem.Message
-	case len(hurt) > 0:
+	case len(affected) > 0:
 		condition.Reason = reasonInterrupted
-		condition.Message = fmt.Sprintf("%d of %d nodes %s ready and %s not: %s", len(hurt), total, plural(len(hurt), "was", "were"),
-			plural(len(hurt), "is", "are"), listed(hurt))
+		condition.Message = fmt.Sprintf("%d of %d nodes %s ready and %s not: %s", len(affected), total, plural(len(affected), "was", "were"),
+			plural(len(affected), "is", "are"), listed(affected))
 	case len(apart) > 0:
 		condition.Reason, condition.Message = reasonDisconnected, disconnectedWords(apart)
 	case short && len(h.gone) > 0:
@@ -182,7 +182,7 @@ func (h *health) degraded(domain *v1beta1.ComputeDomain) metav1.Condition {
 		condition.Message = fmt.Sprintf("%s %s no Node object any more; %d of %d nodes are left: the domain is whole once pods that use it run "+
 			"on other nodes", listed(h.gone), plural(len(h.gone), "has", "have"), len(h.members), total)
 	case short && before != nil && before.Status == metav1.ConditionTrue && before.Reason == reasonGone:
-		return *before // until another node has joined, or nobody uses the domain
+		return *before // until another node has joined, or no pod uses the domain
 	default:
 		condition.Status, condition.Reason = metav1.ConditionFalse, reasonSound
 		condition.Message = "no node that was ready has been lost"

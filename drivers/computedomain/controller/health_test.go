@@ -45,7 +45,6 @@ func (c *cluster) said() string {
 	return said.String()
 }
 
-//shows:cd-words
 func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
@@ -84,9 +83,9 @@ func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
 	c.now = c.now.Add(time.Hour)
 	c.join(d, "a", "10.0.0.1", starting)
 	c.settle(d.UID)
-	hurt := c.nodeState("d", "a")
-	if hurt.State != v1beta1.NodeInterrupted || hurt.Why == "" || hurt.Since.Sub(ready.Since.Time) < time.Hour {
-		t.Errorf("a node whose daemon is READY no longer: %+v", hurt)
+	affected := c.nodeState("d", "a")
+	if affected.State != v1beta1.NodeInterrupted || affected.Why == "" || affected.Since.Sub(ready.Since.Time) < time.Hour {
+		t.Errorf("a node whose daemon is READY no longer: %+v", affected)
 	}
 	degraded := c.condition("d", v1beta1.ConditionDegraded)
 	if degraded.Status != metav1.ConditionTrue || degraded.Reason != reasonInterrupted ||
@@ -110,7 +109,6 @@ func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
 	}
 }
 
-//shows:cd-words
 func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
 	c, d := newReadyDomain(t, "a", "b")
 	c.must(c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))

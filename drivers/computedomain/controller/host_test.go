@@ -33,7 +33,6 @@ func newHostClique(t *testing.T) *sharedClique {
 	return s
 }
 
-//shows:cd-host
 func TestADomainOfTheNodesServicesIsAChannelAndStartsNothing(t *testing.T) {
 	s := newHostClique(t)
 	d := newDomain("d", 2)
@@ -73,7 +72,6 @@ func TestADomainOfTheNodesServicesIsAChannelAndStartsNothing(t *testing.T) {
 	}
 }
 
-//shows:cd-host
 func TestACliqueChangesToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) {
 	s := newSharedClique(t, 1)
 	old := newDomain("old", 1)
@@ -141,21 +139,20 @@ func TestADomainWithoutNodesFollowsTheControllersMode(t *testing.T) {
 	own := waiting
 	own.IMEX = v1beta1.IMEXDomain
 	for name, c := range map[string]struct {
-		status       v1beta1.ComputeDomainStatus
-		told, decide v1beta1.IMEXMode
+		status           v1beta1.ComputeDomainStatus
+		reported, decide v1beta1.IMEXMode
 	}{
-		"new":                       {v1beta1.ComputeDomainStatus{}, v1beta1.IMEXHost, v1beta1.IMEXHost},
-		"running":                   {running, v1beta1.IMEXHost, v1beta1.IMEXClique},
-		"waiting":                   {waiting, v1beta1.IMEXHost, v1beta1.IMEXHost},
-		"waiting, told Domain":      {waiting, v1beta1.IMEXDomain, v1beta1.IMEXDomain},
-		"running, told Domain":      {running, v1beta1.IMEXDomain, v1beta1.IMEXClique},
-		"with daemons of its own":   {own, v1beta1.IMEXHost, v1beta1.IMEXDomain},
-		"of a version without mode": {v1beta1.ComputeDomainStatus{Conditions: own.Conditions}, v1beta1.IMEXHost, v1beta1.IMEXDomain},
+		"new":                     {v1beta1.ComputeDomainStatus{}, v1beta1.IMEXHost, v1beta1.IMEXHost},
+		"running":                 {running, v1beta1.IMEXHost, v1beta1.IMEXClique},
+		"waiting":                 {waiting, v1beta1.IMEXHost, v1beta1.IMEXHost},
+		"waiting, told Domain":    {waiting, v1beta1.IMEXDomain, v1beta1.IMEXDomain},
+		"running, told Domain":    {running, v1beta1.IMEXDomain, v1beta1.IMEXClique},
+		"with daemons of its own": {own, v1beta1.IMEXHost, v1beta1.IMEXDomain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &pass{domain: &v1beta1.ComputeDomain{Status: c.status}}
 			r := newCluster(t).reconciler
-			r.settings.IMEX = c.told
+			r.settings.IMEX = c.reported
 			if err := r.decideMode(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/mode"
 )
 
 const (
@@ -40,8 +41,8 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 		return min(left, importersInterval), r.tellDeleting(ctx, domain, message)
 	}
 	ofClique := computedomain.CliqueOf(domain, r.settings.Namespace) != ""
-	if domain.Status.IMEX == v1beta1.IMEXHost || domain.Status.IMEX == v1beta1.IMEXClique && !ofClique {
-		return 0, nil // the daemons run on, and the domain's pods keep what they share
+	if !mode.Of(domain.Status.IMEX).Daemons(ofClique) {
+		return 0, nil // the daemons run on, and the domain's pods keep their shared memory
 	}
 	if r.memory.once(domain.UID, "importers") {
 		message := fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: "+
@@ -70,7 +71,7 @@ func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomai
 	return r.consumers.of(ctx, domain, notBefore)
 }
 
-// tellDeleting writes what a deletion waits for into the status, once that has taken so long that somebody may ask.
+// tellDeleting writes the reason of a deletion's wait into the status, once the wait is longer than tellAfter.
 func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDomain, message string) error {
 	if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 		return nil
@@ -99,7 +100,7 @@ func (r *Reconciler) removeWorkloadTemplates(ctx context.Context, domain *v1beta
 	return nil
 }
 
-// holdForImporters is the first step of a deletion. done says that the next step may follow.
+// holdForImporters is the first step of a deletion. done: the next step may follow.
 func (r *Reconciler) holdForImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (result ctrl.Result, done bool, err error) {
 	again, err := r.awaitImporters(ctx, domain)
 	if err != nil || again == 0 {

@@ -37,7 +37,6 @@ func (c *cluster) hasDaemons(domain *v1beta1.ComputeDomain) bool {
 	return err == nil
 }
 
-//shows:cd-deletion
 func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	d, other := newDomain("d", 1), newDomain("e", 1)
 	c := newCluster(t, d, other)
@@ -71,7 +70,6 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	}
 }
 
-//shows:cd-deletion
 func TestADeletedDomainThatIsUsedForLongEndsAndNamesAffectedPods(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
@@ -89,7 +87,6 @@ func TestADeletedDomainThatIsUsedForLongEndsAndNamesAffectedPods(t *testing.T) {
 	}
 }
 
-//shows:cd-template
 func TestAChangedTemplateReachesARunningDomainWhenItsPodsNextStart(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
@@ -152,7 +149,6 @@ func (c *cluster) madeFrom(pod, template string) {
 	c.must(c.Update(c.t.Context(), &object))
 }
 
-//shows:cd-peers
 func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 	d := newDomain("d", 0)
 	c := newCluster(t, d)
@@ -161,7 +157,7 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 		c.join(d, fmt.Sprintf("node-%02d", i), fmt.Sprintf("10.0.0.%d", i+1), isReady)
 	}
 	c.settle(d.UID)
-	want := []v1beta1.ComputeDomainClique{{ID: clique, Slots: 36, Names: v1beta1.NamesOfDomain}}
+	want := []v1beta1.ComputeDomainClique{{ID: clique, Slots: 36}}
 	if got := c.domain("d").Status.Cliques; !slices.Equal(got, want) {
 		t.Fatalf("cliques %+v, want %+v", got, want)
 	}
@@ -175,19 +171,5 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 	c.settle(d.UID)
 	if got := c.domain("d").Status; len(got.Nodes) != 0 || !slices.Equal(got.Cliques, want) {
 		t.Errorf("%d nodes, cliques %+v, want none and %+v", len(got.Nodes), got.Cliques, want)
-	}
-}
-
-//shows:cd-peers
-func TestADomainFromBeforeTheUpgradeKeepsTheNamesOfItsNodes(t *testing.T) {
-	d := newDomain("d", 2)
-	d.Status.Nodes = []v1beta1.ComputeDomainNode{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)}
-	c := newCluster(t, d)
-	c.join(d, "a", "10.0.0.1", isReady)
-	c.settle(d.UID)
-	c.join(d, "b", "10.0.0.2", isReady) // its daemon has the new version
-	c.settle(d.UID)
-	if got, want := c.domain("d").Status.Cliques, []v1beta1.ComputeDomainClique{{ID: clique, Slots: 18}}; !slices.Equal(got, want) {
-		t.Errorf("cliques %+v, want %+v: daemons whose lists differ refuse each other", got, want)
 	}
 }

@@ -22,7 +22,7 @@ type member struct {
 	// address is empty until the node's daemon has one.
 	address string
 	ready   bool
-	// why says what a member that is not ready waits for.
+	// why reports what a member that is not ready waits for.
 	why string
 }
 
@@ -42,21 +42,22 @@ func membersOf(nodes []metav1.PartialObjectMetadata, pods []corev1.Pod) []member
 		}
 		m := members[name]
 		if m == nil {
-			if pod.DeletionTimestamp != nil {
+			if over(pod) {
 				continue // the node has left, and its daemon will end soon
 			}
 			m = &member{name: name}
 			members[name] = m
 		}
-		// Of an old and a new pod of one node, the living one counts.
-		if pod.DeletionTimestamp != nil && m.address != "" {
+		// Of an old and a new pod of one node, the living one counts, and of two that are not being deleted one that has not ended: one that
+		// failed, as by an eviction, stays beside its successor for a while.
+		if over(pod) && m.address != "" {
 			continue
 		}
 		m.address, m.ready, m.why = pod.Status.PodIP, computedomain.PodReady(pod), ""
 		if !m.ready {
 			m.why = computedomain.WhyNotReady(pod)
 		}
-		if pod.DeletionTimestamp != nil {
+		if over(pod) {
 			m.address = ""
 		}
 	}
@@ -66,6 +67,11 @@ func membersOf(nodes []metav1.PartialObjectMetadata, pods []corev1.Pod) []member
 	}
 	slices.SortFunc(result, func(a, b member) int { return cmp.Compare(a.name, b.name) })
 	return result
+}
+
+// over reports whether a daemon's pod is ending, or has ended.
+func over(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
 }
 
 // nodesOf carries the status's nodes over to the present members. A node enters once its daemon has an address, and leaves when it
@@ -122,10 +128,7 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 
 // cliquesOf carries the status's cliques over to the present nodes. Slots never shrink while the domain lives: a daemon that starts
 // after the node with the highest index has left must list the same peers as the running daemons.
-//
-// Where the status had the nodes of a clique and no entry for the clique itself, an earlier version formed it. Its daemons run with that
-// version's names, so a daemon that starts now must use the same names.
-func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
+func cliquesOf(previous []v1beta1.ComputeDomainClique, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
 	byID := map[string]v1beta1.ComputeDomainClique{}
 	for _, clique := range previous {
 		byID[clique.ID] = clique
@@ -134,11 +137,8 @@ func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.C
 		if node.CliqueID == "" {
 			continue
 		}
-		clique, known := byID[node.CliqueID]
-		formed := slices.ContainsFunc(before, func(n v1beta1.ComputeDomainNode) bool { return n.CliqueID == node.CliqueID })
-		if clique.ID = node.CliqueID; !known && !formed {
-			clique.Names = v1beta1.NamesOfDomain
-		}
+		clique := byID[node.CliqueID]
+		clique.ID = node.CliqueID
 		clique.Slots = max(clique.Slots, imexd.SlotsFor(node.Index))
 		byID[node.CliqueID] = clique
 	}

@@ -27,6 +27,7 @@ const (
 	starting podState = iota
 	isReady
 	ending
+	failed
 )
 
 func podOn(node, address string, state podState) corev1.Pod {
@@ -34,6 +35,9 @@ func podOn(node, address string, state podState) corev1.Pod {
 		Status: corev1.PodStatus{PodIP: address}}
 	if state == ending {
 		pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	if state == failed {
+		pod.Status.Phase = corev1.PodFailed
 	}
 	ready := corev1.ConditionFalse
 	if state == isReady {
@@ -55,6 +59,13 @@ func TestNodesKeepTheirIndexAndNewOnesGetTheLowestFree(t *testing.T) {
 		pods   []corev1.Pod
 		want   nodes
 	}{
+		"a pod that failed does not hide its successor, nor is it a daemon": {
+			nil,
+			[]metav1.PartialObjectMetadata{nodeIn("a", clique), nodeIn("b", clique)},
+			[]corev1.Pod{podOn("a", "1", failed), podOn("a", "2", isReady), podOn("b", "3", isReady), podOn("b", "4", failed),
+				podOn("left", "5", failed)},
+			nodes{entry("a", "2", clique, 0, v1beta1.Ready), entry("b", "3", clique, 1, v1beta1.Ready)},
+		},
 		"new nodes are numbered by name": {
 			nil,
 			[]metav1.PartialObjectMetadata{nodeIn("b", clique), nodeIn("a", clique)},

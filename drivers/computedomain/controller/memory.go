@@ -14,8 +14,8 @@ import (
 // lag is how long a created object may be missing from the cache before it counts as deleted.
 const lag = 10 * time.Second
 
-// memory is what the controller knows before its caches do: what it wrote itself. Without it the reconcile that a write causes
-// would often work on the state from before, and write again. It holds nothing that the cluster does not: losing it is harmless.
+// memory has the controller's own writes before its caches have them. Without it the reconcile that a write causes would often work on the
+// state from before, and write again. It contains only facts that are in the cluster too: losing it is harmless.
 type memory struct {
 	mu      sync.Mutex
 	domains map[types.UID]*remembered
@@ -23,6 +23,7 @@ type memory struct {
 
 type remembered struct {
 	newest      *v1beta1.ComputeDomain
+	lost        *v1beta1.ComputeDomainStatus // as last written, where the API server drops fields of it
 	statusWrite time.Time
 	deleting    time.Time            // when it was first seen that the domain is being deleted
 	created     map[string]time.Time // by kind and name
@@ -60,6 +61,20 @@ func (m *memory) wrote(domain *v1beta1.ComputeDomain) {
 	m.of(domain.UID).newest = domain.DeepCopy()
 }
 
+// lose remembers a status of which the API server drops fields; nil: it keeps all.
+func (m *memory) lose(uid types.UID, status *v1beta1.ComputeDomainStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(uid).lost = status
+}
+
+// lost returns a copy of that status, or nil.
+func (m *memory) lost(uid types.UID) *v1beta1.ComputeDomainStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.of(uid).lost.DeepCopy()
+}
+
 // statusWritten remembers when a domain's status was written.
 func (m *memory) statusWritten(uid types.UID, at time.Time) {
 	m.mu.Lock()
@@ -74,7 +89,7 @@ func (m *memory) sinceStatus(uid types.UID, now time.Time) time.Duration {
 	return now.Sub(m.of(uid).statusWrite)
 }
 
-// deletingSince returns when it was first known that a domain is being deleted; now where nobody knew.
+// deletingSince returns the time at which the controller first saw a domain's deletion: now, if it had not before.
 func (m *memory) deletingSince(uid types.UID, now time.Time) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +107,7 @@ func (m *memory) made(uid types.UID, object string, at time.Time) {
 	m.of(uid).created[object] = at
 }
 
-// recently says whether an object was created so lately that the cache may not have it yet.
+// recently reports whether an object was created so lately that the cache may not have it yet.
 func (m *memory) recently(uid types.UID, object string, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,7 +122,7 @@ func (m *memory) seen(uid types.UID, object string) {
 	delete(m.of(uid).created, object)
 }
 
-// once says whether this is the first time that something is done about a domain.
+// once reports whether an action, by its name, is the first of its kind for a domain, and remembers it.
 func (m *memory) once(uid types.UID, what string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +131,7 @@ func (m *memory) once(uid types.UID, what string) bool {
 	return !done
 }
 
-// refuses says whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who
+// refuses reports whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who
 // may write as many as they like.
 func (m *memory) refuses(uid types.UID, owner string) bool {
 	m.mu.Lock()
@@ -126,7 +141,7 @@ func (m *memory) refuses(uid types.UID, owner string) bool {
 	return before != now
 }
 
-// atMostEach says whether something may be done about a domain that was not done for a time, and remembers that it is done now.
+// atMostEach reports whether a domain's last action of a name is longer ago than pause, and remembers this one.
 func (m *memory) atMostEach(uid types.UID, what string, pause time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -185,7 +185,8 @@ func (c *collector) one(domain *v1beta1.ComputeDomain, collected chan<- promethe
 	}
 	var last time.Time
 	for _, condition := range domain.Status.Conditions {
-		if condition.Type != v1beta1.ConditionDaemonsCurrent && condition.LastTransitionTime.After(last) {
+		if condition.Type != v1beta1.ConditionDaemonsCurrent && condition.Type != v1beta1.ConditionCertificatesRenewable &&
+			condition.LastTransitionTime.After(last) {
 			last = condition.LastTransitionTime.Time
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-//shows:cd-words
 func TestTheFiguresOfADomainSayItsSizeItsStateAndForHowLong(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)

@@ -27,8 +27,6 @@ func (s *sharedClique) tell(mode v1beta1.IMEXMode) {
 
 // An administrator who switches back at once: the controller makes no clique's ComputeDomain in mode Domain, so that a domain which stayed
 // in the mode in which it was made would wait for ever.
-//
-//shows:cd-several
 func TestADomainThatWaitsGetsDaemonsOfItsOwnWhenTheModeGoesBack(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
@@ -54,7 +52,6 @@ func TestADomainThatWaitsGetsDaemonsOfItsOwnWhenTheModeGoesBack(t *testing.T) {
 	}
 }
 
-//shows:cd-several
 func TestCliquesOfAnEarlierModeStayUntilItsDomainsHaveEnded(t *testing.T) {
 	s := newSharedClique(t, 1)
 	s.reconcile(s.uid)
@@ -95,7 +92,7 @@ func TestCliquesOfAnEarlierModeStayUntilItsDomainsHaveEnded(t *testing.T) {
 func TestACliquesDaemonsMakeRoomForADomainWithDaemonsOfItsOwn(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
-	d.Status.Conditions = []metav1.Condition{{Type: v1beta1.ConditionReady}} // of an earlier version
+	d.Status.IMEX = v1beta1.IMEXDomain
 	s.must(s.Create(t.Context(), d))
 	node := &corev1.Node{}
 	s.must(s.Get(t.Context(), client.ObjectKey{Name: "n1"}, node))
@@ -120,7 +117,7 @@ func TestACliquesDaemonsMakeRoomForADomainWithDaemonsOfItsOwn(t *testing.T) {
 	members, _, err := s.reconciler.members(t.Context(), &pass{domain: s.table(), clique: clique})
 	s.must(err)
 	for _, m := range members {
-		if told := strings.Contains(m.why, "user/d"); told != (m.name == "n1") {
+		if reported := strings.Contains(m.why, "user/d"); reported != (m.name == "n1") {
 			t.Errorf("node %s waits, as %q", m.name, m.why)
 		}
 	}

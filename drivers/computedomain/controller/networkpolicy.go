@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex does not authenticate
-// its peers. The kubelet's probes come from the pod's own node, which no NetworkPolicy blocks; /metrics stays open to the cluster.
+// networkPolicy lets only the IMEX daemons of one domain reach each other: nvidia-imex does not authenticate its peers. The kubelet's
+// probes come from the pod's own node, which no NetworkPolicy blocks; /metrics stays open to the cluster.
 func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s Settings) *networkingv1.NetworkPolicy {
 	members := metav1.LabelSelector{MatchLabels: map[string]string{
 		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",
@@ -24,7 +24,7 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 	everybody := []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &health}}}}
 	if s.MetricsAuthentication {
 		everybody[0].Ports[0].Port = &metrics
-		// The controller asks for the daemons' connections.
+		// The controller queries the daemons' connections.
 		controller := metav1.LabelSelector{MatchLabels: map[string]string{
 			"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/component": "controller",
 		}}
@@ -36,7 +36,7 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s S
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: daemons.Namespace, Name: daemonName(domain.UID), Labels: domainLabels(domain.UID),
-			// It is removed with the daemons, even if the controller was told since to create none.
+			// It is removed with the daemons, even after the setting was switched off.
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
 		},
 		Spec: networkingv1.NetworkPolicySpec{

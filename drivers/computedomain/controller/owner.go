@@ -26,6 +26,15 @@ var owners = map[string]schema.GroupVersionKind{ //nolint:gochecknoglobals // a 
 	"MPIJob":          {Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"},
 }
 
+// OwnerDefinition is the name of the CustomResourceDefinition of an owner's kind; empty: Kubernetes has the kind itself.
+func OwnerDefinition(kind string) string {
+	gvk, known := owners[kind]
+	if !known || !strings.Contains(gvk.Group, ".") {
+		return ""
+	}
+	return strings.ToLower(kind) + "s." + gvk.Group
+}
+
 // reasonOwner is the reason of the Event on a domain whose annotation names no workload that it could go with.
 const reasonOwner = "OwnerNotUsable"
 
@@ -72,7 +81,7 @@ func (r *Reconciler) ensureOwner(ctx context.Context, p *pass) error {
 		p.again = soonest(p.again, min(max(age/2, ownerSoonest), ownerLatest))
 		return nil
 	case err != nil:
-		// Nothing that the domain itself needs depends on it.
+		// The domain itself works without it.
 		r.refuseOwner(p, fmt.Sprintf("that %s cannot be read: %v", kind, err))
 		p.again = soonest(p.again, ownerLatest)
 		return nil
@@ -89,7 +98,7 @@ func (r *Reconciler) ensureOwner(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// refuseOwner says why the domain has no owner, once for each that its annotation names in turn.
+// refuseOwner reports why the domain has no owner, once for each owner that its annotation names in turn.
 func (r *Reconciler) refuseOwner(p *pass, why string) {
 	word := p.domain.Annotations[v1beta1.AnnotationOwner]
 	if r.memory.refuses(p.domain.UID, word) {

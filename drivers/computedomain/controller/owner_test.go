@@ -24,7 +24,6 @@ func ownedDomain(owner string) *v1beta1.ComputeDomain {
 	return domain
 }
 
-//shows:cd-gangs
 func TestADomainIsDeletedWithTheWorkloadOfItsAnnotation(t *testing.T) {
 	c := newCluster(t, ownedDomain("Job/train"),
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "of another namespace"}})
@@ -51,21 +50,20 @@ func TestADomainIsDeletedWithTheWorkloadOfItsAnnotation(t *testing.T) {
 	}
 }
 
-//shows:cd-gangs
 func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
 	for _, owner := range []string{"Job", "Job/", "/train", "Deployment/train", "JobSet/train", "Job/a/b", strings.Repeat("x", 5000)} {
 		c := newCluster(t, ownedDomain(owner))
 		c.reconciler.settings.Owners = []string{"Job"}
 		c.settle("uid")
 		c.settle("uid")
-		told := 0
+		reported := 0
 		for len(c.events.Events) > 0 {
 			if event := <-c.events.Events; strings.Contains(event, reasonOwner) {
-				told++
+				reported++
 			}
 		}
-		if want := 1; owner != "Job/a/b" && told != want { // no Job has that name: the controller waits for it
-			t.Errorf("owner %.20q: told %d times, not %d", owner, told, want)
+		if want := 1; owner != "Job/a/b" && reported != want { // no Job has that name: the controller waits for it
+			t.Errorf("owner %.20q: told %d times, not %d", owner, reported, want)
 		}
 		if d := c.domain("d"); d.Status.Status != v1beta1.Ready || len(d.OwnerReferences) > 0 {
 			t.Errorf("owner %.20q: status %q, owners %v", owner, d.Status.Status, d.OwnerReferences)
@@ -74,9 +72,6 @@ func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
 }
 
 // Whoever may write a domain may write its annotation as often as they like. What the controller remembers of it stays as small as it was.
-//
-//attack:owner-words A tenant names ever other owners of its ComputeDomain, with words as long as may be, to fill the controller's memory
-//shows:cd-gangs
 func TestManyImpossibleOwnersLeaveNothingInTheMemory(t *testing.T) {
 	c := newCluster(t, ownedDomain("Job"))
 	c.settle("uid")
@@ -98,9 +93,6 @@ func TestManyImpossibleOwnersLeaveNothingInTheMemory(t *testing.T) {
 }
 
 // The words that lead to another namespace, to a path or to a kind without a namespace lead to no owner.
-//
-//attack:owner-elsewhere A tenant's ComputeDomain names as its owner an object of another namespace, of the cluster, or of a path
-//shows:cd-gangs
 func TestAnOwnerIsOfTheDomainsNamespaceAndOfAKnownKind(t *testing.T) {
 	others := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "others"}}
 	for _, owner := range []string{"Job/other/train", "Job/../other/train", "Job/../../namespaces/other/jobs/train", "Namespace/other",

@@ -21,9 +21,6 @@ import (
 
 // TestADomainsPolicyKnowsEveryPortOfItsDaemons compares the ports of the daemons' pods with the domain's NetworkPolicy, in every form in
 // which daemons run. A port that the policy does not know is one that nobody reaches, and imex is for the members alone.
-//
-//shows:cd-daemon
-//attack:imex-port-of-a-clique A pod outside a clique connects to the port of its IMEX daemons
 func TestADomainsPolicyKnowsEveryPortOfItsDaemons(t *testing.T) {
 	clique := newDomain(computedomain.CliqueName("c.1"), 1)
 	clique.Namespace, clique.Labels = namespace, map[string]string{v1beta1.LabelClique: "c.1"}
@@ -80,9 +77,6 @@ func knowsPorts(t *testing.T, set *appsv1.DaemonSet, policy *networkingv1.Networ
 
 // TestTheLongestNamesMakeValidObjects makes what stands for a ComputeDomain whose name, whose namespace and whose template's name are as
 // long as the API server lets them be.
-//
-//shows:cd-daemon
-//attack:long-domain A tenant's ComputeDomain with names of 253 characters keeps the controller from making its objects, or from going on
 func TestTheLongestNamesMakeValidObjects(t *testing.T) {
 	c := newCluster(t)
 	c.reconciler.settings.NetworkPolicies = true

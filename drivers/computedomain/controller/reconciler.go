@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -44,7 +45,7 @@ const (
 )
 
 // Reconciler creates what domains need, and removes it again. A request is a domain's UID: every object of a domain carries it, so that
-// what is left of a deleted domain is found too.
+// the leftovers of a deleted domain are found too.
 type Reconciler struct {
 	client   client.Client
 	live     client.Reader
@@ -54,6 +55,8 @@ type Reconciler struct {
 	memory   memory
 	clocks   clocks
 	survey   survey
+	known    knownSeed
+	features *features
 	// consumers are the pods that use domains which are being deleted.
 	consumers consumers
 	// modes is held while a domain goes to another mode, and read-held while a clique's table of channels is written: a domain that gets a
@@ -63,6 +66,7 @@ type Reconciler struct {
 
 func newReconciler(cached client.Client, live client.Reader, recorder record.EventRecorder, s Settings) *Reconciler {
 	r := &Reconciler{client: cached, live: live, recorder: recorder, settings: s, now: time.Now}
+	r.features = &features{client: cached, namespace: s.Namespace}
 	r.consumers = consumers{live: live, now: func() time.Time { return r.now() }}
 	r.survey = survey{reader: cached, namespace: s.Namespace, ask: newAsker().ask, now: func() time.Time { return r.now() }}
 	return r
@@ -90,6 +94,10 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 	})
 	byDomains := handler.TypedEnqueueRequestsFromMapFunc(r.concerns)
 	byNode := handler.TypedEnqueueRequestsFromMapFunc(r.concernsOfNode)
+	server, err := discovery.NewDiscoveryClientForConfigAndClient(manager.GetConfig(), manager.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("make a client for the API server's version: %w", err)
+	}
 	// Two controllers in one process (a simulation, a test) may have the same name.
 	skipNameValidation := true
 	building := builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain")
@@ -104,6 +112,10 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 		WatchesMetadata(&corev1.Node{}, byNode).
 		WatchesRawSource(source.TypedFunc[types.UID](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[types.UID]) error {
 			go r.survey.run(ctx, queue.Add) // ends with the controller
+			return nil
+		})).
+		WatchesRawSource(source.TypedFunc[types.UID](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[types.UID]) error {
+			go r.features.run(ctx, server, queue.Add) // ends with the controller
 			return nil
 		})).
 		WithOptions(controller.TypedOptions[types.UID]{MaxConcurrentReconciles: concurrent, SkipNameValidation: &skipNameValidation}).
@@ -122,14 +134,20 @@ type pass struct {
 	problem *metav1.Condition
 	// daemons is the domain's DaemonSet, nil until it is seen.
 	daemons *appsv1.DaemonSet
-	// clique is the clique that the domain stands for; empty for a user's.
+	// clique is the clique that the domain represents; empty for a user's.
 	clique string
 	// template is the content label of the domain's current daemon pods; empty where it does not matter.
 	template string
-	// certificates says that the domain's daemons have them.
+	// certificates is true if the domain's daemons have certificates.
 	certificates bool
+	// issued is the fingerprint of the authority of the certificate that this pass issued; empty: none.
+	issued string
+	// authority is whether certificates can be issued; nil: not known, or there are none.
+	authority *metav1.Condition
 	// again, where not zero, is when to look once more though nothing may have changed.
 	again time.Duration
+	// shown is the status from before the pass, with the fields that the API server leaves out (recall); nil: it leaves out none.
+	shown *v1beta1.ComputeDomainStatus
 }
 
 // Reconcile brings one domain a step further.
@@ -142,15 +160,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 		return r.leftovers(ctx, uid)
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("computeDomain", klog.KObj(domain)))
+	before := domain.Status.DeepCopy()
+	shown := r.recall(domain)
 	if domain.DeletionTimestamp != nil {
 		return r.delete(ctx, domain)
 	}
 	p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace)}
-	before := domain.Status.DeepCopy()
+	p.shown = shown
 	if p.clique != "" {
 		r.modes.RLock()
 		defer r.modes.RUnlock()
-	} else if r.mayFollow(domain) {
+	} else if r.state(domain).MayFollow() {
 		r.modes.Lock()
 		defer r.modes.Unlock()
 	}
@@ -159,7 +179,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	}
 	steps := r.steps(p)
 	if before.IMEX != "" && before.IMEX != domain.Status.IMEX {
-		steps = nil // what another mode needs is made once the mode is recorded; the write causes another pass
+		steps = nil // objects of another mode are made once the mode is recorded; the write causes another pass
 	}
 	var failed error
 	for _, step := range steps {
@@ -183,7 +203,7 @@ func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 			r.keepCertificates)
 	}
 	if p.clique == "" {
-		steps = append(steps, r.ensureWorkloadTemplate, r.ensureOwner)
+		steps = append(steps, r.ensureWorkloadTemplate, r.checkFeatures, r.ensureOwner)
 	}
 	return steps
 }
@@ -213,12 +233,20 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, p *pass) error {
 	if !controllerutil.AddFinalizer(p.domain, computedomain.Finalizer) {
 		return nil
 	}
+	if _, err := computedomain.Keep(p.domain, r.settings.Namespace); err != nil { // in one write
+		return err
+	}
+	return r.writeMetadata(ctx, p, before, "add the finalizer")
+}
+
+// writeMetadata writes the metadata of a domain, and leaves the status that the pass has worked out so far.
+func (r *Reconciler) writeMetadata(ctx context.Context, p *pass, before *v1beta1.ComputeDomain, what string) error {
 	status := p.domain.Status.DeepCopy()
 	if err := r.client.Patch(ctx, p.domain, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("add the finalizer: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	p.domain.Status = *status
 	r.memory.wrote(p.domain)
+	p.domain.Status = *status
 	return nil
 }
 
@@ -242,6 +270,9 @@ func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	}
 	if p.certificates {
 		want.Annotations[annotationRenewal] = r.now().UTC().Format(time.RFC3339) // until keepCertificates has seen it
+		if p.issued != "" {
+			want.Annotations[annotationAuthority] = p.issued
+		}
 	}
 	p.template = want.Spec.Template.Labels[labelTemplate]
 	found := &appsv1.DaemonSet{}
@@ -349,7 +380,13 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 		needs = max(1, len(members)) // all that the clique has
 	}
 	setStatusFor(p.domain, needs, members, p.problem)
-	gone, err := r.goneNodes(ctx, before.Nodes, members)
+	if err := r.explainFabric(ctx, p, members); err != nil {
+		return 0, err
+	}
+	if p.shown == nil {
+		p.shown = before
+	}
+	gone, err := r.goneNodes(ctx, p.shown.Nodes, members)
 	if err != nil {
 		return 0, err
 	}
@@ -358,7 +395,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 		return 0, err
 	}
 	health := health{needs: needs, members: members, gone: gone, problem: p.problem, cuts: cuts, now: r.now()}
-	health.setStates(before.Nodes, p.domain.Status.Nodes)
+	health.setStates(p.shown.Nodes, p.domain.Status.Nodes)
 	health.setConditions(p.domain)
 	if err := r.setChannels(ctx, p); err != nil {
 		return 0, err
@@ -369,9 +406,16 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	if p.template != "" {
 		setDaemonsCurrent(p.domain, behind(pods, p.template))
 	}
+	setAuthority(p.domain, p.authority)
+	if err := r.keep(ctx, p); err != nil {
+		return 0, err
+	}
 	pause, changed := pauseBefore(p.domain.Spec.NumNodes, *before, p.domain.Status)
 	if p.clique != "" {
 		pause = min(pause, addressPause) // domains of users wait for its table of channels
+	}
+	if lacking(before, p.shown) {
+		pause, changed = pauseLacking(p), true
 	}
 	if !changed {
 		return 0, nil
@@ -379,7 +423,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	if left := pause - r.memory.sinceStatus(p.domain.UID, r.now()); left > 0 {
 		return left, nil
 	}
-	old := p.domain.DeepCopy()
+	old, want := p.domain.DeepCopy(), p.domain.Status.DeepCopy()
 	old.Status = *before
 	// New indices are made from those in the status, so a write that was made from an older status must fail.
 	if err := r.client.Status().Patch(ctx, p.domain, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -387,7 +431,11 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	}
 	r.memory.wrote(p.domain)
 	r.memory.statusWritten(p.domain.UID, r.now())
-	r.announce(p.domain, before)
+	dropped := r.checkDropped(p.domain, want)
+	r.announce(p.domain, p.shown)
+	if dropped {
+		return lackingPause, nil
+	}
 	return 0, nil
 }
 
@@ -410,13 +458,17 @@ const tellPause = time.Minute
 // announce makes an Event when a domain becomes Ready, when it no longer is, and when it loses nodes or connections between them.
 func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.ComputeDomainStatus) {
 	degraded := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionDegraded)
-	if hurt := slices.Contains([]string{reasonInterrupted, reasonGone}, degraded.Reason); hurt &&
+	if affected := slices.Contains([]string{reasonInterrupted, reasonGone}, degraded.Reason); affected &&
 		!meta.IsStatusConditionTrue(before.Conditions, v1beta1.ConditionDegraded) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	if was := meta.FindStatusCondition(before.Conditions, v1beta1.ConditionDegraded); degraded.Reason == reasonDisconnected &&
 		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, "tell "+reasonDisconnected, tellPause, r.now()) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
+	}
+	if lost := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionCertificatesRenewable); lost != nil &&
+		lost.Status == metav1.ConditionFalse && !meta.IsStatusConditionFalse(before.Conditions, v1beta1.ConditionCertificatesRenewable) {
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, lost.Reason, lost.Message)
 	}
 	condition := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionReady)
 	switch {

@@ -1,5 +1,5 @@
-// Package controller is the cluster's half of compute domains: it makes what a ComputeDomain needs, numbers its nodes, says in its
-// status what it waits for, and removes everything when it goes.
+// Package controller is the cluster's half of compute domains: it makes the objects of a ComputeDomain, numbers its nodes, reports in its
+// status why it waits, and removes everything when it goes.
 package controller
 
 import (
@@ -37,21 +37,23 @@ type Settings struct {
 	Image            string
 	ImagePullPolicy  string
 	ImagePullSecrets []string
-	// DaemonServiceAccount is what the daemon pods run as.
+	// DaemonServiceAccount is the service account of the daemon pods.
 	DaemonServiceAccount string
 	// HostMounts are directories of nodes that daemon pods see at the same path.
 	HostMounts []string
 	// DaemonVerbosity is the log level of the daemons.
 	DaemonVerbosity int
-	// IMEX says whose IMEX daemons serve domains that are made from now on.
+	// IMEX selects the IMEX daemons that serve new domains.
 	IMEX v1beta1.IMEXMode
 	// MetricsAuthentication has the daemons, and the controller itself, serve /metrics by TLS, and only to those whose token may get that
 	// path.
 	MetricsAuthentication bool
 	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
 	NetworkPolicies bool
-	// Certificates has the IMEX daemons of domains that are made from now on know each other by certificates.
+	// Certificates makes the IMEX daemons of new domains authenticate each other by certificates.
 	Certificates bool
+	// FabricOnly is that of the node plugins: a node without NVLink fabric has no channel.
+	FabricOnly bool
 	// Owners are the kinds of workloads that a domain may go with, of OwnerKinds.
 	Owners []string
 }
@@ -73,6 +75,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
 	flags.BoolVar(&s.Certificates, "imex-certificates", false,
 		"have the IMEX daemons of domains that are made from now on know each other by certificates, of an authority for each domain")
+	flags.BoolVar(&s.FabricOnly, "fabric-only", false,
+		"explain domains by the node plugins' flag of this name: nodes without NVLink fabric have no channel")
 	flags.BoolVar(&s.MetricsAuthentication, "metrics-authentication", false,
 		"serve /metrics by TLS, and only to those whose token may get that path; the IMEX daemons do the same")
 	flags.StringSliceVar(&s.Owners, "owners", nil, "kinds of workloads that a compute domain may be deleted with (annotation "+
@@ -110,8 +114,8 @@ func (s *Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Caches says what the manager's cache holds for this controller: only what belongs to a domain, so that its memory grows with domains and
-// not with the cluster.
+// Caches describes what the manager's cache holds for this controller: only what belongs to a domain, so that its memory grows with domains
+// and not with the cluster.
 func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 	ours, err := labels.NewRequirement(v1beta1.LabelComputeDomain, selection.Exists, nil)
 	if err != nil {
@@ -164,13 +168,13 @@ func keepDaemonPod(obj any) (any, error) {
 	}, nil
 }
 
-// Add adds the controller to a manager whose scheme knows ComputeDomains and whose cache holds what Caches says. Events go to recorder.
+// Add adds the controller to a manager with ComputeDomains in its scheme and a cache as in Caches. Events go to recorder.
 func Add(ctx context.Context, m ctrl.Manager, recorder record.EventRecorder, s Settings) error {
 	r := newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s)
 	if err := r.setup(ctx, m); err != nil {
 		return err
 	}
-	// Only the leader serves them: a controller that stands by does not know how long a domain has been in its state.
+	// Only the leader serves them: a standby does not have a domain's time in its state.
 	figures := newCollector(r.client, &r.clocks, r.now, namedDomains)
 	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error { return figures.serve(ctx, metrics.Registry) })); err != nil {
 		return err

@@ -2,13 +2,15 @@ package controller
 
 import (
 	"fmt"
-	"strings"
+	"slices"
+	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
@@ -37,12 +39,12 @@ func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.
 	setStatusFor(domain, domain.Spec.NumNodes, members, problem)
 }
 
-// setStatusFor is setStatus for a domain that needs another number of nodes than its spec says.
+// setStatusFor is setStatus for a domain that needs another number of nodes than in its spec.
 func setStatusFor(domain *v1beta1.ComputeDomain, needs int, members []member, problem *metav1.Condition) {
 	status := &domain.Status
 	before := status.Nodes
 	status.Nodes = nodesOf(before, members)
-	status.Cliques = cliquesOf(status.Cliques, before, status.Nodes)
+	status.Cliques = cliquesOf(status.Cliques, status.Nodes)
 	status.ObservedGeneration = domain.Generation
 	spec := domain.Spec
 	spec.NumNodes = needs
@@ -74,7 +76,7 @@ func setDaemonsCurrent(domain *v1beta1.ComputeDomain, behind []string) {
 	meta.SetStatusCondition(&domain.Status.Conditions, condition)
 }
 
-// readiness says how close the domain is to being Ready.
+// readiness reports how close the domain is to being Ready.
 func readiness(spec v1beta1.ComputeDomainSpec, nodes []v1beta1.ComputeDomainNode, members []member) metav1.Condition {
 	ready := 0
 	for _, node := range nodes {
@@ -117,12 +119,7 @@ func readiness(spec v1beta1.ComputeDomainSpec, nodes []v1beta1.ComputeDomainNode
 	return condition
 }
 
-func listed(names []string) string {
-	if len(names) <= namedAtMost {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:namedAtMost], ", "), len(names)-namedAtMost)
-}
+func listed(names []string) string { return listing.First(names, namedAtMost, ", ") }
 
 func plural(n int, one, many string) string {
 	if n == 1 {
@@ -131,9 +128,9 @@ func plural(n int, one, many string) string {
 	return many
 }
 
-// The minimum pause between two writes of a domain's status, by the kind of the change. A domain forms in a burst of changes. The
-// pauses limit that to a few writes, and delay nobody noticeably: daemons wait for each other's addresses, and users for the
-// progress of a domain that is not ready anyway.
+// The minimum pause between two writes of a domain's status, by the kind of the change. A domain forms in a burst of changes. The pauses
+// limit that to a few writes without a noticeable delay: daemons wait for each other's addresses, and users for the progress of a domain
+// that is not ready anyway.
 const (
 	// atOnce: the domain became Ready, or is no longer Ready; or the last of the required nodes has an address, so that there is
 	// nothing more to collect before the daemons can start.
@@ -149,12 +146,12 @@ const (
 	wordsPause = 10 * time.Second
 )
 
-// samePlace says whether two entries are the same for the daemons.
+// samePlace reports whether two entries are the same for the daemons.
 func samePlace(a, b *v1beta1.ComputeDomainNode) bool {
 	return a.Name == b.Name && a.IPAddress == b.IPAddress && a.CliqueID == b.CliqueID && a.Index == b.Index
 }
 
-// pauseBefore says how long the write that turns old into new may be delayed, or false where there is nothing to write. wanted is
+// pauseBefore reports how long the write that turns old into new may be delayed, or false where there is nothing to write. wanted is
 // the number of nodes that the domain requires.
 func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
 	// A list without nodes comes back from the API as none.
@@ -165,7 +162,7 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 		return atOnce, true
 	}
 	if old.IMEX != new.IMEX && old.IMEX != "" {
-		return atOnce, true // nothing is made for the new mode before it is recorded
+		return atOnce, true // the new mode is recorded before its objects are made
 	}
 	if !equality.Semantic.DeepEqual(old.Channels, new.Channels) {
 		return atOnce, true // a pod waits for its channel
@@ -202,7 +199,7 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	}
 }
 
-// onlyGained says whether nodes joined, and those of before are as they were, or ready since.
+// onlyGained reports whether nodes joined, and those of before are as they were, or ready since.
 func onlyGained(old, new []v1beta1.ComputeDomainNode) bool {
 	if len(new) <= len(old) {
 		return false
@@ -220,4 +217,37 @@ func onlyGained(old, new []v1beta1.ComputeDomainNode) bool {
 		}
 	}
 	return true
+}
+
+// summarise writes the words that kubectl get prints.
+func summarise(domain *v1beta1.ComputeDomain) {
+	status := &domain.Status
+	ready := 0
+	for _, node := range status.Nodes {
+		if node.Status == v1beta1.Ready {
+			ready++
+		}
+	}
+	summary := v1beta1.ComputeDomainSummary{Ready: fmt.Sprintf("%d/%d", ready, max(domain.Spec.NumNodes, len(status.Nodes)))}
+	switch len(status.Cliques) {
+	case 0:
+	case 1:
+		summary.Clique = status.Cliques[0].ID
+	default:
+		summary.Clique = fmt.Sprintf("%d cliques", len(status.Cliques))
+	}
+	var channels []string
+	for _, clique := range status.Cliques {
+		if clique.Channel != nil {
+			channels = append(channels, strconv.Itoa(*clique.Channel))
+		}
+	}
+	slices.Sort(channels)
+	if channels = slices.Compact(channels); len(channels) > 0 {
+		summary.Channel = listed(channels)
+	}
+	if domain.Spec.Channel.AllocationMode == v1beta1.AllocationModeAll {
+		summary.Channel = string(v1beta1.AllocationModeAll)
+	}
+	status.Summary = summary
 }

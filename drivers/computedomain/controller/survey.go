@@ -25,20 +25,18 @@ const (
 	confirmPause = 2 * time.Second
 	// settled is how long a daemon must be READY before its connections count. It connects after that.
 	settled = 10 * time.Second
-	// askedAtOnce is how many cliques are asked side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other only
-	// where an answer takes longer than half a second.
+	// askedAtOnce is how many cliques are queried side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other
+	// only where an answer takes longer than half a second.
 	askedAtOnce = 64
-	// silentLimit is the longest time between two questions to a group in which nobody answers.
+	// silentLimit is the longest time between two queries of a group in which no daemon answers.
 	silentLimit = time.Minute
 )
 
-// survey asks IMEX daemons whether they are connected with each other. nvidia-imex is READY whether it is or not.
-//
-// The daemons report nothing by themselves: for that they would need a right to write. Of each clique of a domain one daemon is asked in
-// roundPause, another each time, and all of them where a connection is missing. Each clique has a time of its own in which it is asked, so
-// that a cut of one is confirmed without asking the others, and none waits for all others. A node that is cut off is seen by any of them. A
-// cut between two nodes is seen at once where the asked daemon knows what the others are connected with, and else when one of the
-// two is asked.
+// survey queries IMEX daemons for their connections with each other. nvidia-imex is READY with or without them. The daemons report nothing
+// by themselves: for that they would need a right to write. Of each clique of a domain one daemon is queried in roundPause, another each
+// time, and all of them where a connection is missing. Each clique has its own times of queries, so that a cut of one is confirmed without
+// queries of the others, and none waits for all others. A node that is cut off is seen by any of them. A cut between two nodes is seen at
+// once if the queried daemon has the connections of the others too, and else when one of the two is queried.
 type survey struct {
 	reader client.Reader
 	// namespace is the controller's.
@@ -58,15 +56,15 @@ type groupKey struct {
 // pair is a connection, from one node to another.
 type pair struct{ from, to string }
 
-// group is what is known of the daemons of one clique of a domain.
+// group is the state of the daemons of one clique of a domain.
 type group struct {
 	// nodes are those whose daemons have been READY for a while, in the order of their indices.
 	nodes []v1beta1.ComputeDomainNode
-	// next is when they are asked next, and asking says that they are being asked now.
+	// next is the time of their next query; asking is true during one.
 	next   time.Time
 	asking bool
 	round  int
-	// missing are the connections that the last answers did not have; known says that there was an answer at all.
+	// missing are the connections that the last answers lacked; known is true once there was an answer.
 	missing map[pair]cut
 	known   bool
 	// reported are those of missing that were confirmed, and are in of's results.
@@ -96,7 +94,7 @@ func (s *survey) of(domain types.UID) cuts {
 	return found
 }
 
-// run asks until ctx ends. It calls changed with a domain whose missing connections are others than before.
+// run queries daemons until ctx ends. It calls changed with a domain whose missing connections are others than before.
 func (s *survey) run(ctx context.Context, changed func(types.UID)) {
 	var asking errgroup.Group
 	asking.SetLimit(askedAtOnce)
@@ -165,7 +163,7 @@ func (s *survey) look(ctx context.Context) error {
 		}
 		g := s.groups[key]
 		if g == nil {
-			// At any time of the pause, so that not all are asked at once.
+			// At any time of the pause, so that not all are queried at once.
 			g = &group{missing: map[pair]cut{}, reported: map[pair]cut{}, next: now.Add(rand.N(roundPause))} //nolint:gosec // no secret
 		}
 		g.nodes, groups[key] = members, g
@@ -174,7 +172,7 @@ func (s *survey) look(ctx context.Context) error {
 	return nil
 }
 
-// due takes the groups to ask now. They are not due again before they were visited.
+// due takes the groups to query now. They are not due again before their visit.
 func (s *survey) due() map[groupKey]*group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +197,7 @@ func (s *survey) pause(then time.Time) time.Duration {
 	return max(0, then.Sub(s.now()))
 }
 
-// visit asks a group that is due, and says whether something else is reported of it now.
+// visit queries a group that is due, and reports whether its missing connections changed.
 func (s *survey) visit(ctx context.Context, g *group) (changed bool) {
 	s.mu.Lock()
 	nodes := g.nodes // a look replaces them
@@ -215,7 +213,7 @@ func (s *survey) visit(ctx context.Context, g *group) (changed bool) {
 	case len(g.missing) != len(g.reported):
 		g.next = now.Add(confirmPause)
 	default:
-		// From the last time that it was due: an answer that takes long makes nobody late. One that takes very long is not followed at once.
+		// From the last time that it was due: a slow answer delays no later query. After a very slow one there is a pause.
 		g.next = latest(g.next.Add(roundPause), now.Add(roundPause/2))
 	}
 	g.asking = false
@@ -229,7 +227,7 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// rows asks daemons of a group, and returns what each of its nodes is not connected with, by name, as far as it is known. Only one
+// rows queries daemons of a group, and returns the missing connections of each of its nodes, by name, as far as they answered. Only one
 // goroutine works on a group.
 func (s *survey) rows(ctx context.Context, g *group, nodes []v1beta1.ComputeDomainNode) map[string]map[string]imex.ConnectionStatus {
 	names := map[int]string{}
@@ -241,7 +239,7 @@ func (s *survey) rows(ctx context.Context, g *group, nodes []v1beta1.ComputeDoma
 	take := func(node v1beta1.ComputeDomainNode, answer imexd.Connections) {
 		for index, peers := range answer.Rows {
 			from := names[index]
-			if _, told := rows[from]; from == "" || told && from != node.Name {
+			if _, reported := rows[from]; from == "" || reported && from != node.Name {
 				continue // a node's own answer is the newest
 			}
 			rows[from] = map[string]imex.ConnectionStatus{}
@@ -272,11 +270,11 @@ func (s *survey) rows(ctx context.Context, g *group, nodes []v1beta1.ComputeDoma
 	return rows
 }
 
-// answer asks one daemon. There are no rows in what it returns where it has no answer.
+// answer queries one daemon. Without an answer it returns no rows.
 func (s *survey) answer(ctx context.Context, node v1beta1.ComputeDomainNode) imexd.Connections {
 	answer, err := s.ask(ctx, node.IPAddress)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("An IMEX daemon does not say with whom it is connected", "node", node.Name, "err", err)
+		klog.FromContext(ctx).V(2).Info("An IMEX daemon does not report its connections", "node", node.Name, "err", err)
 		return imexd.Connections{}
 	}
 	if answer.Own != node.Index {
@@ -301,12 +299,12 @@ func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDom
 	g.known = true
 	missing, reported := map[pair]cut{}, map[pair]cut{}
 	for _, from := range nodes {
-		row, told := rows[from.Name]
+		row, heard := rows[from.Name]
 		for _, to := range nodes {
 			pair := pair{from.Name, to.Name}
 			before, had := g.missing[pair]
 			state, is := row[to.Name]
-			if !told && had { // nothing new is known of it
+			if !heard && had { // nothing new is known of it
 				state, is = before.state, true
 			}
 			if !is {

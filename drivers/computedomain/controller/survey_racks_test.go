@@ -74,8 +74,6 @@ const (
 )
 
 // The clock is the bubble's own: 560 racks are asked, each question takes a tenth of a second, and no processor's speed counts.
-//
-//shows:cd-connections
 func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -95,7 +93,7 @@ func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
 			}
 			return connected(node), nil
 		}
-		told := map[types.UID]time.Time{}
+		reported := map[types.UID]time.Time{}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -104,7 +102,7 @@ func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
 				if len(s.of(domain)) > 0 && len(s.of(domain)["c."+string(domain)]) > 0 {
 					mu.Lock()
 					defer mu.Unlock()
-					told[domain] = time.Now()
+					reported[domain] = time.Now()
 				}
 			})
 		}()
@@ -133,7 +131,7 @@ func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
 		<-done
 		var longest time.Duration
 		for rack := range cuts {
-			at, known := told[types.UID(fmt.Sprint(rack))]
+			at, known := reported[types.UID(fmt.Sprint(rack))]
 			if !known {
 				t.Errorf("rack %d: the cut is not reported", rack)
 				continue

@@ -23,7 +23,7 @@ import (
 type daemons struct {
 	// all are the nodes by index.
 	all []v1beta1.ComputeDomainNode
-	// alone: each daemon knows only its own connections.
+	// alone: each daemon reports only its own connections.
 	alone  bool
 	silent bool
 	cut    map[pair]imex.ConnectionStatus
@@ -61,8 +61,8 @@ func (d *daemons) ask(_ context.Context, address string) (imexd.Connections, err
 	return known, nil
 }
 
-// surveyed is a Ready domain of these nodes, whose daemons have been READY for a while, and a visit to them when they are due next. It says
-// whether they must be asked again soon.
+// surveyed is a Ready domain of these nodes, whose daemons have been READY for a while, and a visit to them when they are due next. It
+// reports whether they must be queried again soon.
 func surveyed(t *testing.T, nodes ...string) (*cluster, *daemons, func() (unconfirmed bool)) {
 	t.Helper()
 	c, d := newReadyDomain(t, nodes...)
@@ -88,7 +88,6 @@ func surveyed(t *testing.T, nodes ...string) (*cluster, *daemons, func() (unconf
 	}
 }
 
-//shows:cd-connections
 func TestDaemonsThatAreNotConnectedDegradeTheirDomainUntilTheyAre(t *testing.T) {
 	for name, alone := range map[string]bool{"a daemon knows the connections of all": false, "a daemon knows its own alone": true} {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +100,7 @@ func TestDaemonsThatAreNotConnectedDegradeTheirDomainUntilTheyAre(t *testing.T) 
 			}
 			answers.between("a", "c", "RECOVERING")
 			found := false
-			for range 3 { // each node has been asked then
+			for range 3 { // each node has been queried then
 				if found = round(); found {
 					break
 				}
@@ -128,7 +127,7 @@ func TestDaemonsThatAreNotConnectedDegradeTheirDomainUntilTheyAre(t *testing.T) 
 				t.Errorf("Events: %s", said)
 			}
 
-			// A new controller knows what the last one wrote until it has asked.
+			// A new controller uses the last one's status until its first query.
 			c.reconciler.survey.groups = nil
 			answers.silent = true
 			round()

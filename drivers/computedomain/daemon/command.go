@@ -27,7 +27,7 @@ import (
 
 const role = "imex-daemon"
 
-// settings are a daemon's flags and what its container was given.
+// settings are a daemon's flags and the environment of its container.
 type settings struct {
 	programs                            imex.Programs
 	dir, hostsFile, certificates        string

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,10 +14,11 @@ import (
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/node/httpserver"
 )
 
 // probeHold is how long to delay the answer to a probe while the daemon is not ready. The kubelet probes once a second. By holding
-// its request for nearly that long, it learns of readiness within milliseconds, instead of half a second later on average. It must
+// its request for nearly that long, it is notified of readiness within milliseconds, instead of half a second later on average. It must
 // be shorter than the probe's time-out and period.
 const probeHold = 900 * time.Millisecond
 
@@ -49,7 +49,7 @@ func figures(supervisor *imexd.Supervisor) *prometheus.Registry {
 func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	if shown != nil {
-		mux.Handle("GET /metrics", promhttp.HandlerFor(shown, promhttp.HandlerOpts{}))
+		mux.Handle("GET /metrics", promhttp.HandlerFor(shown, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	}
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		if err := supervisor.Alive(); err != nil {
@@ -66,7 +66,7 @@ func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Hand
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(connections); err != nil {
-			klog.FromContext(r.Context()).V(2).Info("Whoever asked for the connections is gone", "err", err)
+			klog.FromContext(r.Context()).V(2).Info("The client that requested the connections is gone", "err", err)
 		}
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
@@ -83,10 +83,7 @@ func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Hand
 
 // serveHealth serves until ctx ends.
 func serveHealth(ctx context.Context, listener net.Listener, supervisor *imexd.Supervisor, shown *prometheus.Registry) error {
-	server := &http.Server{Handler: handler(supervisor, shown), ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := (httpserver.Server{Handler: handler(supervisor, shown)}).Serve(ctx, listener); err != nil {
 		return fmt.Errorf("serve the readiness probe: %w", err)
 	}
 	return nil

@@ -36,8 +36,8 @@ func (m *membership) follow(ctx context.Context, domain *domain) {
 }
 
 // groupOf returns the nodes of this node's clique, or false while the domain's status does not contain this very daemon: its node
-// may be there with the address of an earlier pod. A domain that is being deleted, or that another of its name replaced, changes
-// nothing: this pod goes with it.
+// may be there with the address of an earlier pod. A domain that is being deleted, or that another of its name replaced, has no effect:
+// this pod goes with it.
 func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if domain == nil || domain.UID != m.uid {
 		return imexd.Group{}, false
@@ -50,11 +50,10 @@ func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if nodes[own].CliqueID == "" {
 		return imexd.Group{}, true
 	}
-	// A status without the clique's entry was written by an earlier version.
-	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index, OldNames: true}
+	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index}
 	for _, clique := range domain.Status.Cliques {
 		if clique.ID == group.Clique {
-			group.Slots, group.OldNames = clique.Slots, clique.Names != v1beta1.NamesOfDomain
+			group.Slots = clique.Slots
 		}
 	}
 	for _, node := range nodes {

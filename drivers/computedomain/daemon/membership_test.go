@@ -13,7 +13,7 @@ import (
 
 func domainWith(uid types.UID, nodes ...v1beta1.ComputeDomainNode) *v1beta1.ComputeDomain {
 	return &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: uid}, Status: v1beta1.ComputeDomainStatus{
-		Nodes: nodes, Cliques: []v1beta1.ComputeDomainClique{{ID: "c.1", Slots: 36, Names: v1beta1.NamesOfDomain}, {ID: "c.2", Slots: 18}},
+		Nodes: nodes, Cliques: []v1beta1.ComputeDomainClique{{ID: "c.1", Slots: 36}, {ID: "c.2", Slots: 18}},
 	}}
 }
 

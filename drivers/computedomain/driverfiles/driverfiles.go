@@ -1,11 +1,11 @@
-// Package driverfiles finds what an IMEX daemon's container needs of a node's driver: NVIDIA's programs, the driver's libraries, and the C
-// library with which both run.
+// Package driverfiles finds the files of a node's driver that an IMEX daemon's container needs: NVIDIA's programs, the driver's libraries,
+// and the C library with which both run.
 //
 // The programs are the node's, and the image that they run in is ours: two C libraries. A program that is started by the image's loader
 // with libraries of the node fails wherever the two differ ("undefined symbol: __tunable_is_initialized, version GLIBC_PRIVATE" is one
 // way), and an image that happens to be newer helps only until a node is newer still, or the program wants a library that the image lacks.
 // So nothing is mixed: the container gets the node's own loader and every library that the programs name, each as a file of its own in one
-// directory, and the programs are started by that loader with that directory. Nothing of the image takes part, and the container sees no
+// directory, and the programs are started by that loader with that directory. No file of the image takes part, and the container sees no
 // other file of the node.
 package driverfiles
 
@@ -31,13 +31,13 @@ type File struct {
 	Host, Container, Here string
 }
 
-// Set is what a container needs.
+// Set is the files and links that a container needs.
 type Set struct {
 	// Daemon and Control are nvidia-imex and nvidia-imex-ctl, Loader what starts them; paths of the container. Without a Loader the programs
 	// need none, and start as they are.
 	Daemon, Control, Loader string
 	Files                   []File
-	// Problems say what was not found though a daemon may need it.
+	// Problems lists the missing files that a daemon may need.
 	Problems []string
 }
 
@@ -111,7 +111,7 @@ func (f *finder) find() error {
 	return nil
 }
 
-// program adds a program's loader and libraries. What is no ELF file, and what needs no loader, needs nothing more.
+// program adds a program's loader and libraries. A file that is not ELF, or that needs no loader, is complete by itself.
 func (f *finder) program(path string) error {
 	if is, err := isELF(path); err != nil || !is {
 		return err
@@ -149,7 +149,7 @@ func (f *finder) needed(file *elf.File, path string) error {
 	return nil
 }
 
-// library adds a library by name, and says whether it is there. from is who names it.
+// library adds a library by name, and reports whether it is there. from is the file that names it.
 func (f *finder) library(name, from string) bool {
 	if f.have[name] {
 		return true
@@ -238,7 +238,7 @@ func isELF(path string) (bool, error) {
 	return string(magic[:n]) == elf.ELFMAG, nil
 }
 
-// interpreter is what the kernel starts a program by; empty for one that it starts itself.
+// interpreter returns a program's ELF interpreter (PT_INTERP); empty for a static program.
 func interpreter(file *elf.File) string {
 	for _, segment := range file.Progs {
 		if segment.Type != elf.PT_INTERP {

@@ -108,7 +108,6 @@ func container(t *testing.T, root string, set *Set) string {
 	return dir
 }
 
-//shows:cd-libc
 func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
 	root := systemRoot(t)
 	set, err := Find(driver.Place{Path: root, Host: "/run/nvidia/driver"})
@@ -123,7 +122,7 @@ func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
 	dir := container(t, root, set)
 	run := exec.CommandContext(t.Context(), filepath.Join(dir, set.Loader), "--inhibit-cache", "--library-path",
 		filepath.Join(dir, filepath.Dir(set.Loader)), filepath.Join(dir, set.Daemon))
-	// What a program finds by its environment must not matter either.
+	// Files that a program finds by its environment must not matter either.
 	run.Env = []string{}
 	out, err := run.CombinedOutput()
 	if err != nil {
@@ -191,8 +190,6 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 
 // The program is one of NVIDIA's. Like nvidia-imex it is built for old C libraries, and it starts without a GPU. The C
 // libraries are those of Debian 11 and 13. This machine and our image have other versions.
-//
-//shows:cd-libc
 func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
 	for _, c := range []struct {
 		libc   string

@@ -1,9 +1,9 @@
 // Package hostimex looks at the nvidia-imex that a node runs by itself (computeDomains.imex: host): whether it can serve compute domains,
 // and if not why. It starts, stops and configures nothing of the node.
 //
-// The service is asked by its control socket, for nothing else of it is needed: no network of the node, and no file but the socket.
-// NVIDIA's DRA driver asks a host's service in the same way, and has the administrator set the same two keys of its configuration (its
-// page on prerequisites, "Host-managed IMEX"): IMEX_CMD_ENABLED=1 and IMEX_CMD_UNIX_DOMAIN_PATH.
+// The service is queried by its control socket, since no more of it is needed: no network of the node, and no file but the socket. NVIDIA's
+// DRA driver queries a host's service in the same way, and has the administrator set the same two keys of its configuration (its page on
+// prerequisites, "Host-managed IMEX"): IMEX_CMD_ENABLED=1 and IMEX_CMD_UNIX_DOMAIN_PATH.
 package hostimex
 
 import (
@@ -32,7 +32,7 @@ const (
 	NoSocket = "HostIMEXNoSocket"
 	// NotAnswering: it has the socket, and gives no answer by it.
 	NotAnswering = "HostIMEXNotAnswering"
-	// NotReady: it says another state than READY.
+	// NotReady: its state is not READY.
 	NotReady = "HostIMEXNotReady"
 	// NodesMissing: its list of nodes lacks one of the domain, or is another than that of one.
 	NodesMissing = "HostIMEXNodesMissing"
@@ -40,9 +40,9 @@ const (
 	VersionMismatch = "HostIMEXVersionMismatch"
 )
 
-// Finding is why a service cannot serve; the zero value says that it can.
+// Finding is why a service cannot serve; the zero value means that it can.
 type Finding struct {
-	// Reason is one of the constants above, Message the same in words with what to do.
+	// Reason is one of the constants above, Message the same in words with the remedy.
 	Reason, Message string
 }
 
@@ -66,7 +66,7 @@ type Service struct {
 	linking sync.Mutex
 }
 
-// Look says whether the service is READY, and if not why.
+// Look reports whether the service is READY, and if not why.
 func (s *Service) Look(ctx context.Context) Finding {
 	control, err := s.control()
 	if err != nil {
@@ -93,8 +93,8 @@ func (s *Service) Look(ctx context.Context) Finding {
 	}
 }
 
-// notRunning tells a service that is stopped from one that the driver does not let start: nvidia-imex ends at once where the loaded
-// driver is of a version that it does not work with (NVIDIA's IMEX guide, "Other NVIDIA Software Packages").
+// notRunning distinguishes a stopped service from one that cannot start: nvidia-imex ends at once if the loaded driver's version does not
+// match (NVIDIA's IMEX guide, "Other NVIDIA Software Packages").
 func (s *Service) notRunning(ctx context.Context, control imex.Control) Finding {
 	loaded := s.Driver.Loaded()
 	if version, err := control.Version(ctx); err == nil && loaded != "" && version != loaded {
@@ -125,8 +125,8 @@ func isSocket(path string) bool {
 	return err == nil && info.Mode()&os.ModeSocket != 0
 }
 
-// Running says whether systemd runs the node's own nvidia-imex. systemd keeps each service in a cgroup of its name, which is seen without
-// the node's processes, and removes it when the service ends.
+// Running reports whether systemd runs the node's own nvidia-imex. systemd keeps each service in a cgroup of its name, which is seen
+// without the node's processes, and removes it when the service ends.
 func Running(sysfs string) bool {
 	// Version 2 lists a process of another PID namespace as 0.
 	processes, err := os.ReadFile(filepath.Join(sysfs, "fs/cgroup/system.slice", Unit, "cgroup.procs"))

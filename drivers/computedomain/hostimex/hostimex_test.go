@@ -64,7 +64,7 @@ func (n node) runs(t *testing.T) {
 	n.write(t, "sys/fs/cgroup/system.slice/nvidia-imex.service/cgroup.procs", "4711\n")
 }
 
-// answers is what the programs print, by their last argument.
+// answers are the outputs of the programs, by their last argument.
 func answers(byWord map[string]string) imex.Execute {
 	return func(_ context.Context, words []string) ([]byte, error) {
 		for _, word := range words {
@@ -76,7 +76,6 @@ func answers(byWord map[string]string) imex.Execute {
 	}
 }
 
-//shows:cd-host
 func TestEachStateOfANodesServiceHasItsReason(t *testing.T) {
 	listen := func(t *testing.T, n node) {
 		t.Helper()
@@ -145,7 +144,6 @@ func listed(t *testing.T, hosts []string, connections ...fakeimex.Connection) ma
 	return map[string]string{"-N": text.String()}
 }
 
-//shows:cd-host
 func TestANodeOfTheDomainThatTheServiceCannotReachIsNamed(t *testing.T) {
 	own := Peer{Name: "a", Addresses: []string{"10.0.0.1", "a"}}
 	others := []Peer{{Name: "b", Addresses: []string{"10.0.0.2"}}, {Name: "c", Addresses: []string{"10.0.0.3"}}}
@@ -186,7 +184,7 @@ func TestManyNodesThatAreMissingAreCounted(t *testing.T) {
 		others = append(others, Peer{Name: fmt.Sprintf("n%d", i)})
 	}
 	got := judge([]imex.Node{{Host: "a"}}, imex.Node{Host: "a"}, others)
-	if got.Reason != NodesMissing || !strings.Contains(got.Message, "n0, n1, n2, n3, n4, 4 more") {
+	if got.Reason != NodesMissing || !strings.Contains(got.Message, "n0, n1, n2, n3, n4 and 4 more") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -222,8 +220,6 @@ func TestTheProgramsAreStartedFromLinksThatFollowTheDriver(t *testing.T) {
 }
 
 // The fake daemon and the fake nvidia-imex-ctl behave as NVIDIA's documentation describes the real ones.
-//
-//shows:cd-host
 func TestARunningServiceIsAskedOnlyThroughItsSocket(t *testing.T) {
 	n := newNode(t, func(ctx context.Context, words []string) ([]byte, error) {
 		var stdout, stderr bytes.Buffer

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/hardware/imex"
 )
 
@@ -19,17 +19,17 @@ type Peer struct {
 	Addresses []string
 }
 
-// is says whether a line of a service's list, or what the node on it calls itself, is this node.
+// is reports whether a line of a service's list, or what the node on it calls itself, is this node.
 func (p Peer) is(node imex.Node) bool {
 	names := append([]string{p.Name}, p.Addresses...)
 	return slices.Contains(names, node.Host) || node.HostName != "" && slices.Contains(names, node.HostName)
 }
 
-// Peers says whether the service can be connected with those of other nodes of a domain, and if not why. It reports what keeps two
-// services apart for good. A peer that is not connected yet is no finding, since a service is READY without it. An error says that the
-// list is not known.
+// Peers reports whether the service can be connected with those of other nodes of a domain, and if not why. It reports what keeps two
+// services apart for good. A peer that is not connected yet is no finding, since a service is READY without it. An error: the
+// list could not be read.
 //
-// Lists may have addresses of a network that Kubernetes does not know. Where the list lacks even the own node, by the names and
+// Lists may have addresses of a network that is not in Kubernetes. Where the list lacks even the own node, by the names and
 // addresses of its Node object, no other node counts as missing.
 func (s *Service) Peers(ctx context.Context, own Peer, others []Peer) (Finding, error) {
 	control, err := s.control()
@@ -87,8 +87,5 @@ func judge(nodes []imex.Node, own imex.Node, others []Peer) Finding {
 
 func list(names []string) string {
 	slices.Sort(names)
-	if left := len(names) - named; left > 0 {
-		names = append(names[:named:named], fmt.Sprintf("%d more", left))
-	}
-	return strings.Join(names, ", ")
+	return listing.First(names, named, ", ")
 }

@@ -8,7 +8,6 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-//shows:cd-certificates
 func TestADaemonWithoutItsCertificateIsNotStartedAndSaysWhy(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.spec.Certificates = &imex.Certificates{Dir: t.TempDir(), Name: "u.imex"}

@@ -9,13 +9,12 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// connectionsAge is how old an answer may be to be given again. So nvidia-imex-ctl -N runs at most once in that time, whoever asks and how
-// often.
+// connectionsAge is the maximum age of a cached answer. So nvidia-imex-ctl -N runs at most once in that time, for all callers together.
 const connectionsAge = 2 * time.Second
 
-// Connections are what the daemon of one node knows of the connections between the daemons of its group.
+// Connections are one node's daemon's view of the connections between the daemons of its group.
 type Connections struct {
-	// Own is the index of the node whose daemon was asked.
+	// Own is the index of the queried daemon's node.
 	Own int `json:"own"`
 	// Rows are the nodes whose connections are known, by index. A row has the peers that the node is not connected with, by index, each with
 	// nvidia-imex's word for the state of the connection.
@@ -38,8 +37,8 @@ type connectionsAnswer struct {
 
 func (s *Supervisor) serves(now serving) { s.mu.Lock(); defer s.mu.Unlock(); s.serving = now }
 
-// Connections asks the running daemon for the connections of its group. The daemon is asked only on request, not by the way: its own state
-// needs no connection, and one daemon can answer for many.
+// Connections queries the running daemon for the connections of its group. It runs on request only: the daemon's own state needs no
+// connection, and one daemon can answer for many.
 func (s *Supervisor) Connections(ctx context.Context) (Connections, error) {
 	s.asking.Lock()
 	defer s.asking.Unlock()
@@ -50,12 +49,12 @@ func (s *Supervisor) Connections(ctx context.Context) (Connections, error) {
 		return Connections{}, errors.New("no IMEX daemon runs here now")
 	}
 	if s.answers.daemon != now.daemon || time.Since(s.answers.at) >= connectionsAge {
-		// The answer serves others too, so it does not end with the first who asked. The query has a limit of its own.
+		// The answer serves others too, so it does not end with the first caller. The query has a limit of its own.
 		nodes, err := now.daemon.Nodes(context.WithoutCancel(ctx))
 		s.answers = connectionsAnswer{daemon: now.daemon, at: time.Now(), nodes: nodes, err: err}
 	}
 	if s.answers.err != nil {
-		return Connections{}, fmt.Errorf("ask the IMEX daemon for its connections: %w", s.answers.err)
+		return Connections{}, fmt.Errorf("query the IMEX daemon for its connections: %w", s.answers.err)
 	}
 	return connectionsOf(now.group, s.answers.nodes), nil
 }

@@ -22,7 +22,6 @@ func matrix(rows ...[]imex.ConnectionStatus) map[int]imex.Node {
 	return nodes
 }
 
-//shows:cd-connections
 func TestTheConnectionsOfTheNodesThatThereAreAreTold(t *testing.T) {
 	const yes, unknown = imex.Connected, imex.Unknown
 	const lost, never = imex.ConnectionStatus("RECOVERING"), imex.ConnectionStatus("NEVER_CONNECTED")

@@ -38,9 +38,7 @@ type Group struct {
 	// Slots is the minimum number of names in the nodes file. All daemons of a clique must list the same names, so the controller sets
 	// the number, and never lowers it.
 	Slots int
-	// OldNames says that the clique's daemons use the names of an earlier version, which are the same in all domains.
-	OldNames bool
-	Peers    []Peer
+	Peers []Peer
 }
 
 // slots is the number of names in the nodes file, so that every peer has one.
@@ -55,10 +53,10 @@ func (g Group) slots() int {
 // SlotsFor is the number of slots for a clique with this highest index.
 func SlotsFor(highest int) int { return (highest/SlotsPerStep + 1) * SlotsPerStep }
 
-// startsAnother says whether a daemon that was started for g cannot serve next, because something has changed that it reads only
+// startsAnother reports whether a daemon that was started for g cannot serve next, because something has changed that it reads only
 // when it starts.
 func (g Group) startsAnother(next Group) bool {
-	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.OldNames != g.OldNames || next.slots() != g.slots()
+	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.slots() != g.slots()
 }
 
 // peerName is the name of the peer with an index in the nodes file. The file has names instead of addresses because nvidia-imex
@@ -69,9 +67,6 @@ func (g Group) startsAnother(next Group) bool {
 // (NODE_MAP_MISMATCH): a pod that got the address of an earlier one cannot become a peer in a foreign domain (#1447 of NVIDIA's DRA
 // driver). The dot keeps resolvers from appending search domains first.
 func (g Group) peerName(index int) string {
-	if g.OldNames {
-		return fmt.Sprintf("compute-domain-daemon-%04d", index)
-	}
 	sum := sha256.Sum256([]byte(g.Domain + "/" + g.Clique))
 	return fmt.Sprintf("imex-%04d.%s", index, hex.EncodeToString(sum[:6]))
 }
@@ -85,10 +80,10 @@ func nodesFile(group Group) []byte {
 	return text.Bytes()
 }
 
-// nobody is the address of a slot without a node. A name without an address would be looked up in the cluster's DNS, by every
-// daemon, for every free slot, each time (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to
-// them are refused at once, since daemons listen only on their pod's address. Each slot has its own address, because two names with
-// one address look like one node.
+// nobody is the address of a slot without a node. A name without an address would be looked up in the cluster's DNS, by every daemon, for
+// every free slot, each time (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to them are refused at
+// once, since daemons listen only on their pod's address. Each slot has its own address, because two names with one address look like one
+// node.
 func nobody(index int, likeThis netip.Addr) netip.Addr {
 	if likeThis.Is6() {
 		// IPv6 has but one loopback address. Routers drop what goes to this prefix (RFC 6666, discard-only).
@@ -108,7 +103,7 @@ func configFile(spec imex.Spec) []byte {
 		{"SERVER_PORT", fmt.Sprint(spec.ServerPort)},
 		{"IMEX_NODE_CONFIG_FILE", spec.NodesFile},
 		// After an unclean end the daemon waits for the peers that may still have memory of this node mapped. With NONE the driver would
-		// allocate that memory again at once, possibly to another tenant. A normal start waits for nobody.
+		// allocate that memory again at once, possibly to another tenant. A normal start does not wait.
 		{"IMEX_WAIT_FOR_QUORUM", "RECOVERY"},
 		{"IMEX_CMD_ENABLED", "1"},
 		{"IMEX_CMD_BIND_INTERFACE_IP", spec.CommandAddress},
@@ -119,7 +114,7 @@ func configFile(spec imex.Spec) []byte {
 	return text.Bytes()
 }
 
-// security are the lines by which daemons know each other. Each is server and client, with one certificate for both.
+// security are the lines for daemons that authenticate each other. Each is server and client, with one certificate for both.
 func security(certificates *imex.Certificates) [][2]string {
 	if certificates == nil {
 		return nil

@@ -26,7 +26,6 @@ func ends(t *testing.T, dir string) (record session.Record, why []string) {
 	return record, why
 }
 
-//shows:cd-casualties
 func TestEveryEndOfASessionIsRecordedWithItsCause(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
@@ -62,7 +61,7 @@ func TestADaemonThatDoesNotStartEndsNoSession(t *testing.T) {
 	})
 }
 
-// When the container is killed nobody records the end. The next supervisor does.
+// A killed container does not record the end. The next supervisor does.
 func TestASupervisorThatEndsInOrderEndsItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

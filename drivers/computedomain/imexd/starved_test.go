@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-// starve makes the daemon silent for want of a processor: its own, or that of whoever asks.
+// starve makes the daemon silent for lack of a processor: its own, or its client's.
 func (d *fakeDaemon) starve(own bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -47,7 +47,6 @@ func starvation(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunn
 	}
 }
 
-//shows:cd-replace
 func TestADaemonWithoutAProcessorIsReportedAndNotReplaced(t *testing.T) {
 	starvation(t, func(t *testing.T, s *Supervisor, r *fakeRunner, daemon *fakeDaemon) {
 		pass(10 * time.Second)
@@ -72,7 +71,6 @@ func TestADaemonWithoutAProcessorIsReportedAndNotReplaced(t *testing.T) {
 	})
 }
 
-//shows:cd-replace
 func TestADaemonWithoutAProcessorIsReplacedInTheEnd(t *testing.T) {
 	starvation(t, func(t *testing.T, _ *Supervisor, r *fakeRunner, _ *fakeDaemon) {
 		pass(starvedLimit - 5*time.Second)
@@ -87,8 +85,6 @@ func TestADaemonWithoutAProcessorIsReplacedInTheEnd(t *testing.T) {
 }
 
 // The time in which it was starved is no reason to replace it, and none to leave it.
-//
-//shows:cd-replace
 func TestADaemonThatHangsAfterItWasStarvedIsReplacedWithin15Seconds(t *testing.T) {
 	starvation(t, func(t *testing.T, _ *Supervisor, r *fakeRunner, daemon *fakeDaemon) {
 		pass(30 * time.Second)

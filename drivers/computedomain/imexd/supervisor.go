@@ -58,11 +58,11 @@ const (
 	StuckAfter = stopPatience + 20*time.Second
 )
 
-// Status is what the supervisor knows of its daemon.
+// Status is the supervisor's state of its daemon.
 type Status struct {
-	// Ready says whether this node is ready for the domain: its daemon is READY, or it needs none.
+	// Ready reports whether this node is ready for the domain: its daemon is READY, or it needs none.
 	Ready bool
-	// Reason says what it waits for, or what went wrong; empty when Ready.
+	// Reason reports what it waits for, or what went wrong; empty when Ready.
 	Reason string
 	// State is the state that the daemon reports.
 	State imex.State
@@ -83,7 +83,7 @@ type Supervisor struct {
 	status  Status
 	changed chan struct{} // closed and replaced when status changes
 
-	serving serving // what runs now
+	serving serving // the present process
 
 	asking  sync.Mutex // one question for connections at a time
 	answers connectionsAnswer
@@ -92,7 +92,7 @@ type Supervisor struct {
 	failure error      // of Run's goroutine
 }
 
-// NewSupervisor makes a supervisor. It calls report with what a person should know (a daemon that ended, one that cannot start);
+// NewSupervisor makes a supervisor. It calls report for an administrator (a daemon that ended, one that cannot start);
 // reason is a CamelCase word.
 func NewSupervisor(runner imex.Runner, spec imex.Spec, report func(reason, message string)) *Supervisor {
 	return &Supervisor{
@@ -139,7 +139,7 @@ func (s *Supervisor) AwaitReady(ctx context.Context) Status {
 	}
 }
 
-// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would
+// Alive reports whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would
 // take the memory that jobs share, and the supervisor repairs the daemon.
 func (s *Supervisor) Alive() error {
 	s.mu.Lock()
@@ -245,7 +245,7 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 	}
 }
 
-// runDaemon runs one daemon. It returns the newest group that it knew, with an error that says how the daemon ended, or none where
+// runDaemon runs one daemon. It returns the newest group that it knew, with an error that reports how the daemon ended, or none where
 // the group needs another daemon.
 func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) {
 	s.set(func(status *Status) {
@@ -262,7 +262,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	if err := writeHosts(s.spec, group); err != nil {
 		return group, err
 	}
-	// Before the start, which opens the session: if nobody survives to record its end, the next supervisor does.
+	// Before the start, which opens the session: if this process does not survive to record its end, the next supervisor does.
 	if err := session.Begin(s.spec.Dir, time.Now()); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods may not learn of the end of this IMEX session")
 	}
@@ -281,7 +281,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	return group, err
 }
 
-// whyEnded says why a daemon was stopped, or ended with err.
+// whyEnded reports why a daemon was stopped, or ended with err.
 func whyEnded(ctx context.Context, err error) string {
 	switch {
 	case ctx.Err() != nil:

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/hardware/threads"
 )
 
-// fakeRunner makes daemons that behave as the test says.
+// fakeRunner makes daemons with the test's behaviour.
 type fakeRunner struct {
 	mu      sync.Mutex
 	started []*fakeDaemon
@@ -37,10 +37,10 @@ type fakeDaemon struct {
 	state    imex.State
 	silent   bool // it does not answer
 	starving bool // it waits for a processor
-	unasked  bool // so does whoever asks it
+	unasked  bool // so does its client
 	asked    int
-	nodes    map[int]imex.Node // what it knows of connections
-	listed   int               // how often it was asked for them
+	nodes    map[int]imex.Node // its view of connections
+	listed   int               // number of queries for them
 	patience time.Duration
 	reloads  []time.Time
 	stalled  time.Duration // how long the next signal takes
@@ -205,7 +205,6 @@ func TestANewPeerIsLookedUpWithoutARestart(t *testing.T) {
 	})
 }
 
-//shows:cd-peers
 func TestWhatADaemonReadsOnlyAtItsStartMakesANewOne(t *testing.T) {
 	for name, group := range map[string]Group{
 		"a 19th node":                      {Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 18, Address: "10.0.0.19"}}},
@@ -274,7 +273,6 @@ func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
 	})
 }
 
-//shows:cd-peers
 func TestASecondSignalWaitsUntilTheDaemonAcceptsIt(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
@@ -334,7 +332,6 @@ func TestADaemonIsNotHungBecauseTheNodeHasNoProcessor(t *testing.T) {
 	})
 }
 
-//shows:cd-replace
 func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeDaemon){
 		"it hangs":          func(d *fakeDaemon) { d.hang() },
@@ -368,8 +365,6 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 }
 
 // Readiness that comes and goes with the node's load costs writes, and 288 nodes on two cores wrote nothing else.
-//
-//shows:cd-replace
 func TestOneQueryWithoutAnAnswerLeavesADaemonReady(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
@@ -406,7 +401,6 @@ func TestADaemonThatAnswersButIsNotReadyIsLeftAlone(t *testing.T) {
 	})
 }
 
-//shows:cd-replace
 func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
 	for _, takes := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second} {
 		supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
@@ -435,7 +429,6 @@ func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
 	}
 }
 
-//shows:cd-peers
 func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
 	for _, bind := range []string{"10.0.0.1", "fd00::1"} {
 		group := Group{Domain: "u", Clique: "c.1", Slots: 36, Peers: []Peer{{Index: 3, Address: bind}}}
@@ -456,7 +449,6 @@ func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
 	}
 }
 
-//shows:cd-peers
 func TestDomainsAndCliquesHaveNamesOfTheirOwn(t *testing.T) {
 	names := map[string]bool{}
 	for _, group := range []Group{{Domain: "u", Clique: "c.1"}, {Domain: "u", Clique: "c.2"}, {Domain: "v", Clique: "c.1"}} {

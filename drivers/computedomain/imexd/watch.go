@@ -34,10 +34,9 @@ type watch struct {
 	lacks   threads.Shortage
 	// toldStarved is when the daemon was last reported as starved.
 	toldStarved time.Time
-	// answered says that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for
-	// it.
+	// answered means that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for it.
 	answered bool
-	// stale says that the daemon does not know its newest peers yet. signalled is when it was last notified.
+	// stale means that the daemon does not have its newest peers yet. signalled is when it was last notified.
 	stale     bool
 	signalled time.Time
 }
@@ -55,8 +54,8 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.pause = firstPause
-	// A ticker drops the ticks that nobody takes. If this process gets no processor for a while, that while is one step: then the daemon
-	// and the query got none either, and the node's delay is not mistaken for the daemon's.
+	// A ticker drops ticks without a receiver. If this process gets no processor for a while, that while is one step: then the daemon and
+	// the query got none either, and the node's delay is not mistaken for the daemon's.
 	steps := time.NewTicker(unwellStep)
 	defer steps.Stop()
 	ask := time.NewTimer(w.pause)
@@ -92,7 +91,7 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 	}
 }
 
-// ask asks the daemon for its state.
+// ask queries the daemon for its state.
 func (w *watch) ask(ctx context.Context) {
 	var a answer
 	a.state, a.err = w.daemon.State(ctx)
@@ -109,7 +108,7 @@ func (w *watch) step() {
 	w.unansweredFor += unwellStep
 }
 
-// starves says whether the daemon could not have answered since the last step, because its node gave it no processor or no disk.
+// starves reports whether the daemon could not have answered since the last step, because its node gave it no processor or no disk.
 func (w *watch) starves() bool {
 	before := w.threads
 	if w.threads = (threads.Sample{}); w.silentFor < overdue {
@@ -117,7 +116,7 @@ func (w *watch) starves() bool {
 	}
 	now, err := w.daemon.Threads()
 	if err != nil {
-		return false // it has ended, or this kernel does not say
+		return false // it has ended, or this kernel does not report it
 	}
 	w.threads = now
 	lacks := threads.Lacked(before, now)
@@ -136,7 +135,7 @@ func (w *watch) consider(a answer) error {
 	case a.err == nil:
 		w.silentFor = 0
 	case errors.Is(a.err, imex.ErrStarved):
-		// The daemon was not asked.
+		// The daemon was not queried.
 		w.unwellFor, w.starvedFor = w.unwellFor-w.unansweredFor, w.starvedFor+w.unansweredFor
 		w.lacks = threads.Processor
 	}
@@ -164,12 +163,12 @@ func (w *watch) consider(a answer) error {
 	return nil
 }
 
-// starved says whether a daemon that gave this answer has been starved for most of the time in which it did not answer.
+// starved reports whether a daemon that gave this answer has been starved for most of the time in which it did not answer.
 func (w *watch) starved(a answer) bool {
 	return a.err != nil && w.starvedFor > 0 && 2*w.starvedFor >= w.silentFor
 }
 
-// why says why a daemon with this answer is not ready; empty where it is.
+// why reports why a daemon with this answer is not ready; empty where it is.
 func (w *watch) why(a answer) string {
 	switch {
 	case w.starved(a):
@@ -194,7 +193,7 @@ func (w *watch) tellStarved(a answer, why string) {
 		why, w.silentFor.Round(time.Second), w.starvedFor.Round(time.Second)))
 }
 
-// beyondHelp says why a daemon must be replaced, if it must.
+// beyondHelp reports why a daemon must be replaced, if it must.
 func (w *watch) beyondHelp(a answer) error {
 	since := (w.unwellFor + w.starvedFor).Round(time.Second)
 	if w.starved(a) {
@@ -243,8 +242,8 @@ func (w *watch) reload(ctx context.Context) {
 	}
 }
 
-// notTold reports that the daemon runs on with its present peers: stopping it would help nobody.
+// notTold reports that the daemon runs on with its present peers: stopping it would not help.
 func (w *watch) notTold(ctx context.Context, err error) {
-	klog.FromContext(ctx).Error(err, "The IMEX daemon does not know its new peers")
+	klog.FromContext(ctx).Error(err, "The IMEX daemon does not have its new peers")
 	w.supervisor.report("IMEXPeersNotUpdated", err.Error())
 }

@@ -10,13 +10,13 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// board is what PCI shows of a node's GPUs, with and without a driver.
+// board is a node's GPUs as PCI shows them, with and without a driver.
 type board struct {
 	// gpus is the number of NVIDIA GPUs, bound the number that NVIDIA's kernel driver has bound.
 	gpus, bound int
-	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with its own NVSwitches (HGX, DGX) has NVLink
-	// only among its own GPUs, whatever its GPUs report about their fabric: with FABRIC_MODE=1 they report "in progress" for ever
-	// (#1263, #1264 of NVIDIA's DRA driver).
+	// multiNode means that the GPUs are of a kind whose NVLink leaves the node. A board with its own NVSwitches (HGX, DGX) has NVLink only
+	// among its own GPUs, whatever its GPUs report about their fabric: with FABRIC_MODE=1 they report "in progress" for ever (#1263, #1264
+	// of NVIDIA's DRA driver).
 	multiNode bool
 }
 
@@ -27,7 +27,7 @@ const (
 	classBridgeOther = 0x0680
 )
 
-// multiNodeGPU says whether a GPU of this PCI device ID has NVLink to switches outside its node (pci.ids, NVIDIA's public list of device
+// multiNodeGPU reports whether a GPU of this PCI device ID has NVLink to switches outside its node (pci.ids, NVIDIA's public list of device
 // IDs).
 func multiNodeGPU(device uint16) bool {
 	switch device {

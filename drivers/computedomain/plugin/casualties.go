@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain/session"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -36,8 +37,8 @@ const (
 	// casualtiesPause is how long the ends of one daemon's sessions are collected after a report: a daemon that ends again and again
 	// must not cause more than one Event a minute for each pod.
 	casualtiesPause = time.Minute
-	// toldName is a file in the directory of the daemon's domain with the last session whose end was reported to the pods.
-	toldName = "told"
+	// reportedName is a file in the directory of the daemon's domain with the last session whose end was reported to the pods.
+	reportedName = "told"
 	// namedPods is how many pods the domain's Event names.
 	namedPods = 5
 )
@@ -45,7 +46,7 @@ const (
 // casualties notifies pods and their domains when an IMEX session of the node has ended. The driver has then disabled every client
 // that had imported memory of other nodes, and a job that waits for one of these hangs without an error.
 type casualties struct {
-	kind     *kind
+	kind     *preparer
 	client   kubernetes.Interface
 	recorder record.EventRecorder
 	// records are the node's claims.
@@ -91,7 +92,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	retry := backoff
 	changed := files.Entries(ctx, c.kind.domainDir(server), session.FileName)
 	for {
-		told, err := c.tell(ctx, server)
+		reported, err := c.tell(ctx, server)
 		pause := time.Duration(0)
 		switch {
 		case ctx.Err() != nil:
@@ -100,7 +101,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 			klog.FromContext(ctx).Error(err, "Pods do not know yet that an IMEX session ended", "domain", server)
 			pause = retry.Step()
 		default:
-			if retry = backoff; told {
+			if retry = backoff; reported {
 				pause = c.pause
 			}
 		}
@@ -122,42 +123,42 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	}
 }
 
-// tell reports the sessions that ended since its last report, and says whether pods were affected.
+// tell reports the sessions that ended since its last report. It returns true if pods were affected.
 func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
 	dir := c.kind.domainDir(server)
 	known, err := session.Read(dir)
 	if err != nil || len(known.Ends) == 0 {
 		return false, err
 	}
-	last, err := readTold(dir)
+	last, err := readReported(dir)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Pods may be told twice that an IMEX session ended")
 	}
-	var hurt hurt
+	var affected affected
 	for _, end := range known.Ends {
 		if end.Session > last {
-			hurt.end, last = end, end.Session
-			hurt.count++
+			affected.end, last = end, end.Session
+			affected.count++
 		}
 	}
-	if hurt.count == 0 {
+	if affected.count == 0 {
 		return false, nil
 	}
-	if err := c.find(ctx, server, &hurt); err != nil {
+	if err := c.find(ctx, server, &affected); err != nil {
 		return false, err
 	}
-	c.report(&hurt)
+	c.report(&affected)
 	var writer atomicfile.Writer
-	err = writer.Write(filepath.Join(dir, toldName), []byte(strconv.FormatInt(last, 10)+"\n"), 0o644)
+	err = writer.Write(filepath.Join(dir, reportedName), []byte(strconv.FormatInt(last, 10)+"\n"), 0o644)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // the daemon's directory went with its last claim
 	}
-	return len(hurt.domains) > 0, err
+	return len(affected.domains) > 0, err
 }
 
-// readTold reads the last reported session. A file that cannot be read gives none.
-func readTold(dir string) (int64, error) {
-	data, err := os.ReadFile(filepath.Join(dir, toldName))
+// readReported reads the last reported session. A file that cannot be read gives none.
+func readReported(dir string) (int64, error) {
+	data, err := os.ReadFile(filepath.Join(dir, reportedName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -171,27 +172,28 @@ func readTold(dir string) (int64, error) {
 	return last, nil
 }
 
-// hurt is what the ends of sessions have affected.
-type hurt struct {
+// affected are the pods and domains that the ends of sessions have affected.
+type affected struct {
 	// end is the newest end, count how many there were since the last report.
 	end   session.End
 	count int
 	// domains are the domains that had a channel in a session that ended.
-	domains []hurtDomain
+	domains []affectedDomain
 }
 
-type hurtDomain struct {
+type affectedDomain struct {
 	domain *v1beta1.ComputeDomain
 	pods   []corev1.ObjectReference
 }
 
 // find finds the pods that had a channel when a session ended: those of claims that were prepared in it, or in an earlier one.
 // Earlier ones count, since a restarted container may have imported memory in the later session.
-func (c *casualties) find(ctx context.Context, server types.UID, hurt *hurt) error {
+func (c *casualties) find(ctx context.Context, server types.UID, affected *affected) error {
 	pods, namespaces := map[types.UID][]corev1.ObjectReference{}, map[types.UID]string{}
 	for _, record := range c.records() {
 		data, err := decode(record)
-		if err != nil || record.Phase != claimstate.Prepared || data.server() != server || data.Session == 0 || data.Session > hurt.end.Session {
+		if err != nil || record.Phase != claimstate.Prepared || data.server() != server || data.Session == 0 ||
+			data.Session > affected.end.Session {
 			continue
 		}
 		claim, err := c.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
@@ -212,7 +214,7 @@ func (c *casualties) find(ctx context.Context, server types.UID, hurt *hurt) err
 		if domain == nil { // its pods are still reported
 			domain = &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}}
 		}
-		hurt.domains = append(hurt.domains, hurtDomain{domain: domain, pods: pods[uid]})
+		affected.domains = append(affected.domains, affectedDomain{domain: domain, pods: pods[uid]})
 	}
 	return nil
 }
@@ -230,13 +232,14 @@ func podsOf(claim *resourceapi.ResourceClaim) []corev1.ObjectReference {
 }
 
 // report makes an Event for each pod, and one for each domain.
-func (c *casualties) report(hurt *hurt) {
-	what := fmt.Sprintf("the IMEX session of node %s ended at %s (%s)", c.kind.node.name, hurt.end.At.UTC().Format(time.RFC3339), hurt.end.Why)
-	if hurt.count > 1 {
-		what = fmt.Sprintf("%d IMEX sessions of node %s ended, the last at %s (%s)", hurt.count, c.kind.node.name,
-			hurt.end.At.UTC().Format(time.RFC3339), hurt.end.Why)
+func (c *casualties) report(affected *affected) {
+	what := fmt.Sprintf("the IMEX session of node %s ended at %s (%s)", c.kind.node.name, affected.end.At.UTC().Format(time.RFC3339),
+		affected.end.Why)
+	if affected.count > 1 {
+		what = fmt.Sprintf("%d IMEX sessions of node %s ended, the last at %s (%s)", affected.count, c.kind.node.name,
+			affected.end.At.UTC().Format(time.RFC3339), affected.end.Why)
 	}
-	for _, one := range hurt.domains {
+	for _, one := range affected.domains {
 		var names []string
 		for i := range one.pods {
 			names = append(names, one.pods[i].Name)
@@ -247,13 +250,10 @@ func (c *casualties) report(hurt *hurt) {
 			continue
 		}
 		slices.Sort(names)
-		if left := len(names) - namedPods; left > 0 {
-			names = append(names[:namedPods], fmt.Sprintf("%d more", left))
-		}
 		c.recorder.Event(&corev1.ObjectReference{
 			APIVersion: v1beta1.SchemeGroupVersion().String(), Kind: "ComputeDomain", Namespace: one.domain.Namespace, Name: one.domain.Name,
 			UID: one.domain.UID,
 		}, corev1.EventTypeWarning, reasonSessionEnded, what+": what these pods there had imported from other nodes is gone: "+
-			strings.Join(names, ", "))
+			listing.First(names, namedPods, ", "))
 	}
 }

@@ -40,7 +40,7 @@ func importing(t *testing.T) (*testNode, *casualties) {
 		t.Fatal(result.Err)
 	}
 	n.said()
-	return n, &casualties{kind: n.kind, client: n.client, recorder: n.events, records: n.plugin.Records}
+	return n, &casualties{kind: n.preparer, client: n.client, recorder: n.events, records: n.plugin.Records}
 }
 
 func (n *testNode) session(t *testing.T, err error) {
@@ -59,17 +59,16 @@ func (n *testNode) said() []string {
 	return said
 }
 
-//shows:cd-casualties
 func TestAnEndedSessionIsReportedOnceToTheDomainAndItsPods(t *testing.T) {
 	n, c := importing(t)
 	dir := n.domainDir(domainUID)
-	if told, err := c.tell(t.Context(), domainUID); told || err != nil || len(n.said()) != 0 {
-		t.Fatalf("told %t of a session that is open, %v", told, err)
+	if reported, err := c.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+		t.Fatalf("told %t of a session that is open, %v", reported, err)
 	}
 	n.session(t, session.Finish(dir, sessionTime.Add(time.Hour), "nvidia-imex: signal: killed"))
 	n.session(t, session.Begin(dir, sessionTime.Add(time.Hour)))
-	if told, err := c.tell(t.Context(), domainUID); !told || err != nil {
-		t.Fatalf("told %t, %v", told, err)
+	if reported, err := c.tell(t.Context(), domainUID); !reported || err != nil {
+		t.Fatalf("told %t, %v", reported, err)
 	}
 	said := n.said()
 	if len(said) != 2 {
@@ -85,14 +84,13 @@ func TestAnEndedSessionIsReportedOnceToTheDomainAndItsPods(t *testing.T) {
 	if !strings.Contains(said[1], "rank-0") {
 		t.Errorf("the domain's Event names no pod: %q", said[1])
 	}
-	// A plugin that restarts knows what was reported.
-	again := &casualties{kind: n.kind, client: n.client, recorder: n.events, records: n.plugin.Records}
-	if told, err := again.tell(t.Context(), domainUID); told || err != nil || len(n.said()) != 0 {
-		t.Errorf("told again: %t, %v", told, err)
+	// A plugin that restarts does not report the same end again.
+	again := &casualties{kind: n.preparer, client: n.client, recorder: n.events, records: n.plugin.Records}
+	if reported, err := again.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+		t.Errorf("told again: %t, %v", reported, err)
 	}
 }
 
-//shows:cd-casualties
 func TestAPodThatCameAfterASessionsEndGetsNoEvent(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
@@ -112,9 +110,9 @@ func TestAPodThatCameAfterASessionsEndGetsNoEvent(t *testing.T) {
 		t.Fatal(result.Err)
 	}
 	n.said()
-	c := &casualties{kind: n.kind, client: n.client, recorder: n.events, records: n.plugin.Records}
-	if told, err := c.tell(t.Context(), domainUID); told || err != nil || len(n.said()) != 0 {
-		t.Errorf("told %t, %v", told, err)
+	c := &casualties{kind: n.preparer, client: n.client, recorder: n.events, records: n.plugin.Records}
+	if reported, err := c.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+		t.Errorf("told %t, %v", reported, err)
 	}
 }
 
@@ -129,12 +127,11 @@ func TestAPodGetsItsEventOnceTheAPIServerAnswers(t *testing.T) {
 		t.Fatalf("told, or the error is lost: %v", err)
 	}
 	away = false
-	if told, err := c.tell(t.Context(), domainUID); !told || err != nil || len(n.said()) != 2 {
-		t.Errorf("told %t, %v", told, err)
+	if reported, err := c.tell(t.Context(), domainUID); !reported || err != nil || len(n.said()) != 2 {
+		t.Errorf("told %t, %v", reported, err)
 	}
 }
 
-//shows:cd-casualties
 func TestASessionsEndIsNoticedWhenItHappens(t *testing.T) {
 	n, c := importing(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -155,8 +152,6 @@ func TestASessionsEndIsNoticedWhenItHappens(t *testing.T) {
 }
 
 // In clique mode the directory belongs to the clique's daemon, whose pod may be replaced while jobs run.
-//
-//shows:cd-recovery
 func TestWhatACliquesDaemonKeepsOutlivesItsClaimWhileJobsRun(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	const table = "5b3a7c11-0000-4f6e-8c39-5b2d6b0f8a11"

@@ -13,10 +13,10 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// clique is the ComputeDomain that stands for the node's clique, with the table of its channels. It lies in the controller's namespace:
-// what a tenant writes into the status of a ComputeDomain of its own does not count here.
+// clique is the ComputeDomain that represents the node's clique, with the table of its channels. It lies in the controller's namespace: a
+// table that a tenant writes into the status of a ComputeDomain of its own does not count here.
 type clique struct {
-	// wanted says whether it is followed: a node none of whose claims has a channel of the clique has no use for it.
+	// wanted is true while it is followed. Without a claim for a channel of the clique a node has no use for it.
 	wanted observed.Value[bool]
 	object observed.Value[*v1beta1.ComputeDomain]
 }
@@ -39,8 +39,12 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 				return
 			}
 			client.Watch(watching, namespace, computedomain.CliqueName(f.clique), func(domain *v1beta1.ComputeDomain) {
-				if domain != nil && computedomain.CliqueOf(domain, namespace) != f.clique {
+				switch {
+				case domain == nil || computedomain.CliqueOf(domain, namespace) != f.clique:
 					domain = nil
+				case domain.Status.IMEX == "":
+					domain = domain.DeepCopy() // the watch's own is not changed
+					computedomain.Recall(domain, namespace)
 				}
 				c.object.Set(domain)
 			})
@@ -85,23 +89,23 @@ func holders(object *v1beta1.ComputeDomain, channels int) []types.UID {
 	return out
 }
 
-// entry is what the table of a clique says of a domain.
-type entry struct {
+// cliqueChannel is a domain's entry in the table of a clique.
+type cliqueChannel struct {
 	channel v1beta1.ComputeDomainChannel
-	// daemons is whose daemons serve the clique, and mode says who runs these.
+	// daemons is the domain whose daemons serve the clique, and mode is how these run.
 	daemons types.UID
 	mode    v1beta1.IMEXMode
 }
 
 // await returns the entry of a domain in the clique's table. Until there is one it reports to waiting what is missing. When ctx ends
-// first, the error says what was missing.
-func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string)) (entry, error) {
+// first, the error names it.
+func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string)) (cliqueChannel, error) {
 	for {
 		object, changed := c.object.Get()
 		missing := "the controller has made no ComputeDomain for clique " + id + " yet"
 		if object != nil && object.Labels[v1beta1.LabelClique] == id {
 			if found := computedomain.ChannelOf(object, domain); found != nil {
-				return entry{channel: *found, daemons: object.UID, mode: object.Status.IMEX}, nil
+				return cliqueChannel{channel: *found, daemons: object.UID, mode: object.Status.IMEX}, nil
 			}
 			missing = fmt.Sprintf("it has no IMEX channel of clique %s yet, of which %d are held", id, len(object.Status.Channels))
 		}
@@ -109,7 +113,7 @@ func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return entry{}, errors.New(missing)
+			return cliqueChannel{}, errors.New(missing)
 		}
 	}
 }

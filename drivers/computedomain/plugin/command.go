@@ -41,6 +41,7 @@ const role = "compute-domain-plugin"
 func Command(h host.Host) *cobra.Command {
 	var node options.Node
 	var namespace, mode, socket string
+	var fabricOnly bool
 	command := &cobra.Command{
 		Use:   role,
 		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
@@ -60,7 +61,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), h, node, namespace, v1beta1.IMEXMode(mode), socket)
+			return run(cmd.Context(), h, node, namespace, v1beta1.IMEXMode(mode), socket, fabricOnly)
 		},
 	}
 	node.Bind(command.Flags(), h.Env, role)
@@ -71,10 +72,13 @@ func Command(h host.Host) *cobra.Command {
 			"clique, so that several claims and domains share the node's channels) or Host (as Clique, by the node's own service nvidia-imex)")
 	command.Flags().StringVar(&socket, "host-imex-socket", DefaultHostSocket,
 		"with --imex=Host: control socket of the node's nvidia-imex (its IMEX_CMD_UNIX_DOMAIN_PATH), at the same path here as on the node")
+	command.Flags().BoolVar(&fabricOnly, "fabric-only", false,
+		"publish no channel on a node without NVLink fabric, unless claims of compute domains are prepared there")
 	return command
 }
 
-func run(ctx context.Context, h host.Host, node options.Node, namespace string, mode v1beta1.IMEXMode, socket string) error {
+func run(ctx context.Context, h host.Host, node options.Node, namespace string, mode v1beta1.IMEXMode, socket string,
+	fabricOnly bool) error {
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err
@@ -93,14 +97,14 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	defer stopRecorder()
 
 	p := newPlugin(node, namespace, client, finder)
-	p.shared = mode.Shared()
-	p.clique.wanted.Set(p.shared)
+	p.mode, p.fabricOnly = mode, fabricOnly
+	p.clique.wanted.Set(mode.Shared())
 	reader := newFabricReader(h, node)
 	if mode == v1beta1.IMEXHost {
 		reader.hostServes = true
-		p.host = &hostimex.Service{Driver: node.Driver(), SysfsRoot: node.SysfsRoot, Socket: socket,
+		p.hostIMEX.service = &hostimex.Service{Driver: node.Driver(), SysfsRoot: node.SysfsRoot, Socket: socket,
 			Directory: filepath.Join(node.StateDir, "host-imex"), Execute: h.Executer()}
-		p.hostRuns = reader.hostDaemon
+		p.hostIMEX.runs = reader.hostDaemon
 	}
 	collected := metrics.New(computedomain.Driver)
 	collected.Registry.MustRegister(fabricMetric(&p.fabric))
@@ -109,7 +113,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	// Everything the kubelet's first call may need is under way before the kubelet can call.
 	group.Go(func() error { p.node.follow(ctx); return nil })
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
-	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.sharing, &p.hostState); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.sharing, &p.hostIMEX.state); return nil })
 	group.Go(func() error { p.clique.follow(ctx, &p.fabric, finder, namespace); return nil })
 	switch mode {
 	case v1beta1.IMEXClique:
@@ -120,8 +124,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 			return nil
 		})
 	}
-	if p.host == nil {
-		p.hostState.Set(hostState{known: true}) // removes the label of an earlier mode
+	if p.hostIMEX.service == nil {
+		p.hostIMEX.state.Set(hostState{known: true}) // removes the label of an earlier mode
 	}
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
@@ -129,6 +133,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served,
 		changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
 	}
+	group.Go(func() error { drain.AllRoles(node.Drain(), &p.node.pause).Run(ctx); return nil })
 	group.Go(func() error {
 		member := drain.Member{Directory: node.Drain(), Role: role}
 		if phase, _ := member.Phase(); phase == drain.Drained { // the member reports one that cannot be read
@@ -143,7 +148,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	})
 	group.Go(func() error {
 		plugin, err := draplugin.Start(ctx, draplugin.Config{
-			Driver: computedomain.Driver, Node: node, Client: client, Kind: p, Metrics: collected, Recorder: recorder,
+			Driver: computedomain.Driver, Pool: computedomain.PoolName(node.NodeName), Node: node, Client: client, Preparer: p, Metrics: collected,
+			Recorder: recorder,
 		})
 		if err != nil {
 			return err
@@ -151,21 +157,21 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 		defer plugin.Stop()
 		running.Store(plugin)
 		close(served)
-		var beside sync.WaitGroup
-		defer beside.Wait()
+		var background sync.WaitGroup
+		defer background.Wait()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		beside.Go(func() { renew(ctx, plugin, &p.fabric) })
-		beside.Go(func() { p.keepLabel(ctx) })
-		beside.Go(func() { p.keepMembers(ctx) })
-		hurt := &casualties{kind: p, client: client, recorder: recorder, records: plugin.Records, pause: casualtiesPause}
-		beside.Go(func() { hurt.follow(ctx, node.Files) })
+		background.Go(func() { renew(ctx, plugin, &p.fabric) })
+		background.Go(func() { p.keepLabel(ctx) })
+		background.Go(func() { p.keepMembers(ctx) })
+		sessionEnds := &casualties{kind: p, client: client, recorder: recorder, records: plugin.Records, pause: casualtiesPause}
+		background.Go(func() { sessionEnds.follow(ctx, node.Files) })
 		return publish(ctx, plugin, node.NodeName, p)
 	})
 	return group.Wait()
 }
 
-// answering says whether the plugin answers the kubelet, once it serves it.
+// answering reports whether the plugin answers the kubelet, once it serves it.
 func answering(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	return func() error {
 		if plugin := running.Load(); plugin != nil {
@@ -175,7 +181,7 @@ func answering(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	}
 }
 
-// started says whether the plugin serves the kubelet, and the kubelet has not refused it. It does so with a driver and without.
+// started reports whether the plugin serves the kubelet, and the kubelet has not refused it. It does so with a driver and without.
 func started(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	return func() error {
 		plugin := running.Load()
@@ -196,9 +202,9 @@ func newFabricReader(h host.Host, node options.Node) *fabricReader {
 	}
 }
 
-// newPlugin makes the device kind and what it watches.
-func newPlugin(at options.Node, namespace string, client kubernetes.Interface, finder domainFinder) *kind {
-	return &kind{
+// newPlugin makes the device kind and its watches.
+func newPlugin(at options.Node, namespace string, client kubernetes.Interface, finder domainFinder) *preparer {
+	return &preparer{
 		namespace: namespace, stateDir: at.StateDir,
 		node:    &node{name: at.NodeName, client: client},
 		daemons: &daemons{node: at.NodeName, namespace: namespace, client: client},
@@ -206,26 +212,30 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 	}
 }
 
-// publish keeps the node's ResourceSlice as the fabric says until the plugin stops.
-func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *kind) error {
+// publish updates the node's ResourceSlice by the fabric until the plugin stops.
+func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *preparer) error {
 	type offered struct {
 		fabric fabric
 		shared bool
 		lame   string
 		held   string // by whom, where no channel is free
+		none   bool
 	}
-	var last offered // claims come and go far more often than what is offered changes
+	var last offered // claims come and go far more often than the offer changes
 	for {
 		f, changed := k.fabric.Get()
 		lame, lameChanged := k.lame.Get()
 		shared, sharingChanged := k.sharing()
 		table, tableChanged := k.clique.object.Get()
 		held := holders(table, f.channelCount())
-		if now := (offered{f, shared, lame, fmt.Sprint(held)}); f.known && now != last {
+		if now := (offered{f, shared, lame, fmt.Sprint(held), k.offersNone(f)}); f.known && now != last {
 			last = now
-			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame, held)}}},
-			}})
+			pools := map[string]resourceslice.Pool{}
+			if !now.none {
+				pools[computedomain.PoolName(nodeName)] = resourceslice.Pool{
+					Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame, held)}}}
+			}
+			err := plugin.Publish(resourceslice.DriverResources{Pools: pools})
 			if ctx.Err() != nil {
 				return nil // a write that was cut short by the end is no failure
 			}
@@ -263,7 +273,7 @@ func renew(ctx context.Context, plugin *draplugin.Plugin, current *observed.Valu
 func tell(ctx context.Context, recorder record.EventRecorder, nodeName string, f fabric) {
 	klog.FromContext(ctx).Info("NVLink fabric of this node", "state", f.state, "clique", f.clique, "problem", f.problem)
 	if f.problem != "" {
-		// Node Events name the node in place of its UID, which is what kubectl describe looks for.
+		// Node Events name the node in place of its UID, by which kubectl describe looks for them.
 		recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}, corev1.EventTypeWarning, f.problemKind,
 			f.problem)
 	}

@@ -33,7 +33,7 @@ const (
 )
 
 // domainEdits give a daemon's container the domain's directory.
-func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
+func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	dir := k.domainDir(domain)
 	persist := filepath.Join(dir, persistName)
 	if err := k.forgetEarlierBoot(dir, persist); err != nil {
@@ -55,8 +55,8 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 }
 
 // forgetEarlierBoot removes nvidia-imex's state from an earlier boot of the node. The real one keeps it on a tmpfs, which a boot
-// empties: memory that others had mapped is gone with the boot, and there is nobody to wait for.
-func (k *kind) forgetEarlierBoot(dir, persist string) error {
+// empties: memory that others had mapped is gone with the boot, so there is no peer to wait for.
+func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
 	if boot == "" {
 		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so it is not known whether what an IMEX daemon " +
@@ -82,7 +82,7 @@ func (k *kind) forgetEarlierBoot(dir, persist string) error {
 // driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the
 // capability to manage the fabric (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't
 // work properly"). problems are reported, and do not prevent the daemon.
-func (k *kind) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {
+func (k *preparer) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {
 	const reason = "NoIMEXDaemon"
 	at := k.driver.Locate()
 	if at.Library == "" {
@@ -109,7 +109,7 @@ func (k *kind) driverEdits(clique string) (edits specs.ContainerEdits, problems 
 	return edits, files.Problems, nil
 }
 
-func (k *kind) daemonDevices() ([]imex.Device, error) {
+func (k *preparer) daemonDevices() ([]imex.Device, error) {
 	control, err := k.imex.Control()
 	if err != nil {
 		return nil, err

@@ -12,7 +12,6 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-//shows:cd-daemon
 func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
@@ -54,7 +53,6 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	}
 }
 
-//shows:cd-recovery
 func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
@@ -82,7 +80,6 @@ func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
 	}
 }
 
-//shows:cd-recovery
 func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
@@ -118,7 +115,6 @@ func TestAnUnknownBootKeepsWhatADaemonKeptAndRefusesTheNext(t *testing.T) {
 	}
 }
 
-//shows:cd-daemon
 func TestADaemonThatCannotRunHereIsRefusedInWords(t *testing.T) {
 	for name, c := range map[string]struct {
 		remove string

@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// daemons are the IMEX daemon pods of this node, by domain. Their readiness is what a channel waits for; the plugin sees it on the
+// daemons are the IMEX daemon pods of this node, by domain. A channel waits for their readiness; the plugin sees it on the
 // pods themselves, one step earlier than in the domain's status, and at a cost that does not grow with the cluster.
 type daemons struct {
 	node, namespace string
@@ -53,7 +53,7 @@ func (d *daemons) follow(ctx context.Context) {
 }
 
 // await returns nil as soon as the node's daemon for domain is ready. Until then it reports to waiting what is missing. When ctx ends
-// first, the error says what was missing.
+// first, the error names it.
 func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(message string)) error {
 	for {
 		pods, changed := d.pods.Get()
@@ -76,8 +76,8 @@ const lameAfter = 5 * time.Second
 
 // followDaemon keeps lame current until ctx ends. Without the taint the scheduler would send pods here that wait for their channel and
 // could run elsewhere.
-func (k *kind) followDaemon(ctx context.Context) {
-	var limit <-chan time.Time // nil: nothing is waited for
+func (k *preparer) followDaemon(ctx context.Context) {
+	var limit <-chan time.Time // nil: there is no wait
 	for {
 		object, objectChanged := k.clique.object.Get()
 		pods, podsChanged := k.daemons.pods.Get()
@@ -102,17 +102,18 @@ func (k *kind) followDaemon(ctx context.Context) {
 	}
 }
 
-// missingOf says what keeps a domain's daemon from being ready; empty if nothing does.
+// missingOf returns the reason why a domain's daemon is not ready; empty if it is ready.
 func missingOf(pods []*corev1.Pod, domain types.UID) string {
-	index := slices.IndexFunc(pods, func(pod *corev1.Pod) bool {
-		return pod.Labels[v1beta1.LabelComputeDomain] == string(domain) && pod.DeletionTimestamp == nil
+	pods = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool {
+		return pod.Labels[v1beta1.LabelComputeDomain] != string(domain) || pod.DeletionTimestamp != nil
 	})
-	if index < 0 {
+	if len(pods) == 0 {
 		return "the IMEX daemon's pod is not on this node yet"
 	}
-	pod := pods[index]
-	if computedomain.PodReady(pod) {
+	// A pod that failed, as by an eviction, stays beside its successor for a while.
+	if slices.ContainsFunc(pods, computedomain.PodReady) {
 		return ""
 	}
+	pod := slices.MaxFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	return fmt.Sprintf("the IMEX daemon's pod %s is not ready: %s", pod.Name, computedomain.WhyNotReady(pod))
 }

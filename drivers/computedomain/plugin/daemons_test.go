@@ -21,10 +21,9 @@ func daemonPod(ready corev1.ConditionStatus) []*corev1.Pod {
 	}}
 }
 
-//shows:cd-casualties
 func TestANodeWhoseCliqueDaemonStaysDownIsTaintedUntilItIsReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := &kind{daemons: &daemons{}}
+		k := &preparer{daemons: &daemons{}}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); k.followDaemon(ctx) }()
@@ -78,5 +77,19 @@ func TestOnlyASharedChannelInAFabricIsTaintedForItsDaemon(t *testing.T) {
 				t.Errorf("the taint is %q, want %q", got, c.taint)
 			}
 		})
+	}
+}
+
+// A daemon's pod that was evicted stays beside its successor for a while. A claim must not wait for it.
+func TestMissingOfLooksAtEveryPodOfTheDomain(t *testing.T) {
+	evicted, ready := daemonPod(corev1.ConditionFalse)[0], daemonPod(corev1.ConditionTrue)[0]
+	evicted.Status.Phase = corev1.PodFailed
+	for _, pods := range [][]*corev1.Pod{{evicted, ready}, {ready, evicted}} {
+		if missing := missingOf(pods, "table"); missing != "" {
+			t.Errorf("two pods, one of them ready: %s", missing)
+		}
+	}
+	if missingOf([]*corev1.Pod{evicted}, "table") == "" || missingOf([]*corev1.Pod{ready}, "another") == "" {
+		t.Error("a pod that is not ready, or another domain's, counts")
 	}
 }

@@ -52,7 +52,8 @@ func (f *follower) rest() {
 	}
 	rested := fabric{
 		known: true, state: now.state, clique: now.clique, problemKind: problemDrained,
-		problem: "the node's GPUs are drained for a reset or another driver, until gpufabric undrain",
+		problem: "the node's GPUs are drained for a reset or another driver, until gpufabric undrain, or until NVIDIA's GPU operator " +
+			"has taken back the labels nvidia.com/gpu.deploy that pause its clients",
 	}
 	if rested.state == "" {
 		rested.state = nvml.NoFabric // it was not read since the role started
@@ -61,7 +62,7 @@ func (f *follower) rest() {
 	f.changed(rested)
 }
 
-// emptied waits until no claim of a compute domain is left, and reports meanwhile what it waits for. It returns false when the
+// emptied waits until no claim of a compute domain is left, and reports the claims that it waits for. It returns false when the
 // drain was given up, or ctx ended.
 func (f *follower) emptied(ctx context.Context, s *drain.Session) bool {
 	for {

@@ -20,8 +20,6 @@ import (
 )
 
 // NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1), --gpu-reset), and the fake's does not either.
-//
-//shows:gpu-drain
 func TestADrainedNodesFabricIsLeftAloneAndReadAgainLater(t *testing.T) {
 	p, err := profile.Load("gb200-nvl72")
 	if err != nil {

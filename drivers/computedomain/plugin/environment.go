@@ -17,12 +17,14 @@ type server struct {
 	uid             types.UID
 }
 
-// environment is what a container learns of its domain with its channel. by is nil where no daemon of the controller's serves.
+// environment has the variables that describe its domain to a container with a channel. by is nil where no daemon of the controller's
+// serves.
 //
 // The peers are not among it: a pod starts when its own node's daemon is ready, and the other nodes may join later. The node's own index is
 // known by then, since a daemon becomes ready only after it has read that index from the domain's status; the status is read here after the
 // wait for the daemon, so it has the index too.
-func (k *kind) environment(ctx context.Context, domain *v1beta1.ComputeDomain, clique string, channel int, by *server) ([]string, error) {
+func (k *preparer) environment(ctx context.Context, domain *v1beta1.ComputeDomain, clique string, channel int, by *server) ([]string,
+	error) {
 	env := []string{
 		computedomain.EnvUID + "=" + string(domain.UID),
 		computedomain.EnvName + "=" + domain.Name,

@@ -19,7 +19,7 @@ import (
 
 // NVML has no event for a GPU's place in the fabric, so it is read: every second while GPUs are joining, and every ten after that,
 // which is how late a change of clique (a partition that is made again by the fabric manager) may be seen. A read takes microseconds once
-// the library is open, and asks no API server.
+// the library is open, and sends no request to the API server.
 const (
 	joiningInterval = time.Second
 	steadyInterval  = 10 * time.Second
@@ -31,7 +31,7 @@ type fabric struct {
 	known  bool
 	state  nvml.FabricState
 	clique string
-	// problem says why the node's fabric cannot be used; its kind is one of the taint's values.
+	// problem is the reason why the node's fabric cannot be used; its kind is one of the taint's values.
 	problem     string
 	problemKind string
 	// channels is how many IMEX channels the node's driver made; 0: it is not known.
@@ -57,7 +57,7 @@ const (
 	problemOldDriver = "DriverTooOld"
 	// problemHostDaemon: the node runs an nvidia-imex of its own.
 	problemHostDaemon = "HostIMEXRunning"
-	// problemNoChannels: the driver was told to make no IMEX channels.
+	// problemNoChannels: the driver was configured without IMEX channels.
 	problemNoChannels = "NoIMEXChannels"
 	// problemDaemon: the IMEX daemon of the node's clique, which serves all domains here, is not ready.
 	problemDaemon = "IMEXDaemonNotReady"
@@ -65,15 +65,16 @@ const (
 	problemDrained = "GPUsDrained"
 )
 
-// besideHostDaemon says why no daemon of ours can run beside the node's own: it would not become READY (#524 of NVIDIA's DRA driver).
-const besideHostDaemon = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl " +
-	"disable --now " + hostimex.Unit
+// hostDaemonConflict is the reason why no daemon of ours can run beside the node's own: it would not become READY (#524 of NVIDIA's DRA
+// driver).
+const hostDaemonConflict = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with " +
+	"systemctl disable --now " + hostimex.Unit
 
 // minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without
 // that each change of peers would be a restart).
 const minimumDriver = "570.158.01"
 
-// passing says that the state is one that nodes go through when they start: it is waited for.
+// passing reports whether the state is one that nodes go through when they start. A claim waits for its end.
 func (f fabric) passing() bool {
 	return !f.known || f.state == nvml.Joining || f.problemKind == problemNoDriver
 }
@@ -97,15 +98,15 @@ type fabricReader struct {
 	version string       // of the driver that is open
 	board   func(context.Context) (board, error)
 	last    lastFabric
-	// hostDaemon says whether the node runs an nvidia-imex of its own. hostServes says that this is the one which is to serve: the node needs
-	// no other daemon, and none that takes names for its peers.
+	// hostDaemon reports whether the node runs an nvidia-imex of its own. If hostServes, that one is to serve: the node needs no other
+	// daemon, and none that takes names for its peers.
 	hostDaemon func() bool
 	hostServes bool
 	// channels is how many IMEX channels the driver made.
 	channels func() (int, error)
 }
 
-// read never fails: what it cannot read is a node without fabric, or one with a problem.
+// read never fails: an unreadable fabric is none, or one with a problem.
 func (r *fabricReader) read(ctx context.Context) fabric {
 	if r.driver == nil {
 		driver, err := nvml.Open(r.library)
@@ -160,7 +161,7 @@ func (r *fabricReader) missing(ctx context.Context, shown int) int {
 	return max(0, found.bound-shown)
 }
 
-// withoutDriver tells a node without GPUs from one whose driver is not there, or not there yet.
+// withoutDriver distinguishes a node without GPUs from one without a driver, or with one that is not loaded yet.
 func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
 	logger := klog.FromContext(ctx)
 	last := r.lastClique(ctx)
@@ -179,7 +180,7 @@ func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
 	return fabric{known: true, state: nvml.NoFabric, problem: problem, problemKind: problemNoDriver}
 }
 
-// joining tells a node that is joining its fabric from a board whose GPUs say so for ever.
+// joining distinguishes a node that is joining its fabric from a board whose GPUs report that for ever.
 func (r *fabricReader) joining(ctx context.Context) fabric {
 	found, err := r.board(ctx)
 	if err != nil {
@@ -218,7 +219,7 @@ func (r *fabricReader) usable(f fabric) fabric {
 		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update "+
 			"the driver", r.version, minimumDriver)
 	case r.hostDaemon():
-		f.problemKind, f.problem = problemHostDaemon, besideHostDaemon
+		f.problemKind, f.problem = problemHostDaemon, hostDaemonConflict
 	}
 	return f
 }
@@ -231,7 +232,7 @@ func (r *fabricReader) lastClique(ctx context.Context) string {
 	return clique
 }
 
-// older compares versions of the driver, number by number. What is no number is not older.
+// older compares versions of the driver, number by number. A version that is not a number is not older.
 func older(version, than string) bool {
 	numbers := strings.Split(version, ".")
 	for i, want := range strings.Split(than, ".") {

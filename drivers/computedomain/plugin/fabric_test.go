@@ -37,7 +37,6 @@ func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInf
 	}
 }
 
-//shows:cd-fabric cd-old-driver
 func TestNoDriverNotJoinedAndNoFabricAreDistinguished(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	inProgress := nvmllib.GpuFabricInfo{State: nvmllib.GPU_FABRIC_STATE_IN_PROGRESS}
@@ -122,8 +121,6 @@ func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
 
 // NVML lists GPUs when it starts. A driver container makes /dev/nvidiactl and the GPUs' nodes one after another, and a role that starts
 // NVML between two of them would see a node without GPUs, which is a node without fabric, for as long as it runs.
-//
-//shows:cd-fabric
 func TestAFabricIsReadAgainWhenNVMLWasStartedBeforeTheGPUsCame(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	library := libraryWith(nvmllib.SUCCESS, "580.95.05", joined, nvmllib.SUCCESS).(*mock.Interface)
@@ -154,7 +151,6 @@ func TestAFabricIsReadAgainWhenNVMLWasStartedBeforeTheGPUsCame(t *testing.T) {
 	}
 }
 
-//shows:cd-fabric
 func TestPCIShowsWhetherNVLinkLeavesTheNode(t *testing.T) {
 	for name, want := range map[string]board{
 		"gb200-nvl72": {gpus: 4, bound: 4, multiNode: true},
@@ -182,7 +178,6 @@ func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
 	}
 }
 
-//shows:cd-old-driver
 func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 	// In a pod, cgroup version 1 omits the node's processes from the list (kernel/cgroup/cgroup-v1.c), so the existence of the
 	// directory is the answer.
@@ -204,7 +199,7 @@ func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 }
 
 // The three are distinguished on fakes that report what real nodes do: a driver that is not loaded leaves PCI as it is; a
-// compute tray of a rack says "in progress" until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever
+// compute tray of a rack reports "in progress" until the fabric manager is done; an HGX board with FABRIC_MODE=1 does so for ever
 // (#1263, #1264 of NVIDIA's DRA driver).
 func TestFakeNodesInEachStateOfTheirFabricAreDistinguished(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -5,12 +5,14 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/computedomain/mode"
 )
 
 // holdings are the claims of this node and their domains. The zero value has none.
 type holdings struct {
 	mu      sync.Mutex
-	byClaim map[types.UID]held
+	byClaim map[types.UID]claimData
 	// namespaces are those of the domains whose channel is held.
 	namespaces map[types.UID]string
 	// unsure is set where records of claims could not be read: they may hold any domain.
@@ -19,20 +21,16 @@ type holdings struct {
 }
 
 // admit records what a claim for a channel is for, unless claims of another domain keep it off the node; then it returns that domain, and
-// a channel that is closed when they may have ended. joined says that the node is in an NVLink fabric. undo takes the record back.
+// a channel that is closed when they may have ended. joined: the node is in an NVLink fabric. undo takes the record back.
 //
-// A node has one IMEX session. A domain with daemons of its own has it alone; domains that share a clique's daemons have it together. The
-// scheduler keeps them apart while the node's slice is right (kind.sharing), but a slice may be older than the claims.
-func (h *holdings) admit(claim types.UID, namespace string, data held,
+// The scheduler keeps claims that exclude each other apart while the node's slice is right (preparer.sharing), but a slice may be older
+// than the claims.
+func (h *holdings) admit(claim types.UID, namespace string, data claimData,
 	joined bool) (other types.UID, changed <-chan struct{}, undo func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for uid, found := range h.byClaim {
-		if uid == claim || found.Channel == "" || found.Channel == data.Channel || found.Shared && data.Shared {
-			continue
-		}
-		// Without a fabric no daemon serves a shared channel. The node still has one label for a domain with daemons of its own.
-		if !joined && found.Shared != data.Shared {
+		if uid == claim || found.Channel == "" || found.Channel == data.Channel || !mode.Excludes(found.Shared, data.Shared, joined) {
 			continue
 		}
 		return found.Channel, h.watch(), nil
@@ -50,7 +48,7 @@ func (h *holdings) admit(claim types.UID, namespace string, data held,
 	}
 }
 
-// sharing says whether claims of the node have channels of domains with daemons of their own, and whether they have shared ones; and
+// sharing reports whether claims of the node have channels of domains with daemons of their own, and whether they have shared ones; and
 // returns a channel that is closed when that may have changed.
 func (h *holdings) sharing() (own, shared bool, changed <-chan struct{}) {
 	h.mu.Lock()
@@ -63,16 +61,16 @@ func (h *holdings) sharing() (own, shared bool, changed <-chan struct{}) {
 }
 
 // hold records what a claim is for; namespace is the claim's.
-func (h *holdings) hold(claim types.UID, namespace string, data held) {
+func (h *holdings) hold(claim types.UID, namespace string, data claimData) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.record(claim, namespace, data)
 }
 
 // record is hold for a caller that has locked h.mu.
-func (h *holdings) record(claim types.UID, namespace string, data held) {
+func (h *holdings) record(claim types.UID, namespace string, data claimData) {
 	if h.byClaim == nil {
-		h.byClaim, h.namespaces = map[types.UID]held{}, map[types.UID]string{}
+		h.byClaim, h.namespaces = map[types.UID]claimData{}, map[types.UID]string{}
 	}
 	if data.Channel != "" {
 		h.namespaces[data.Channel] = namespace
@@ -85,7 +83,7 @@ func (h *holdings) record(claim types.UID, namespace string, data held) {
 
 // release removes a claim, and calls last for each domain without another claim. nvidia-imex's state must outlive its own claim
 // while a job of the domain runs here: the next daemon needs it. Where last fails the claim stays.
-func (h *holdings) release(claim types.UID, data held, last func(domain types.UID) error) error {
+func (h *holdings) release(claim types.UID, data claimData, last func(domain types.UID) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, domain := range data.domains() {
@@ -162,7 +160,7 @@ func (h *holdings) servers() (domains []types.UID, changed <-chan struct{}) {
 	return slices.Compact(domains), h.watch()
 }
 
-// lastChannel says whether no other claim has a channel of a domain.
+// lastChannel reports whether no other claim has a channel of a domain.
 func (h *holdings) lastChannel(claim, domain types.UID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,7 +172,7 @@ func (h *holdings) lastChannel(claim, domain types.UID) bool {
 	return true
 }
 
-// only says whether a claim's domain has no other claim.
+// only reports whether a claim's domain has no other claim.
 func (h *holdings) only(claim, domain types.UID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,6 +194,13 @@ func (h *holdings) count() (channels, daemons int) {
 	return channels, daemons
 }
 
+// empty reports whether the node has no claim of a domain, as far as records could be read.
+func (h *holdings) empty() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.byClaim) == 0 && !h.unsure
+}
+
 // daemonOf is the domain whose daemon a claim is for; empty where it is for none, or where that is unknown.
 func (h *holdings) daemonOf(claim types.UID) types.UID {
 	h.mu.Lock()
@@ -203,7 +208,7 @@ func (h *holdings) daemonOf(claim types.UID) types.UID {
 	return h.byClaim[claim].Daemon
 }
 
-// own says whether a claim has a channel of a domain with daemons of its own.
+// own reports whether a claim has a channel of a domain with daemons of its own.
 func (h *holdings) own(domain types.UID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -243,15 +248,4 @@ func (h *holdings) tell() {
 		close(h.changed)
 		h.changed = nil
 	}
-}
-
-// domains are the domains that a claim is for.
-func (d held) domains() []types.UID {
-	var domains []types.UID
-	for _, domain := range []types.UID{d.Channel, d.Daemon, d.Server} {
-		if domain != "" {
-			domains = append(domains, domain)
-		}
-	}
-	return domains
 }

@@ -19,13 +19,14 @@ import (
 	"gpufabric.io/drivers/computedomain/hostimex"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/observed"
 )
 
 // DefaultHostSocket is where the control socket of a node's own nvidia-imex is looked for: where NVIDIA's DRA driver has it by default, so
 // that nodes which are configured for that driver serve this one.
 const DefaultHostSocket = "/etc/nvidia-imex/imex_ctrl.sock"
 
-// nvidia-imex has no event for its state, so it is asked: a query is a short program on the node, and no call of the API server.
+// nvidia-imex has no event for its state, so it is polled: a query is a short program on the node, and no call of the API server.
 const (
 	hostSteadyInterval  = 10 * time.Second
 	hostWaitingInterval = 2 * time.Second
@@ -37,7 +38,7 @@ type hostService interface {
 	Peers(ctx context.Context, own hostimex.Peer, others []hostimex.Peer) (hostimex.Finding, error)
 }
 
-// hostState is what the plugin makes known of the node's own nvidia-imex.
+// hostState is the published state of the node's own nvidia-imex.
 type hostState struct {
 	// known is false until it was looked at.
 	known bool
@@ -45,22 +46,31 @@ type hostState struct {
 	label string
 }
 
+// hostIMEX observes the node's own nvidia-imex.
+type hostIMEX struct {
+	// service is nil where another serves the node's domains.
+	service hostService
+	state   observed.Value[hostState]
+	// runs reports whether it runs; nil where it is not to.
+	runs func() bool
+}
+
 // followHost keeps hostState and lame until ctx ends, and calls tell when the service stops serving, begins to serve, or fails to for
 // another reason. A service that answers once that it is not READY is not reported until lameAfter has passed: each change is a write of
 // the node and of its clique.
-func (k *kind) followHost(ctx context.Context, tell func(hostimex.Finding)) {
+func (k *preparer) followHost(ctx context.Context, tell func(hostimex.Finding)) {
 	var bad time.Time // since when the service has not been READY; zero: it is
 	for {
 		f, fabricChanged := k.fabric.Get()
 		interval := hostSteadyInterval
 		if f.state != nvml.Joined {
 			// Without a fabric there is nothing to serve.
-			if bad = (time.Time{}); f.known && !f.passing() && k.hostState.Now() != (hostState{known: true}) {
-				k.hostState.Set(hostState{known: true})
+			if bad = (time.Time{}); f.known && !f.passing() && k.hostIMEX.state.Now() != (hostState{known: true}) {
+				k.hostIMEX.state.Set(hostState{known: true})
 				k.lame.Set("")
 			}
 		} else {
-			finding := k.host.Look(ctx)
+			finding := k.hostIMEX.service.Look(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -74,10 +84,10 @@ func (k *kind) followHost(ctx context.Context, tell func(hostimex.Finding)) {
 			case bad.IsZero():
 				bad = time.Now()
 			}
-			before := k.hostState.Now()
+			before := k.hostIMEX.state.Now()
 			wasReady := before.known && before.label == computedomain.HostIMEXReady
 			if settled := finding.Reason == "" || !wasReady || time.Since(bad) >= lameAfter; settled && now != before {
-				k.hostState.Set(now)
+				k.hostIMEX.state.Set(now)
 				k.lame.Set(finding.Reason)
 				tell(finding)
 			}
@@ -101,19 +111,19 @@ func tellHost(ctx context.Context, recorder record.EventRecorder, nodeName strin
 	}
 }
 
-// refuseBesideHost refuses what needs an IMEX daemon of ours where the node's own runs. Nothing of the node is stopped for it.
-func (k *kind) refuseBesideHost() error {
-	if k.hostRuns == nil || !k.hostRuns() {
+// refuseWhileHostDaemonRuns refuses a claim that needs an IMEX daemon of ours where the node's own runs. It does not stop the node's.
+func (k *preparer) refuseWhileHostDaemonRuns() error {
+	if k.hostIMEX.runs == nil || !k.hostIMEX.runs() {
 		return nil
 	}
 	return draplugin.Refuse(problemHostDaemon, "this ComputeDomain was made for IMEX daemons of gpufabric (status.imex): %s, or make the "+
-		"domain again", besideHostDaemon)
+		"domain again", hostDaemonConflict)
 }
 
 // awaitHost waits until the node's own nvidia-imex serves a domain: it is READY, and nothing keeps it apart for good from the nodes that
 // are part of the domain already.
-func (k *kind) awaitHost(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain, clique string) error {
-	if k.host == nil {
+func (k *preparer) awaitHost(ctx context.Context, claim preparation, domain *v1beta1.ComputeDomain, clique string) error {
+	if k.hostIMEX.service == nil {
 		return draplugin.Refuse("IMEXModeChanged", "ComputeDomain %s is served by the nodes' own nvidia-imex, which the node plugin does not "+
 			"ask any more: set computeDomains.imex of the chart to host again, or make the domain again", domain.Name)
 	}
@@ -123,7 +133,7 @@ func (k *kind) awaitHost(ctx context.Context, claim *draplugin.Claim, domain *v1
 		Message: "the node's nvidia-imex gave no answer in the time that the kubelet allows"}
 	for {
 		now := k.serves(ctx, domain, clique)
-		if ctx.Err() == nil { // an answer that was cut short says nothing of the service
+		if ctx.Err() == nil { // an interrupted query is no evidence about the service
 			finding = now
 		}
 		if finding.Reason == "" {
@@ -141,16 +151,16 @@ func (k *kind) awaitHost(ctx context.Context, claim *draplugin.Claim, domain *v1
 	}
 }
 
-// serves says whether the node's own nvidia-imex serves a domain, and if not why. A claim does not wait where the list of nodes is not
-// known: the service itself says READY.
-func (k *kind) serves(ctx context.Context, domain *v1beta1.ComputeDomain, clique string) hostimex.Finding {
-	if finding := k.host.Look(ctx); finding.Reason != "" {
+// serves reports whether the node's own nvidia-imex serves a domain, or the reason why not. A claim does not wait for an unreadable list of
+// nodes: the service itself reports READY.
+func (k *preparer) serves(ctx context.Context, domain *v1beta1.ComputeDomain, clique string) hostimex.Finding {
+	if finding := k.hostIMEX.service.Look(ctx); finding.Reason != "" {
 		return finding
 	}
 	own, others, err := k.peers(ctx, domain.UID, clique)
 	if err == nil {
 		var finding hostimex.Finding
-		if finding, err = k.host.Peers(ctx, own, others); err == nil {
+		if finding, err = k.hostIMEX.service.Peers(ctx, own, others); err == nil {
 			return finding
 		}
 	}
@@ -160,7 +170,7 @@ func (k *kind) serves(ctx context.Context, domain *v1beta1.ComputeDomain, clique
 }
 
 // peers are this node and the others of its clique that are part of a domain.
-func (k *kind) peers(ctx context.Context, domain types.UID, clique string) (own hostimex.Peer, others []hostimex.Peer, err error) {
+func (k *preparer) peers(ctx context.Context, domain types.UID, clique string) (own hostimex.Peer, others []hostimex.Peer, err error) {
 	own = hostimex.Peer{Name: k.node.name}
 	selector := labels.Set{computedomain.MemberLabel(domain): "", v1beta1.LabelClique: clique}.AsSelector()
 	nodes, err := k.node.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector.String()})

@@ -58,7 +58,7 @@ func newHostNode(t *testing.T) (*testNode, *ownService) {
 	t.Helper()
 	n := newTestNode(t, inFabric)
 	service := &ownService{listed: func([]hostimex.Peer) (hostimex.Finding, error) { return hostimex.Finding{}, nil }}
-	n.shared, n.host, n.hostRuns = true, service, func() bool { return true }
+	n.mode, n.hostIMEX.service, n.hostIMEX.runs = v1beta1.IMEXHost, service, func() bool { return true }
 	n.clique.object.Set(&v1beta1.ComputeDomain{
 		ObjectMeta: metav1.ObjectMeta{UID: "table", Labels: map[string]string{v1beta1.LabelClique: cliqueID}},
 		Status: v1beta1.ComputeDomainStatus{IMEX: v1beta1.IMEXHost,
@@ -68,7 +68,8 @@ func newHostNode(t *testing.T) (*testNode, *ownService) {
 	return n, service
 }
 
-// prepareBriefly prepares a claim, and gives up when the service is looked at for the second time: what it waits for does not come.
+// prepareBriefly prepares a claim, and gives up when the service is looked at for the second time: the state that it waits for does not
+// come.
 func (n *testNode) prepareBriefly(t *testing.T, service *ownService) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -82,7 +83,6 @@ func (n *testNode) prepareBriefly(t *testing.T, service *ownService) error {
 	return results[claim.UID].Err
 }
 
-//shows:cd-host
 func TestAClaimWaitsForTheNodesServiceAndSaysWhatItSays(t *testing.T) {
 	n, service := newHostNode(t)
 	service.is(hostimex.NotRunning)
@@ -105,7 +105,6 @@ func TestAClaimWaitsForTheNodesServiceAndSaysWhatItSays(t *testing.T) {
 	}
 }
 
-//shows:cd-host
 func TestAClaimWaitsForNodesOfItsDomainThatTheServiceLacks(t *testing.T) {
 	n, service := newHostNode(t)
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b", Labels: map[string]string{
@@ -131,7 +130,6 @@ func TestAClaimWaitsForNodesOfItsDomainThatTheServiceLacks(t *testing.T) {
 	}
 }
 
-//shows:cd-host
 func TestNoDaemonOfOursIsStartedBesideTheNodesService(t *testing.T) {
 	n, _ := newHostNode(t)
 	if err := n.prepare(t, daemonClaim(system)).Err; err == nil || !strings.Contains(err.Error(), "one IMEX session") {
@@ -146,33 +144,32 @@ func TestNoDaemonOfOursIsStartedBesideTheNodesService(t *testing.T) {
 
 func TestADomainOfTheNodesServiceIsRefusedWithoutHostMode(t *testing.T) {
 	n, _ := newHostNode(t)
-	n.host, n.hostRuns = nil, nil
+	n.hostIMEX.service, n.hostIMEX.runs = nil, nil
 	if err := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)).Err; err == nil ||
 		!strings.Contains(err.Error(), "computeDomains.imex") {
 		t.Errorf("%v", err)
 	}
 }
 
-//shows:cd-host
 func TestANodeSaysWhyItsServiceCannotServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		service := &ownService{}
-		k := &kind{host: service}
+		k := &preparer{hostIMEX: hostIMEX{service: service}}
 		k.fabric.Set(inFabric)
-		var told []string
+		var reported []string
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		service.is(hostimex.NotInstalled)
 		go func() {
 			defer close(ended)
-			k.followHost(ctx, func(finding hostimex.Finding) { told = append(told, finding.Reason) })
+			k.followHost(ctx, func(finding hostimex.Finding) { reported = append(reported, finding.Reason) })
 		}()
 		defer func() { cancel(); <-ended }()
 		after := func(pause time.Duration, label, taint string) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if got := k.hostState.Now(); got != (hostState{known: true, label: label}) || k.lame.Now() != taint {
+			if got := k.hostIMEX.state.Now(); got != (hostState{known: true, label: label}) || k.lame.Now() != taint {
 				t.Errorf("label %+v, taint %q, want %q and %q", got, k.lame.Now(), label, taint)
 			}
 		}
@@ -190,8 +187,8 @@ func TestANodeSaysWhyItsServiceCannotServe(t *testing.T) {
 		k.fabric.Set(fabric{known: true, state: nvml.NoFabric})
 		after(0, "", "")
 		want := []string{hostimex.NotInstalled, hostimex.NotRunning, "", hostimex.NotReady}
-		if !slices.Equal(told, want) {
-			t.Errorf("told %q, want %q", told, want)
+		if !slices.Equal(reported, want) {
+			t.Errorf("told %q, want %q", reported, want)
 		}
 	})
 }

@@ -18,7 +18,7 @@ const settleTime = 5 * time.Second
 // that was lost with a recreated Node object, while a claim of the domain is prepared: without it the domain's daemon goes, and the
 // job's memory with it. It removes a label without a claim (its record was lost, or belonged to an earlier plugin): that label
 // would keep a daemon here for ever.
-func (k *kind) keepLabel(ctx context.Context) {
+func (k *preparer) keepLabel(ctx context.Context) {
 	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
 	retry := backoff
 	for ctx.Err() == nil {
@@ -44,7 +44,7 @@ func (k *kind) keepLabel(ctx context.Context) {
 }
 
 // mendLabel makes the label match the claims.
-func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
+func (k *preparer) mendLabel(ctx context.Context, held, label types.UID) error {
 	logger := klog.FromContext(ctx)
 	if label != "" {
 		logger.Info("Removing the label of a compute domain that no claim of the node is for", "domain", label)

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/hardware/nvml"
 )
 
-// relabel changes the domain's label as somebody else would.
+// relabel changes the domain's label as another writer.
 func (n *testNode) relabel(t *testing.T, domain string) {
 	t.Helper()
 	object, err := n.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
@@ -42,7 +42,6 @@ func (n *testNode) awaitLabel(t *testing.T, want string) {
 	}
 }
 
-//shows:cd-labels
 func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = 50 * time.Millisecond
@@ -65,7 +64,6 @@ func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
 	n.awaitLabel(t, "")
 }
 
-//shows:cd-labels
 func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = time.Millisecond
@@ -79,7 +77,6 @@ func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
 	}
 }
 
-//shows:cd-labels
 func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
@@ -94,7 +91,7 @@ func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) 
 		t.Fatalf("environment %q", env)
 	}
 	n.fabric.Set(fabric{known: true, state: nvml.Joining})
-	n.plugin.Renew(t.Context()) // nothing yet: the node is on its way
+	n.plugin.Renew(t.Context()) // no effect yet: the node is on its way
 	n.fabric.Set(fabric{known: true, state: nvml.Joined, clique: "another.1"})
 	n.plugin.Renew(t.Context())
 	if env := n.injected(t).Env; !slices.Contains(env, "CLIQUE_ID=another.1") {
@@ -102,7 +99,6 @@ func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) 
 	}
 }
 
-//shows:cd-fabric
 func TestAClaimWaitsForTheDriverAndGetsItsChannel(t *testing.T) {
 	n := newTestNode(t, fabric{known: true, state: nvml.NoFabric, problem: "the node has 4 NVIDIA GPUs", problemKind: problemNoDriver})
 	n.daemonIs(true)

@@ -11,9 +11,8 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// lastFabric is the file with the last known clique of the node, across restarts and reboots. Without a driver nothing else
-// distinguishes a node of a rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody
-// understands.
+// lastFabric is the file with the last known clique of the node, across restarts and reboots. Without a driver nothing else distinguishes a
+// node of a rack from one without fabric, and a job without a channel on the former fails with misleading errors.
 type lastFabric struct {
 	path string
 }

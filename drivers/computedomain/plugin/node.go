@@ -23,6 +23,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/observed"
 )
 
@@ -32,13 +33,13 @@ type nodeLabels struct {
 	known  bool
 	clique string
 	domain types.UID
-	// channels is how many IMEX channels the label says that the node has, members the domains that have one of them, with commas between.
+	// channels is the node's number of IMEX channels by its label, members the domains that have one, separated by commas.
 	channels, members string
-	// hostIMEX is what the label says of the node's own nvidia-imex.
+	// hostIMEX is the label for the state of the node's own nvidia-imex.
 	hostIMEX string
 }
 
-// domains are the domains that have a channel of the node's clique, as the labels say.
+// domains are the domains that have a channel of the node's clique, by the labels.
 func (l nodeLabels) domains() []types.UID {
 	var domains []types.UID
 	for uid := range strings.SplitSeq(l.members, ",") {
@@ -56,6 +57,8 @@ type node struct {
 	name   string
 	client kubernetes.Interface
 	labels observed.Value[nodeLabels]
+	// pause is the request of NVIDIA's GPU operator that clients of the driver leave the node.
+	pause observed.Value[drain.Pause]
 
 	mu     sync.Mutex
 	newest string // resource version of the newest state seen
@@ -71,6 +74,9 @@ func (n *node) see(object *corev1.Node) {
 	n.newest = object.ResourceVersion
 	if labels := labelsOf(object); labels != n.labels.Now() {
 		n.labels.Set(labels)
+	}
+	if pause := drain.PauseOf(object.Labels); pause != n.pause.Now() {
+		n.pause.Set(pause)
 	}
 }
 
@@ -112,7 +118,7 @@ func keepMetadata(obj any) (any, error) {
 	return obj, nil
 }
 
-// labelClique keeps three labels current until ctx ends: the node's clique, as the fabric says; the number of its channels, where they
+// labelClique keeps three labels current until ctx ends: the node's clique, by its fabric; the number of its channels, where they
 // are shared; and the state of the node's own nvidia-imex. It restores them when somebody else changes them or when the Node object is
 // made again. While GPUs are in trouble or drained the labels stay, since running jobs do. Where GPUs disagree about their clique, the
 // clique's label is removed.
@@ -202,8 +208,8 @@ func (n *node) patch(ctx context.Context, labels map[string]any) error {
 	return nil
 }
 
-// leave takes the domain's label off the node, unless the node has another domain's by now. Where no label is known the API server is asked
-// all the same: the answer to join may have been lost, and its watch be late.
+// leave removes the domain's label from the node, unless the node has another domain's by now. It sends the request even where no label was
+// seen: the answer to join may have been lost, and its watch be late.
 func (n *node) leave(ctx context.Context, domain types.UID) error {
 	if labels := n.labels.Now(); labels.domain != "" && labels.domain != domain {
 		return nil

@@ -51,7 +51,7 @@ func TestARoleThatIsEndedWhileTheAPIServerIsAwayEndsWithoutAnError(t *testing.T)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- publish(ctx, n.plugin, nodeName, n.kind) }()
+	go func() { ended <- publish(ctx, n.plugin, nodeName, n.preparer) }()
 	cancel()
 	n.plugin.Stop()
 	if err := <-ended; err != nil {

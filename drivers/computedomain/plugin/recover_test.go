@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,7 +13,7 @@ import (
 )
 
 func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
+	k := &preparer{stateDir: t.TempDir()}
 	for _, name := range []string{"kept", "gone"} {
 		writeFile(t, filepath.Join(k.domainsDir(), name, "nodes.cfg"), "")
 	}
@@ -29,11 +28,11 @@ func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
 
 func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
 	for name, record := range map[string]claimstate.Record{
-		"of a newer version": {DataVersion: 1, Data: json.RawMessage(`{"daemon":["d"]}`)},
-		"of another form":    {Data: json.RawMessage(`{"daemon":["d"]}`)},
+		"of another type": {Data: json.RawMessage(`{"daemon":["d"]}`)},
+		"of no JSON":      {Data: json.RawMessage(`{"daemon":`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := &kind{stateDir: t.TempDir()}
+			k := &preparer{stateDir: t.TempDir()}
 			writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
 			if err := k.Recover(t.Context(), []claimstate.Record{record}, nil); err != nil {
 				t.Fatal(err)
@@ -49,21 +48,12 @@ func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
 }
 
 func TestDirectoriesStayWhereARecordWasSetAside(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
+	k := &preparer{stateDir: t.TempDir()}
 	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
 	if err := k.Recover(t.Context(), nil, []types.UID{"u1"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
 		t.Errorf("a running daemon's files: %v", err)
-	}
-}
-
-func TestDataOfANewerVersionIsNotGuessedAt(t *testing.T) {
-	k := &kind{stateDir: t.TempDir()}
-	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
-	err := k.Unprepare(t.Context(), claimstate.Record{DataVersion: 1, Data: json.RawMessage(`{"daemon":"d"}`)})
-	if err == nil || !strings.Contains(err.Error(), "of version 1, known are 0 to 0") {
-		t.Errorf("got %v", err)
 	}
 }

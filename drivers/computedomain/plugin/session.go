@@ -9,25 +9,24 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain/mode"
 	"gpufabric.io/drivers/hardware/nvml"
-	"gpufabric.io/drivers/node/draplugin"
 )
 
 // reasonSession is why a claim waits for pods of a domain of another mode (computeDomains.imex) to leave the node.
 const reasonSession = "WaitingForIMEXSession"
 
-// sharing says whether the node's channel is one that several claims may have, and returns a channel that is closed when that may have
-// changed. The node follows the chart's setting once it has no claim of the other mode: until then a domain that was made in that mode can
-// still get what it needs here, and the scheduler keeps domains of the new mode off where they could not run.
-func (k *kind) sharing() (bool, <-chan struct{}) {
+// sharing reports whether the node's channel is one that several claims may have (mode.Publishes), and returns a channel that is closed
+// when that may have changed.
+func (k *preparer) sharing() (bool, <-chan struct{}) {
 	own, shared, changed := k.holdings.sharing()
-	return !own && (shared || k.shared), changed
+	return mode.Publishes(mode.Of(k.mode), own, shared), changed
 }
 
 // enter makes the node part of a claim's domain by a label, once no pod of another domain has the node's IMEX session. The claim is
 // recorded before the label, which a crash must not leave without a claim to answer for it, and which another claim of the domain that
 // ends now must not take away.
-func (k *kind) enter(ctx context.Context, claim *draplugin.Claim, data held, domain *v1beta1.ComputeDomain, f fabric,
+func (k *preparer) enter(ctx context.Context, claim preparation, data claimData, domain *v1beta1.ComputeDomain, f fabric,
 	label func(context.Context, types.UID) error) error {
 	var failed error
 	var named types.UID
@@ -54,7 +53,7 @@ func (k *kind) enter(ctx context.Context, claim *draplugin.Claim, data held, dom
 }
 
 // tryEnter is enter without the wait: it returns the domain whose claims keep this one off the node.
-func (k *kind) tryEnter(ctx context.Context, claim *draplugin.Claim, data held, joined bool,
+func (k *preparer) tryEnter(ctx context.Context, claim preparation, data claimData, joined bool,
 	label func(context.Context, types.UID) error) (other types.UID, changed <-chan struct{}, err error) {
 	unlock, err := k.joining.Lock(ctx, string(data.Channel))
 	if err != nil {
@@ -72,9 +71,9 @@ func (k *kind) tryEnter(ctx context.Context, claim *draplugin.Claim, data held, 
 	return "", nil, label(ctx, data.Channel)
 }
 
-// heldBy says which domain has the node's IMEX session, to a claim of a domain that cannot have it now. Of another namespace's domain only
+// heldBy names the domain that has the node's IMEX session, for a claim of another domain. Of another namespace's domain only
 // the log has the name.
-func (k *kind) heldBy(ctx context.Context, claim *draplugin.Claim, other types.UID, wantsShared bool) string {
+func (k *preparer) heldBy(ctx context.Context, claim preparation, other types.UID, wantsShared bool) string {
 	namespace := k.holdings.namespaceOf(other)
 	name := "with UID " + string(other)
 	// For the words alone; without an answer the UID has to do.
@@ -86,16 +85,16 @@ func (k *kind) heldBy(ctx context.Context, claim *draplugin.Claim, other types.U
 	if namespace != claim.Namespace {
 		name = "of another namespace (the log of this node's plugin names it)"
 	}
-	mode := "shares the IMEX daemon of the node's clique (it was made with computeDomains.imex clique or host)"
+	of := v1beta1.IMEXClique
 	if wantsShared || k.holdings.own(other) {
-		mode = "has an IMEX daemon of its own (it was made with computeDomains.imex domain)"
+		of = v1beta1.IMEXDomain
 	}
 	return fmt.Sprintf("pods of ComputeDomain %s are on the node, which %s, and a node has one IMEX session: this pod starts when they have "+
-		"ended; a pod that need not run here can be deleted, so that another node takes it", name, mode)
+		"ended; a pod that need not run here can be deleted, so that another node takes it", name, mode.Of(of).Server())
 }
 
 // leaveOwn takes the label of a domain with daemons of its own off the node with the last claim of the domain here.
-func (k *kind) leaveOwn(ctx context.Context, claim types.UID, data held) error {
+func (k *preparer) leaveOwn(ctx context.Context, claim types.UID, data claimData) error {
 	unlock, err := k.joining.Lock(ctx, string(data.Channel))
 	if err != nil {
 		return err

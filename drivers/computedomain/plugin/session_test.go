@@ -25,7 +25,9 @@ const (
 func newMixedNode(t *testing.T, shared bool) *testNode {
 	t.Helper()
 	n := newTestNode(t, inFabric)
-	n.shared = shared
+	if n.mode = v1beta1.IMEXDomain; shared {
+		n.mode = v1beta1.IMEXClique
+	}
 	domain := &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "c", UID: sharedUID}}
 	domain.Spec.Channel.AllocationMode = v1beta1.AllocationModeSingle
 	domain.Status.IMEX = v1beta1.IMEXClique
@@ -51,7 +53,7 @@ func ownClaim(name string) *resourceapi.ResourceClaim {
 	return asShare(channelClaim("user", v1beta1.AllocationModeSingle), name)
 }
 
-// asShare names a claim that the scheduler has allocated while the node's slice said that its channel is shared.
+// asShare names a claim that the scheduler has allocated while the node's slice had a shared channel.
 func asShare(claim *resourceapi.ResourceClaim, name string) *resourceapi.ResourceClaim {
 	claim.Name, claim.UID = name, types.UID(name)
 	share := types.UID("share-" + name)
@@ -65,7 +67,7 @@ func sharedClaim(name string) *resourceapi.ResourceClaim {
 	}), name)
 }
 
-// refused prepares a claim that has to wait for pods of another domain, until it looks up which one that is, and returns what it said.
+// refused prepares a claim that has to wait for pods of another domain, until it looks up which one that is, and returns the error.
 func (n *testNode) refused(t *testing.T, claim *resourceapi.ResourceClaim, other types.UID) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -90,7 +92,6 @@ func (n *testNode) must(t *testing.T, claim *resourceapi.ResourceClaim) {
 	}
 }
 
-//shows:cd-several
 func TestDomainsOfTwoModesHaveANodeOneAfterTheOther(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second func(string) *resourceapi.ResourceClaim
@@ -117,7 +118,7 @@ func TestDomainsOfTwoModesHaveANodeOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Both came to the node while its slice said that its channel is shared.
+// Both came to the node while its slice had a shared channel.
 func TestTheFirstOfTwoClaimsThatEndsLeavesTheirDomainsLabel(t *testing.T) {
 	n := newMixedNode(t, false)
 	n.must(t, ownClaim("one"))
@@ -176,7 +177,7 @@ func TestAClaimLearnsItsDomainsModeOnANodeThatHasAnother(t *testing.T) {
 	}
 }
 
-// askedFor calls then when it is asked for a domain.
+// askedFor calls then when a domain is requested.
 type askedFor struct {
 	domainFinder
 	uid  types.UID

@@ -12,14 +12,15 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/mode"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// awaitMode waits until the controller has said whose daemons serve the domain: a pod may be faster than the first write of a status. Where
-// the node's channels are for one claim at a time the claim goes on meanwhile, and confirmMode asks later.
-func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
-	if !k.shared {
+// awaitMode waits until the controller has recorded whose daemons serve the domain: a pod may be faster than the first write of a status.
+// Where the node's channels are for one claim at a time the claim goes on, and confirmMode checks later.
+func (k *preparer) awaitMode(ctx context.Context, claim preparation, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
+	if !mode.Of(k.mode).Shared() {
 		return domain, nil
 	}
 	return k.confirmMode(ctx, claim, domain)
@@ -27,7 +28,7 @@ func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1
 
 // confirmMode is awaitMode on any node. While a cluster goes from one mode to another its controller may have a mode that this node has
 // not.
-func (k *kind) confirmMode(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
+func (k *preparer) confirmMode(ctx context.Context, claim preparation, domain *v1beta1.ComputeDomain) (*v1beta1.ComputeDomain, error) {
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Steps: 8, Cap: time.Second}
 	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if domain.Status.IMEX != "" || len(domain.Status.Conditions) > 0 {
@@ -51,8 +52,8 @@ func (k *kind) confirmMode(ctx context.Context, claim *draplugin.Claim, domain *
 // The order of three steps keeps a number from having two domains. The node gets the domain's label; then the plugin checks that the
 // domain is not being deleted; only then it reads the number. The controller takes a number only from a domain that is being deleted or
 // gone, once no node has its label.
-func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig,
-	domain *v1beta1.ComputeDomain, data *held) (specs.ContainerEdits, error) {
+func (k *preparer) prepareShared(ctx context.Context, claim preparation, config *v1beta1.ComputeDomainChannelConfig,
+	domain *v1beta1.ComputeDomain, data *claimData) (specs.ContainerEdits, error) {
 	none := specs.ContainerEdits{}
 	before, err := k.awaitFabric(ctx, claim)
 	if err != nil {
@@ -68,7 +69,7 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 	if domain, err = k.findDomain(ctx, claim, domain.UID); err != nil || before.state != nvml.Joined {
 		return none, err
 	}
-	var held entry
+	var held cliqueChannel
 	err = k.awaitQuietly(ctx, claim, "WaitingForChannel", domain, func(ctx context.Context, waiting func(string)) error {
 		held, err = k.clique.await(ctx, before.clique, domain.UID, waiting)
 		return err
@@ -77,16 +78,17 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 		return none, err
 	}
 	channel := held.channel
-	if held.mode == v1beta1.IMEXHost {
+	daemons := mode.Of(held.mode).Daemons(true)
+	if !daemons {
 		err = k.awaitHost(ctx, claim, domain, before.clique)
-	} else if err = k.refuseBesideHost(); err == nil {
+	} else if err = k.refuseWhileHostDaemonRuns(); err == nil {
 		err = k.awaitDaemon(ctx, claim, domain, held.daemons)
 	}
 	if err != nil {
 		return none, err
 	}
 	data.Server = held.daemons
-	// Asked last, as for any other channel.
+	// Checked last, as for any other channel.
 	current, err := k.awaitFabric(ctx, claim)
 	if err != nil {
 		return none, err
@@ -113,7 +115,7 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 			current.clique, err)
 	}
 	var by *server
-	if held.mode != v1beta1.IMEXHost {
+	if daemons {
 		by = &server{k.namespace, computedomain.CliqueName(current.clique), held.daemons}
 	}
 	env, err := k.environment(ctx, domain, current.clique, first, by)
@@ -124,7 +126,7 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 }
 
 // leaveShared gives the domain's channel back with the last claim of the domain here.
-func (k *kind) leaveShared(ctx context.Context, claim types.UID, data held) error {
+func (k *preparer) leaveShared(ctx context.Context, claim types.UID, data claimData) error {
 	unlock, err := k.joining.Lock(ctx, string(data.Channel))
 	if err != nil {
 		return err
@@ -140,7 +142,7 @@ func (k *kind) leaveShared(ctx context.Context, claim types.UID, data held) erro
 
 // keepMembers keeps the labels of domains with a channel of the clique as the node's claims require, until ctx ends, for the reasons
 // that keepLabel has: a missing label releases a number that is in use, and a label too many holds a number for ever.
-func (k *kind) keepMembers(ctx context.Context) {
+func (k *preparer) keepMembers(ctx context.Context) {
 	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
 	retry := backoff
 	for ctx.Err() == nil {
@@ -183,7 +185,7 @@ func differences(held []types.UID, labels nodeLabels) (missing, idle []types.UID
 }
 
 // mendMember brings one domain's label into line with the claims of now.
-func (k *kind) mendMember(ctx context.Context, domain types.UID) error {
+func (k *preparer) mendMember(ctx context.Context, domain types.UID) error {
 	unlock, err := k.joining.Lock(ctx, string(domain))
 	if err != nil {
 		return err

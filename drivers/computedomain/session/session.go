@@ -31,13 +31,13 @@ const (
 // Unnoticed is the reason where the supervisor ended together with the session.
 const Unnoticed = "the IMEX daemon's container ended at once, with all that ran in it"
 
-// Record is what is known of a daemon's sessions.
+// Record is the stored state of a daemon's sessions.
 type Record struct {
 	// Version of the record's form.
 	Version int `json:"version"`
 	// Session is the number of the newest session. Numbers grow, and 0 is none.
 	Session int64 `json:"session"`
-	// Open says that the session had not ended when its supervisor last wrote.
+	// Open means that the session had not ended when its supervisor last wrote.
 	Open bool `json:"open"`
 	// Ends are the newest ends, the oldest first.
 	Ends []End `json:"ends,omitempty"`
@@ -77,7 +77,7 @@ func Read(dir string) (Record, error) {
 func Begin(dir string, now time.Time) error {
 	record, unreadable := Read(dir)
 	if unreadable != nil {
-		// Claims know numbers of the lost record. Seconds since 1970 are above any count.
+		// Claims have numbers of the lost record. Seconds since 1970 are above any count.
 		record = Record{Version: version, Session: now.Unix()}
 	}
 	record.finish(now, Unnoticed)

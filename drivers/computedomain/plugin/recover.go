@@ -1,0 +1,66 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is:
+// any may be that of a daemon that runs, which could not start nvidia-imex again without.
+func (k *preparer) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
+	wanted, sure := map[string]bool{}, len(aside) == 0
+	for _, record := range records {
+		data, err := decode(record)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "It is not known what a claim is for")
+			sure = false
+			continue
+		}
+		k.holdings.hold(record.UID, record.Namespace, data)
+		for _, domain := range data.domains() {
+			wanted[string(domain)] = true
+		}
+	}
+	if !sure {
+		k.holdings.doubt()
+		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims cannot be read", "aside", aside)
+		return nil
+	}
+	entries, err := os.ReadDir(k.domainsDir())
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the domains' directories: %w", err)
+	}
+	for _, entry := range entries {
+		if wanted[entry.Name()] {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(k.domainsDir(), entry.Name())); err != nil {
+			return fmt.Errorf("remove the directory of a domain that is gone: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeDir removes the directory of a domain that no claim of this node is for any more.
+func (k *preparer) removeDir(domain types.UID) error {
+	if err := os.RemoveAll(k.domainDir(domain)); err != nil {
+		return fmt.Errorf("remove the domain's directory: %w", err)
+	}
+	return nil
+}
+
+func (k *preparer) domainsDir() string { return filepath.Join(k.stateDir, "domains") }
+
+func (k *preparer) domainDir(domain types.UID) string {
+	return filepath.Join(k.domainsDir(), filepath.Base(string(domain)))
+}

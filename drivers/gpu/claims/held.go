@@ -2,25 +2,27 @@ package claims
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/node/capability"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// hold records which devices a claim has. It publishes a device again that is not published, because its form was withdrawn after
-// the allocation: the scheduler must see why the rest of its GPU is unavailable. first says that the claim was unknown before.
-func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
-	var held []devices.Held
+// hold records the devices of a claim. It publishes a device again that is not published, because its form was withdrawn after
+// the allocation: the scheduler must see why the rest of its GPU is unavailable. first: the claim was not recorded before.
+func (k *Preparer) hold(claim *draplugin.Claim) (first bool) {
+	var held []devices.HeldDevice
 	hidden := false
 	pool := k.Hardware().Pool
 	for _, d := range claim.Devices {
 		if d.Admin() {
 			continue
 		}
-		held = append(held, devices.Held{Device: d.Device, Shared: d.ShareID != nil, Counted: devices.Counts(d.ConsumedCapacity)})
+		held = append(held, devices.HeldDevice{Device: d.Device, Shared: d.ShareID != nil, Counted: devices.Counts(d.ConsumedCapacity)})
 		hidden = hidden || !pool.Published(d.Device)
 	}
 	k.mu.Lock()
@@ -35,10 +37,11 @@ func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 }
 
 // release removes a claim's devices. A GPU that kept its form for claims gets the wanted one when its last claim ends.
-func (k *Kind) release(claim types.UID) {
+func (k *Preparer) release(claim types.UID) {
 	k.mu.Lock()
 	delete(k.held, claim)
 	delete(k.names, claim)
+	delete(k.recorded, claim)
 	k.mu.Unlock()
 	if len(k.Hardware().Pool.Settling) > 0 {
 		k.offerAgain()
@@ -46,7 +49,7 @@ func (k *Kind) release(claim types.UID) {
 }
 
 // name returns the name of a claim that has devices; false: none has this UID.
-func (k *Kind) name(claim types.UID) (types.NamespacedName, bool) {
+func (k *Preparer) name(claim types.UID) (types.NamespacedName, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	name, known := k.names[claim]
@@ -54,18 +57,18 @@ func (k *Kind) name(claim types.UID) (types.NamespacedName, bool) {
 }
 
 // holdings returns the devices that claims have.
-func (k *Kind) holdings() []devices.Held {
+func (k *Preparer) holdings() []devices.HeldDevice {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var out []devices.Held
+	var out []devices.HeldDevice
 	for _, claim := range slices.Sorted(maps.Keys(k.held)) {
 		out = append(out, k.held[claim]...)
 	}
 	return out
 }
 
-// offerAgain rebuilds the pool from what is known.
-func (k *Kind) offerAgain() {
+// offerAgain rebuilds the pool from the present state.
+func (k *Preparer) offerAgain() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
@@ -74,10 +77,35 @@ func (k *Kind) offerAgain() {
 
 // SetForms changes the forms in which the GPUs are offered. It does not read the GPUs' MIG instances again. Devices that claims
 // hold stay published.
-func (k *Kind) SetForms(forms devices.Forms) {
+func (k *Preparer) SetForms(forms devices.Forms) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	h.Offer.Forms = forms
+	k.offer(&h)
+}
+
+// SetByDemand changes the layouts of the GPUs that get them by demand. It does not change the GPUs.
+func (k *Preparer) SetByDemand(layouts map[string]devices.Layout) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	h := *k.Hardware()
+	if reflect.DeepEqual(h.Offer.ByDemand, layouts) {
+		return
+	}
+	h.Offer.ByDemand = layouts
+	k.offer(&h)
+}
+
+// SetMissing changes the features that the cluster lacks. Devices that claims hold stay offered; forms that the cluster cannot keep
+// apart are withheld where they are published.
+func (k *Preparer) SetMissing(missing capability.Missing) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	h := *k.Hardware()
+	if h.Offer.Missing == missing {
+		return
+	}
+	h.Offer.Missing = missing
 	k.offer(&h)
 }

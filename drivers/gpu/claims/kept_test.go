@@ -1,7 +1,6 @@
 package claims
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -30,16 +29,16 @@ func inMIGMode(uuids ...string) []*inventory.GPU {
 	return gpus
 }
 
-// run is one run of the driver: what it reads, writes and reports.
+// run is one run of the driver, with its files and reports.
 type run struct {
-	*Kind
+	*Preparer
 	reported []string
 }
 
 func newRun(dir string, writer atomicfile.Writer, gpus ...*inventory.GPU) *run {
 	r := &run{}
-	r.Kind = New(&Hardware{Node: &inventory.Node{GPUs: gpus}}, Options{
-		LeftFile: filepath.Join(dir, "sharing-left.json"), ModesFile: filepath.Join(dir, "mig-modes.json"), AdoptModes: true, Writer: writer,
+	r.Preparer = New(&Hardware{Node: &inventory.Node{GPUs: gpus}}, Options{
+		LeftFile: filepath.Join(dir, "sharing-left.json"), ModesFile: filepath.Join(dir, "mig-modes.json"), Writer: writer,
 		Events: r,
 	})
 	return r
@@ -70,59 +69,12 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-func read(t *testing.T, path string, into any) {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(text, into)
-	}
-	if err != nil {
-		t.Fatalf("%s: %s: %v", path, text, err)
-	}
-}
-
-// The texts are what the version before checksums wrote, byte for byte. That version can read what is written now.
-func TestFilesOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
-	dir := t.TempDir()
-	left, modes := filepath.Join(dir, "sharing-left.json"), filepath.Join(dir, "mig-modes.json")
-	put(t, left, `[{"gpu":"GPU-a","strategy":"TimeSlicing","interval":"Long"},{"gpu":"GPU-b","strategy":"MPS"}]`)
-	put(t, modes, `["GPU-a"]`)
-	r := newRun(dir, atomicfile.Writer{}, inMIGMode("GPU-a", "GPU-b")...)
-	if got := r.stillShared(); !slices.Equal(got, []string{"GPU-a", "GPU-b"}) || r.left["GPU-a"].Interval != v1beta1.LongTimeSlice {
-		t.Errorf("still shared are %v", r.left)
-	}
-	if got := r.own(); !slices.Equal(got, []string{"GPU-a"}) || len(r.reported) > 0 {
-		t.Errorf("claims' modes are those of %v; reported %q", got, r.reported)
-	}
-	r.leave(sharingData{GPU: "GPU-c", Strategy: v1beta1.MPS}, fmt.Errorf("no answer"))
-	r.OwnMode("GPU-b")
-
-	var leftBefore []sharingData
-	read(t, left, &leftBefore)
-	if len(leftBefore) != 4 || leftBefore[2].GPU != "GPU-c" || leftBefore[3] != (sharingData{}) {
-		t.Errorf("the version before reads %v; want three GPUs, and one without a name that no GPU has", leftBefore)
-	}
-	var modesBefore []string
-	read(t, modes, &modesBefore)
-	if len(modesBefore) != 3 || !slices.Equal(modesBefore[:2], []string{"GPU-a", "GPU-b"}) {
-		t.Errorf("the version before reads %v; want two GPUs, and a text that is no GPU's UUID", modesBefore)
-	}
-	// That version writes back the entry without a name that it read.
-	put(t, left, `[{"gpu":"","strategy":""},{"gpu":"GPU-c","strategy":"MPS"}]`)
-	if got := newRun(dir, atomicfile.Writer{}).stillShared(); !slices.Equal(got, []string{"GPU-c"}) {
-		t.Errorf("after a downgrade %v are still shared", got)
-	}
-}
-
 func TestAFileThatCannotBeReadIsSetAsideReportedAndCounted(t *testing.T) {
 	for name, text := range map[string]string{
-		"cut": `["GPU-a"`, "empty": "", "newer": `[{"version":2,"sha256":"0"}]`, "newer modes": `["version 2 sha256:0"]`, "other": `{"a":1}`,
-		"changed": `[{"gpu":"GPU-a","strategy":"MPS"},{"version":1,"sha256":"0"}]`, "changed modes": `["GPU-a","version 1 sha256:0"]`,
+		"cut": `{"kind":"gpufabric-mig-modes"`, "empty": "", "other": `{"a":1}`, "without a checksum": `["GPU-a"]`,
+		"changed": `{"kind":"gpufabric-mig-modes","version":1,"sha256":"0","value":["GPU-a"]}`,
 	} {
 		for _, file := range []string{"sharing-left.json", "mig-modes.json"} {
-			if strings.HasSuffix(name, "modes") && file != "mig-modes.json" || (name == "newer" || name == "changed") && file == "mig-modes.json" {
-				continue
-			}
 			t.Run(name+" "+file, func(t *testing.T) {
 				dir := t.TempDir()
 				put(t, filepath.Join(dir, file), text)

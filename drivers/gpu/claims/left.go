@@ -10,6 +10,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/store"
 )
@@ -18,7 +19,10 @@ import (
 // remembered, and the next claim on it tries again.
 
 // leave remembers a GPU that could not be reset. The GPU's lock must be held.
-func (k *Kind) leave(s sharingData, why error) {
+func (k *Preparer) leave(s sharingData, why error) {
+	if errors.Is(why, sharing.ErrNotSupported) {
+		return // it cannot have been set
+	}
 	k.options.Events.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it",
 		s.GPU, s.share(), why))
 	if errors.Is(why, fs.ErrNotExist) {
@@ -42,7 +46,7 @@ func notReset(s sharingData) string {
 
 // catchUp resets what could not be reset when earlier claims ended. A GPU with the wrong time slices is still given out; a GPU that
 // allows only one process is not.
-func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
+func (k *Preparer) catchUp(ctx context.Context, p *preparation) error {
 	for i, d := range p.devices {
 		if d.Form == devices.MIG || p.claim.Devices[i].Admin() {
 			continue
@@ -53,7 +57,7 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 		if !ok {
 			continue
 		}
-		if err := k.unset(ctx, s); err != nil {
+		if err := k.unset(ctx, s); err != nil && !errors.Is(err, sharing.ErrNotSupported) {
 			if s.Strategy == v1beta1.MPS && p.shares[i].strategy != v1beta1.MPS {
 				return draplugin.Refuse("SharingNotReset",
 					"%s lets one process in alone, since an earlier claim used it with MPS, and cannot be set back: %w", d.GPU.UUID, err)
@@ -69,14 +73,13 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 	return nil
 }
 
-// leftKind describes how left is stored: as earlier versions stored it, with a checksum added. Those versions read the checksum as
-// an entry without a GPU and write that back.
-func leftKind() store.Kind[[]sharingData] {
-	return store.Kind[[]sharingData]{Name: "gpufabric-sharing-left", Version: 1, Form: store.Objects}
+// leftFormat describes how left is stored.
+func leftFormat() store.Format[[]sharingData] {
+	return store.Format[[]sharingData]{Name: "gpufabric-sharing-left", Version: 1}
 }
 
 // writeLeft stores left on disk. k.mu must be held.
-func (k *Kind) writeLeft() {
+func (k *Preparer) writeLeft() {
 	if k.leftFile == nil {
 		return
 	}
@@ -90,14 +93,14 @@ func (k *Kind) writeLeft() {
 	}
 }
 
-// readLeft reads what the last run stored. It reports what cannot be read: the GPUs then keep their settings until somebody changes
+// readLeft reads the GPUs that the last run stored. It reports unreadable ones: they keep their settings until an administrator changes
 // them.
-func (k *Kind) readLeft() {
+func (k *Preparer) readLeft() {
 	if k.options.LeftFile == "" {
 		return
 	}
 	const subject = "which GPUs are still shared in the way of claims that ended"
-	file, unreadable, err := store.OpenFile(k.options.LeftFile, leftKind(), 0, k.options.Writer)
+	file, unreadable, err := store.OpenFile(k.options.LeftFile, leftFormat(), 0, k.options.Writer)
 	if err != nil {
 		k.options.Events.Report("StateUnreadable", fmt.Sprintf("%s: %v", subject, err))
 		return
@@ -108,8 +111,6 @@ func (k *Kind) readLeft() {
 	k.leftFile = file
 	list, _ := file.Get()
 	for _, s := range list {
-		if s.GPU != "" {
-			k.left[s.GPU] = s
-		}
+		k.left[s.GPU] = s
 	}
 }

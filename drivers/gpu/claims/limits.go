@@ -18,6 +18,7 @@ import (
 	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/limiter/account"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
@@ -32,23 +33,25 @@ type Limits struct {
 	// Files is the directory with the limits of claims, at the same path here and on the host. No container can write there.
 	Files  string
 	Writer atomicfile.Writer
-	// Accounts is the directory with what the library counts of each share, at the same path here and on the host. Containers have their
-	// share's directory there, and may put Bytes into it. 0: they have none, since tenants could fill the node's disk, and each container
-	// is held to its share by itself.
+	// Accounts is the directory with the library's counts of each share, at the same path here and on the host. Containers have their
+	// share's file there, in a file system of its own. With Bytes of 0 they have none, since tenants could fill the node's disk, and each
+	// container is held to its share by itself.
 	Accounts string
 	Bytes    int64
-	// Turns gives the containers of shares their turns on a GPU; all containers of one share have these together. nil: each process
-	// holds itself to its percentage.
-	Turns *cores.Arbiter
+	// Closed makes the library refuse all memory where it cannot count.
+	Closed bool
+	// Seats are those of shares with a percentage of the cores; all containers of one share have theirs together. nil: each process holds
+	// itself to its percentage.
+	Seats *cores.Seats
 }
 
-// What holds the containers of shares to their limits: the values of devices.AttrLimits.
+// Limiters of containers' shares: the values of devices.AttrLimits.
 const (
 	byLibrary = "library"
 	byNothing = "none"
 )
 
-// By says what holds the containers of shares to their limits.
+// By describes what holds the containers of shares to their limits.
 func (l Limits) By() string {
 	if l.Library == "" {
 		return byNothing
@@ -56,14 +59,14 @@ func (l Limits) By() string {
 	return byLibrary
 }
 
-// ownAccount is where a container's limiter counts what is not counted for one share, which is the memory of a GPU of which it has several
-// shares: a tmpfs of its own, which is empty at each start of the container. It has space for the limiter's two files (2.2 MB).
+// ownAccount is where a container's limiter counts memory that belongs to no single share: that of a GPU of which it has several
+// shares: a tmpfs of its own, which is empty at each start of the container. It has space for the limiter's file (0.5 MB).
 func ownAccount() *specs.Mount {
-	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Accounts, Type: "tmpfs",
-		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=8m", "nr_inodes=128"}}
+	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Own, Type: "tmpfs",
+		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=2m", "nr_inodes=16"}}
 }
 
-// limitOf returns the limit of a share of a GPU; false: it asks for no memory and has none, or only observes the GPU.
+// limitOf returns the limit of a share of a GPU; false: it requests no memory and has none, or only observes the GPU.
 func limitOf(gpu string, allocated draplugin.AllocatedDevice) (limit limiter.Limit, limited bool) {
 	memory := allocated.ConsumedCapacity[devices.CapMemory]
 	percent := allocated.ConsumedCapacity[devices.CapCores]
@@ -78,7 +81,7 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 		// The containers of an earlier preparation, before a boot, may have had the library.
 		return specs.ContainerEdits{}, l.sweep(func(other string) bool { return other == name })
 	}
-	text, err := limiter.Text([]limiter.Limit{limit}, false)
+	text, err := limiter.Text([]limiter.Limit{limit}, l.Closed)
 	if err != nil {
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the share of %s: %w", gpu, err)
 	}
@@ -96,23 +99,22 @@ func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.
 		ownAccount(),
 	}
 	if l.Bytes > 0 {
-		if err := limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes); err != nil {
+		if err := account.Make(filepath.Join(l.Accounts, name), true); err != nil {
 			return specs.ContainerEdits{}, err
 		}
-		mounts = append(mounts, &specs.Mount{HostPath: filepath.Join(l.Accounts, name),
+		mounts = append(mounts, &specs.Mount{HostPath: filepath.Join(l.Accounts, name, account.Name),
 			ContainerPath: filepath.Join(limiter.AccountsOfClaims, gpu), Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}})
 	}
-	if l.Turns != nil && limit.Cores > 0 {
-		if err := l.Turns.Open(name, []limiter.Limit{limit}); err != nil {
+	if l.Seats != nil {
+		if err := l.Seats.Open(name, []limiter.Limit{limit}); err != nil {
 			return specs.ContainerEdits{}, err
 		}
-		mounts = append(mounts, &specs.Mount{HostPath: l.Turns.Path(name), ContainerPath: filepath.Join(limiter.TurnsOfClaims, gpu),
-			Options: read})
+		mounts = append(mounts, l.Seats.Mounts(name, []limiter.Limit{limit})...)
 	}
 	return specs.ContainerEdits{Mounts: mounts}, nil
 }
 
-// note says to the owner of a claim, which has so many shares of a GPU, what holds its containers to one of them. "": it has no limits.
+// note describes the limits of a claim with this many shares of a GPU, for its owner. Empty: it has none.
 func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice, shares int) string {
 	limit, limited := limitOf(gpu, allocated)
 	if !limited {
@@ -157,19 +159,19 @@ func (l Limits) keep(records []claimstate.Record, aside []types.UID) error {
 	})
 }
 
-// resume gives claims their directories again, which are gone after a boot of the node, and those with limits of cores their turns.
+// resume gives claims their directories again, which are gone after a boot of the node, and those with limits of cores their seats.
 func (l Limits) resume(ctx context.Context) error {
 	names, err := l.names()
 	errs := []error{err}
 	for _, name := range names {
 		if l.Bytes > 0 {
-			errs = append(errs, limiter.MakeDirectory(filepath.Join(l.Accounts, name), l.Bytes))
+			errs = append(errs, account.Make(filepath.Join(l.Accounts, name), true))
 		}
 	}
-	if l.Turns == nil {
+	if l.Seats == nil {
 		return errors.Join(errs...)
 	}
-	l.Turns.Resume(ctx, func(name string) ([]limiter.Limit, error) {
+	l.Seats.Resume(ctx, names, func(name string) ([]limiter.Limit, error) {
 		text, err := os.ReadFile(filepath.Join(l.Files, name))
 		if err != nil {
 			return nil, err
@@ -179,7 +181,7 @@ func (l Limits) resume(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sweep removes what belongs to the shares of these names.
+// sweep removes the files of the shares of these names.
 func (l Limits) sweep(gone func(name string) bool) error {
 	names, err := l.names()
 	counted, unread := list(l.Accounts) // also of those whose limits a version without accounts removed
@@ -188,8 +190,8 @@ func (l Limits) sweep(gone func(name string) bool) error {
 		if !gone(name) {
 			continue
 		}
-		if l.Turns != nil {
-			errs = append(errs, l.Turns.Close(name))
+		if l.Seats != nil {
+			errs = append(errs, l.Seats.Close(name))
 		}
 		// The file is last: while it is there, the rest is removed with it.
 		switch err := tmpfs.Remove(filepath.Join(l.Accounts, name)); {
@@ -205,6 +207,35 @@ func (l Limits) sweep(gone func(name string) bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Share is a claim's share of a GPU that the library limits.
+type Share struct {
+	// Name is that of its files: of its limits in the containers' limiter.Directory, and of its account's directory.
+	Name  string
+	Claim types.UID
+	// GPU is the GPU's UUID.
+	GPU string
+}
+
+// Shares returns the claims' shares that the library limits. It leaves out what cannot be read.
+func (l Limits) Shares() []Share {
+	names, err := l.names()
+	if err != nil {
+		return nil
+	}
+	var out []Share
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(l.Files, name))
+		if err != nil {
+			continue
+		}
+		uid, _, _ := strings.Cut(name, "_")
+		if limits, err := limiter.Parse(text); err == nil && len(limits) == 1 {
+			out = append(out, Share{Name: name, Claim: types.UID(uid), GPU: limits[0].UUID})
+		}
+	}
+	return out
 }
 
 // names are those of the shares that have limits by the library: UID_INDEX.

@@ -22,25 +22,28 @@ import (
 // modes are the GPUs that claims switched to MIG mode, by UUID.
 type modes struct {
 	file *store.File[[]string] // nil: kept in memory alone
+	// before are the GPUs of the file at the start; known: there was a file.
+	before []string
+	known  bool
 
 	mu  sync.Mutex
 	own map[string]bool
 }
 
-// modesKind describes how modes are stored: as earlier versions stored them, with a checksum added, which matches no GPU there.
-func modesKind() store.Kind[[]string] {
-	return store.Kind[[]string]{Name: "gpufabric-mig-modes", Version: 1, Form: store.Strings}
+// modesFormat describes how modes are stored.
+func modesFormat() store.Format[[]string] {
+	return store.Format[[]string]{Name: "gpufabric-mig-modes", Version: 1}
 }
 
 // openModes reads from a file what the last run stored; without a path nothing is stored. A GPU that is out of MIG mode by now is
 // dropped: the driver must not switch a later mode off. The modes are valid even with an error.
-func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, adopt bool) (*modes, error) {
+func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU) (*modes, error) {
 	m := &modes{own: map[string]bool{}}
 	if path == "" {
 		return m, nil
 	}
 	const subject = "which GPUs claims brought into MIG mode: %v: those that are in it now count as brought there by an administrator"
-	file, unreadable, err := store.OpenFile(path, modesKind(), 0, writer)
+	file, unreadable, err := store.OpenFile(path, modesFormat(), 0, writer)
 	if err != nil {
 		return m, fmt.Errorf(subject, err)
 	}
@@ -50,11 +53,7 @@ func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, ado
 		errs = append(errs, fmt.Errorf(subject, u))
 	}
 	kept, found := file.Get()
-	if !found && !file.Aside() && adopt {
-		for _, g := range gpus {
-			kept = append(kept, g.UUID)
-		}
-	}
+	m.before, m.known = slices.Clone(kept), found
 	for _, g := range gpus {
 		if slices.Contains(kept, g.UUID) && divided(g) {
 			m.own[g.UUID] = true
@@ -63,7 +62,7 @@ func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, ado
 	return m, errors.Join(append(errs, m.keep())...)
 }
 
-// divided says whether a GPU is in MIG mode and can switch it at once.
+// divided reports whether a GPU is in MIG mode and can switch it at once.
 func divided(g *inventory.GPU) bool {
 	if g.MIG == nil || g.MIG.NeedsReset {
 		return false
@@ -71,6 +70,10 @@ func divided(g *inventory.GPU) bool {
 	current, _, ret := g.Handle.GetMigMode()
 	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
+
+// had reports whether the MIG mode of a GPU on which a claim has an instance may be the claim's: it was at the start, or that is unknown.
+// A claim's instance may also be on a GPU that an administrator switched.
+func (m *modes) had(uuid string) bool { return !m.known || slices.Contains(m.before, uuid) }
 
 // foreign returns the GPUs in MIG mode that claims did not switch.
 func (m *modes) foreign(gpus []*inventory.GPU) map[string]bool {
@@ -116,25 +119,38 @@ func (m *modes) keep() error {
 
 // cut switches a GPU to MIG mode for a claim. It first stores that the mode is the claim's: otherwise a crash in between would
 // leave the GPU in MIG mode for ever.
-func (k *Kind) cut(g *inventory.GPU) error {
+func (k *Preparer) cut(g *inventory.GPU) error {
 	if g.MIG != nil && !g.MIG.NeedsReset && !divided(g) {
 		if err := k.modes.set(g.UUID, true); err != nil {
 			return err
 		}
 	}
-	return partition.Require(g, true)
+	err := partition.Require(g, true)
+	if err != nil {
+		k.SettleMode(g)
+	}
+	return err
+}
+
+// SettleMode forgets that the driver may switch off a GPU's MIG mode, which is off: the switch was refused, and a later switch is not the
+// driver's.
+func (k *Preparer) SettleMode(g *inventory.GPU) {
+	if current, pending, ret := g.Handle.GetMigMode(); ret == nvml.SUCCESS && current != nvml.DEVICE_MIG_ENABLE &&
+		pending != nvml.DEVICE_MIG_ENABLE {
+		k.disownMode(g.UUID)
+	}
 }
 
 // OwnMode records that the driver may switch a GPU's MIG mode off: it is a claim's or a MIGLayout's.
-func (k *Kind) OwnMode(uuid string) {
+func (k *Preparer) OwnMode(uuid string) {
 	if err := k.modes.set(uuid, true); err != nil {
 		k.options.Events.Report("StateNotKept", err.Error())
 	}
 }
 
-// AdoptMode makes a GPU's MIG mode the driver's own to switch off, whoever switched it on: a MIGLayout decides about the GPU.
-// changed says that the mode was somebody else's.
-func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
+// AdoptMode lets the driver switch off a GPU's MIG mode that another switched on: a MIGLayout decides about the GPU. changed: it was
+// another's before.
+func (k *Preparer) AdoptMode(g *inventory.GPU) (changed bool) {
 	if changed = k.modes.foreign([]*inventory.GPU{g})[g.UUID]; changed {
 		k.OwnMode(g.UUID)
 	}
@@ -142,7 +158,7 @@ func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
 }
 
 // disownMode records that a GPU has left MIG mode.
-func (k *Kind) disownMode(uuid string) {
+func (k *Preparer) disownMode(uuid string) {
 	if err := k.modes.set(uuid, false); err != nil {
 		k.options.Events.Report("StateNotKept", err.Error())
 	}

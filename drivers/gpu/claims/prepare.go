@@ -20,9 +20,6 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// dataVersion is raised when a field of data changes its meaning.
-const dataVersion = 0
-
 // data is this driver's part of a claim's record. Fields are only ever added.
 type data struct {
 	// Partitions are the MIG instances that were made for the claim, or are about to be made. There was nothing at their placements
@@ -54,25 +51,34 @@ type partitionData struct {
 // preparation is one claim being prepared.
 type preparation struct {
 	claim    *draplugin.Claim
+	progress draplugin.Progress
 	hardware *Hardware
 	edits    *edits.Set
 	devices  []*devices.Device
-	// shares say how each device is shared, by index.
+	// shares are the ways in which the devices are shared, by index.
 	shares []share
 	data   data
-	// intended says that data was announced in the claim's record.
+	// first: no earlier try of the claim is recorded. earlier is the record of such a try.
+	first   bool
+	earlier data
+	// stood are the devices at whose placements an instance of the claim existed before this try, by name.
+	stood map[string]bool
+	// intended: data was announced in the claim's record.
 	intended bool
 	// instances are the MIG instances of the devices, by index.
 	instances map[int]partition.Instance
+	// seen are the MIG instances on the GPUs of the devices with admin access, by index.
+	seen map[int][]partition.Instance
 }
 
 // Prepare makes a claim's devices ready.
-func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, progress draplugin.Progress) (*draplugin.Prepared, error) {
 	// The webhook makes the same checks, but there may be no webhook.
 	if errs := validation.Claim(&claim.Spec, field.NewPath("spec")); len(errs) > 0 {
 		return nil, draplugin.Refuse("InvalidConfig", "%w", errs.ToAggregate())
 	}
-	p := &preparation{claim: claim, hardware: k.Hardware(), instances: map[int]partition.Instance{}}
+	p := &preparation{claim: claim, progress: progress, hardware: k.Hardware(), stood: map[string]bool{},
+		instances: map[int]partition.Instance{}, seen: map[int][]partition.Instance{}}
 	if err := p.find(); err != nil {
 		return nil, err
 	}
@@ -88,7 +94,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		return nil, err
 	}
 	defer unlock()
-	first := k.hold(claim)
+	p.first, p.earlier = k.hold(claim), k.recordOf(claim.UID)
 	var made []specs.ContainerEdits
 	if err = k.prepare(ctx, p); err == nil {
 		made, err = p.containerEdits(k.options.Capabilities, k.options.MPSDir, k.options.Limits)
@@ -96,18 +102,18 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if err != nil {
 		if !p.intended {
 			k.forgetSharing(claim.UID) // without a record there will be no unprepare
-			if first {
-				// Otherwise containers may run with what an earlier preparation made.
+			if p.first {
+				// Otherwise containers may run with the edits of an earlier preparation.
 				err = errors.Join(err, k.options.Limits.remove(claim.UID))
 				k.release(claim.UID)
 			}
 		}
 		return nil, err
 	}
-	return &draplugin.Prepared{Edits: made, Data: p.data, Notes: p.notes(k.options.Limits)}, nil
+	return &draplugin.Prepared{Edits: made, Data: p.data, Notes: p.notes(k.options.Limits), Warnings: p.warnings()}, nil
 }
 
-// notes say what holds the claim's containers to its shares.
+// notes describe the limits of the claim's containers.
 func (p *preparation) notes(limits Limits) []draplugin.Remark {
 	var out []draplugin.Remark
 	shares := map[*inventory.GPU]int{}
@@ -117,7 +123,7 @@ func (p *preparation) notes(limits Limits) []draplugin.Remark {
 		}
 	}
 	for i, d := range p.devices {
-		if d.Form != devices.Shared {
+		if d.Form != devices.Shared || p.claim.Devices[i].Admin() {
 			continue
 		}
 		if note := limits.note(d.GPU.UUID, p.claim.Devices[i], shares[d.GPU]); note != "" {
@@ -168,7 +174,7 @@ func (p *preparation) parents() []*inventory.GPU {
 }
 
 // prepare brings the hardware into the state that each device needs.
-func (k *Kind) prepare(ctx context.Context, p *preparation) error {
+func (k *Preparer) prepare(ctx context.Context, p *preparation) error {
 	if err := k.planSharing(p); err != nil {
 		return err
 	}
@@ -176,25 +182,22 @@ func (k *Kind) prepare(ctx context.Context, p *preparation) error {
 		return err
 	}
 	for i, d := range p.devices {
-		if p.claim.Devices[i].Admin() {
-			continue
-		}
-		if d.Form == devices.MIG {
+		if d.Form == devices.MIG || p.claim.Devices[i].Admin() {
 			continue
 		}
 		if err := k.undivided(d); err != nil {
-			return err
+			return errors.Join(err, k.retract(p, p.stood, 0, nil))
 		}
 	}
-	if err := k.makePartitions(ctx, p); err != nil {
-		return err
+	if made, err := k.makePartitions(ctx, p); err != nil {
+		return errors.Join(err, k.retract(p, made, 0, nil))
 	}
 	return k.setSharing(ctx, p)
 }
 
 // undivided makes sure that a GPU that is given out whole or as shares is not in MIG mode: CUDA finds no device on a GPU in MIG
 // mode.
-func (k *Kind) undivided(d *devices.Device) error {
+func (k *Preparer) undivided(d *devices.Device) error {
 	if d.GPU.MIG == nil {
 		return nil
 	}
@@ -225,18 +228,24 @@ func refuseMode(err error) error {
 	return err
 }
 
-// planPartitions checks what is at the placements of the claim's MIG devices, and records what will be made there.
-func (k *Kind) planPartitions(p *preparation) error {
+// planPartitions checks the instances at the placements of the claim's MIG devices, and records those that will be made there.
+func (k *Preparer) planPartitions(p *preparation) error {
 	for i, d := range p.devices {
-		if d.Form != devices.MIG {
+		admin := p.claim.Devices[i].Admin()
+		if d.Form != devices.MIG && !admin {
 			continue
 		}
 		standing, err := partition.List(d.GPU)
 		if err != nil {
 			return err
 		}
+		if admin {
+			// A placement without an instance is still a device of its GPU, whose instances can be monitored.
+			p.seen[i] = slices.DeleteFunc(standing, func(instance partition.Instance) bool { return !instance.Whole() })
+			continue
+		}
 		instance, stands := partition.At(standing, d.Profile.ID, d.Placement.Start)
-		if d.Static || p.claim.Devices[i].Admin() {
+		if d.Static {
 			if !stands || !instance.Whole() {
 				return draplugin.Refuse("MIGDeviceGone", "no MIG instance %s stands at memory slice %d of %s any more: an administrator changed the "+
 					"layout; restart the driver's pod on this node, and delete the claim", d.Profile.Name, d.Placement.Start, d.GPU.UUID)
@@ -255,13 +264,14 @@ func (k *Kind) planPartitions(p *preparation) error {
 					other.ID, other.Profile, other.ID, other.ID)
 			}
 		}
+		p.stood[d.Name()] = stands
 		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID,
 			Start: d.Placement.Start})
 	}
 	if len(p.data.Partitions) == 0 && len(p.data.Sharing) == 0 && p.data.MPS == nil {
 		return nil
 	}
-	if err := p.claim.Intend(p.data); err != nil {
+	if err := k.intend(p); err != nil {
 		return err
 	}
 	p.intended = true
@@ -271,15 +281,18 @@ func (k *Kind) planPartitions(p *preparation) error {
 	return nil
 }
 
-// makePartitions makes the claim's MIG instances. If one cannot be made, it removes those made before it.
-func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
+// makePartitions makes the claim's MIG instances. If one cannot be made, it removes those made before it, and returns the devices of which
+// something may be left, by name.
+func (k *Preparer) makePartitions(ctx context.Context, p *preparation) (left map[string]bool, err error) {
+	left = maps.Clone(p.stood)
 	var made []*devices.Device
 	defer func() {
 		if err == nil {
 			return
 		}
 		for _, d := range made {
-			if undo := partition.Destroy(d.GPU, d.Profile, d.Placement.Start); undo != nil {
+			undo := partition.Destroy(d.GPU, d.Profile, d.Placement.Start)
+			if left[d.Name()] = undo != nil; undo != nil {
 				err = errors.Join(err, fmt.Errorf("taking back what was made: %w", undo))
 			}
 		}
@@ -290,21 +303,22 @@ func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return err
+			return left, err
 		}
 		if err := k.cut(d.GPU); err != nil {
-			return refuseMode(err)
+			return left, refuseMode(err)
 		}
 		instance, err := partition.Create(d.GPU, d.Profile, d.Placement)
 		if err != nil {
-			return err
+			left[d.Name()] = left[d.Name()] || errors.Is(err, partition.ErrLeft)
+			return left, err
 		}
 		made = append(made, d)
 		p.instances[i] = instance
 		p.data.Partitions[next].Instance = &instance.ID
 		next++
 	}
-	return nil
+	return nil, nil
 }
 
 // containerEdits returns the edits for the containers of each device. The edits that all devices need come with the first device of
@@ -318,6 +332,12 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 		if !served[allocated.Request] {
 			served[allocated.Request] = true
 			out[i] = p.edits.Common()
+		}
+		if allocated.Admin() {
+			if err := p.observe(&out[i], i, capabilities); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		switch d.Form {
 		case devices.Whole:
@@ -343,9 +363,31 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 			}
 			edits.Merge(&out[i], p.edits.Partition(d.GPU, nodes...))
 		}
-		if p.shares[i].strategy == v1beta1.MPS && !allocated.Admin() {
+		if p.shares[i].strategy == v1beta1.MPS {
 			edits.Merge(&out[i], sharing.Edits(mpsDir, p.claim.UID))
 		}
 	}
 	return out, nil
+}
+
+// observe adds the edits for admin access to device i: the GPU, without limits, and every MIG instance on it.
+func (p *preparation) observe(into *specs.ContainerEdits, i int, capabilities edits.Capabilities) error {
+	gpu := p.devices[i].GPU
+	if p.devices[i].Form == devices.MIG {
+		edits.Merge(into, p.edits.Partition(gpu))
+	} else {
+		edits.Merge(into, p.edits.GPU(gpu))
+	}
+	for _, instance := range p.seen[i] {
+		nodes, err := capabilities.Nodes(gpu.Minor, instance.ID, instance.Compute)
+		var missing *edits.MissingNodeError
+		if errors.As(err, &missing) {
+			continue // its claim has just removed it
+		}
+		if err != nil {
+			return err
+		}
+		into.DeviceNodes = append(into.DeviceNodes, nodes...)
+	}
+	return nil
 }

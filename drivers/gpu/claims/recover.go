@@ -18,7 +18,7 @@ import (
 
 // Recover compares the existing MIG instances with the records, before the kubelet can call. An instance that a record names is the
 // claim's. A GPU with other instances has an administrator's layout, and is offered as it is.
-func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
+func (k *Preparer) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	k.aside = aside
 	if err := k.options.Limits.keep(records, aside); err != nil {
 		klog.FromContext(ctx).Error(err, "Limits of claims that are gone are left")
@@ -41,9 +41,12 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 			k.options.Events.Report("ClaimDataUnreadable", err.Error())
 			continue
 		}
+		k.remember(record.UID, kept)
 		for _, made := range kept.Partitions {
 			k.own(made.place(), record.UID)
-			k.OwnMode(made.GPU)
+			if k.modes.had(made.GPU) {
+				k.OwnMode(made.GPU)
+			}
 		}
 		for _, held := range record.Devices {
 			if d := k.Hardware().Pool.Device(held.Device); d != nil && d.Form != devices.MIG && !held.AdminAccess {
@@ -54,6 +57,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 			k.note(s.GPU, record.UID, share{strategy: s.Strategy, interval: s.Interval})
 		}
 	}
+	k.removeLeft(ctx)
 	switch {
 	case !k.options.RemoveUnknown:
 	case len(aside) > 0:
@@ -70,9 +74,12 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 }
 
 // noteUnknown reports MIG instances that no claim made. They stay as they are.
-func (k *Kind) noteUnknown() {
+func (k *Preparer) noteUnknown() {
 	h := k.Hardware()
 	for _, g := range h.Node.GPUs {
+		if _, planned := h.Offer.ByDemand[g.UUID]; planned {
+			continue
+		}
 		var unknown []string
 		for _, i := range h.Offer.Static[g.UUID] {
 			if p, ok := g.MIG.Profile(i.ProfileID); ok && !i.Held {
@@ -89,7 +96,7 @@ func (k *Kind) noteUnknown() {
 
 // LayOut reads the instances of every GPU and builds the pool from them. It is called again when an administrator's layout has
 // changed.
-func (k *Kind) LayOut() {
+func (k *Preparer) LayOut() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	k.layOut(*k.Hardware())
@@ -97,7 +104,7 @@ func (k *Kind) LayOut() {
 
 // SetProfiles changes the named ways in which GPUs are divided into shares. It does not read the GPUs' MIG instances again, since
 // profiles do not change them.
-func (k *Kind) SetProfiles(profiles []devices.Profile) {
+func (k *Preparer) SetProfiles(profiles []devices.Profile) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
@@ -105,9 +112,8 @@ func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.offer(&h)
 }
 
-// SetNode replaces the data of the node's GPUs, and of what their containers need. Claims in preparation finish with the earlier
-// data.
-func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
+// SetNode replaces the data of the node's GPUs and of their containers' edits. Claims in preparation finish with the earlier data.
+func (k *Preparer) SetNode(node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
@@ -115,13 +121,13 @@ func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits
 	k.layOut(h)
 }
 
-// ModesChanged says whether somebody switched a GPU's MIG mode since the pool was built.
-func (k *Kind) ModesChanged() bool {
+// ModesChanged reports whether somebody switched a GPU's MIG mode since the pool was built.
+func (k *Preparer) ModesChanged() bool {
 	h := k.Hardware()
 	return !maps.Equal(k.modes.foreign(h.Node.GPUs), h.Offer.MIGMode)
 }
 
-func (k *Kind) layOut(h Hardware) {
+func (k *Preparer) layOut(h Hardware) {
 	h.Offer.Static, h.Offer.MIGMode = map[string][]devices.Instance{}, k.modes.foreign(h.Node.GPUs)
 	for _, g := range h.Node.GPUs {
 		standing, err := partition.List(g)
@@ -137,7 +143,7 @@ func (k *Kind) layOut(h Hardware) {
 }
 
 // offer rebuilds the pool and replaces the hardware.
-func (k *Kind) offer(h *Hardware) {
+func (k *Preparer) offer(h *Hardware) {
 	h.Offer.Held = k.holdings()
 	h.Pool = devices.NewPool(h.Node, h.Offer)
 	// The pool is rebuilt for every change; a problem of it is reported only once.
@@ -158,19 +164,19 @@ func (k *Kind) offer(h *Hardware) {
 }
 
 // recoveredClaim records the name of a claim that has devices.
-func (k *Kind) recoveredClaim(record claimstate.Record) {
+func (k *Preparer) recoveredClaim(record claimstate.Record) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.names[record.UID] = types.NamespacedName{Namespace: record.Namespace, Name: record.Name}
 }
 
 // recovered records that a claim holds a device, which may not have been seen yet.
-func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
+func (k *Preparer) recovered(held claimstate.Device, claim types.UID) {
 	device, shared := held.Device, held.ShareID != ""
 	seen := k.Hardware().Pool.Device(device) != nil
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held[claim] = append(k.held[claim], devices.Held{Device: device, Shared: shared, Counted: devices.Counts(held.ConsumedCapacity)})
+	k.held[claim] = append(k.held[claim], devices.HeldDevice{Device: device, Shared: shared, Counted: devices.Counts(held.ConsumedCapacity)})
 	if seen {
 		return
 	}
@@ -181,8 +187,8 @@ func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
 }
 
 // appeared returns the devices that pool is the first to show, by the names under which claims hold them. Their claims share the
-// GPU in the default way unless they asked for another.
-func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
+// GPU in the default way unless they request another.
+func (k *Preparer) appeared(pool *devices.Pool) map[string]*devices.Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	appeared := map[string]*devices.Device{}
@@ -204,9 +210,9 @@ func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 }
 
 // static returns the instances of a GPU on which at least one instance is an administrator's, else nil. Where GPUs are not divided
-// on demand (any more), earlier claims' instances count as an administrator's while they exist: nothing else would keep their GPU
-// from being offered whole.
-func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG bool) []devices.Instance {
+// on demand (any more), earlier claims' instances count as an administrator's while they exist: else their GPU
+// would be offered whole.
+func (k *Preparer) static(g *inventory.GPU, standing []partition.Instance, noMIG bool) []devices.Instance {
 	var out []devices.Instance
 	foreign := noMIG && len(standing) > 0
 	for _, i := range standing {
@@ -230,8 +236,12 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 
 // removeUnknown removes the instances that belong to no claim, as the administrator configured. These are instances that no claim
 // made and whose device no name in held matches.
-func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
-	for _, g := range k.Hardware().Node.GPUs {
+func (k *Preparer) removeUnknown(ctx context.Context, held map[string]bool) {
+	h := k.Hardware()
+	for _, g := range h.Node.GPUs {
+		if _, planned := h.Offer.ByDemand[g.UUID]; planned {
+			continue // its layout decides
+		}
 		standing, err := partition.List(g)
 		if err != nil {
 			k.options.Events.Report("MIGUnreadable", err.Error())

@@ -13,7 +13,7 @@ import (
 
 // ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's. It ends
 // those of claims that are gone. records returns the existing claims; claims may change during the call.
-func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record) {
+func (k *Preparer) ResumeMPS(ctx context.Context, records func() []claimstate.Record) {
 	at := sharing.Now() // the time before the claims are read, so that a later claim does not count as gone
 	existing := records()
 	uids := make([]types.UID, 0, len(existing)+len(k.aside))
@@ -85,7 +85,7 @@ func (r *resumes) begin(ctx context.Context, claim types.UID) (resuming context.
 	}
 }
 
-// end waits until nobody starts a claim's daemon again, and prevents further starts.
+// end waits for a start of the claim's daemon in progress, and prevents further starts.
 func (r *resumes) end(claim types.UID) {
 	r.mu.Lock()
 	one, running := r.running[claim]

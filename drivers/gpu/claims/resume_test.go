@@ -15,7 +15,7 @@ import (
 
 // daemons records its calls. It starts nothing before the test allows it.
 type daemons struct {
-	sharing.Daemons // what is not used here
+	sharing.Daemons // methods that are not used here
 
 	mu       sync.Mutex
 	asked    []string

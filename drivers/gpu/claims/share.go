@@ -15,13 +15,13 @@ import (
 // for it: there the variables without an index apply.
 func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerEdits {
 	var e specs.ContainerEdits
-	// A counted share that asked for no memory has no limit.
+	// A counted share that requests no memory has no limit.
 	if memory, ok := allocated.ConsumedCapacity[devices.CapMemory]; ok && memory.Sign() > 0 {
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", index, memory.Value()>>20),
 			fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))
 	}
 	if cores, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
-		// HAMi-core knows only the variable without an index; it applies to every device of the container.
+		// HAMi-core reads only the variable without an index; it applies to every device of the container.
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT_%d=%d", index, cores.Value()),
 			fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores.Value()))
 	}

@@ -5,18 +5,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/gpu/limiter"
-	"gpufabric.io/drivers/gpu/limiter/region"
+	"gpufabric.io/drivers/gpu/limiter/account"
 )
 
-// shares exports what the containers of claims may use of shared GPUs and what they do use, for the shares that the library holds.
-// Containers write the files that say it. Nothing in them is trusted: see package region.
+// shares exports the limits and the use of shared GPUs by the containers of claims, for the shares that the library limits.
+// Containers write the files with these counts, so they are not trusted: see package region.
 type shares struct {
 	limits Limits
 	claim  func(types.UID) (types.NamespacedName, bool)
@@ -27,7 +26,8 @@ type shares struct {
 var _ prometheus.Collector = shares{}
 
 func newShares(limits Limits, claim func(types.UID) (types.NamespacedName, bool)) shares {
-	share := []string{"claim_namespace", "claim", "share", "uuid"}
+	// claim_uid keeps apart two claims of one name, of which the first one's pod was deleted by force and still runs.
+	share := []string{"claim_namespace", "claim", "claim_uid", "share", "uuid"}
 	return shares{limits, claim,
 		prometheus.NewDesc("gpufabric_gpu_limited_shares",
 			"Shares of GPUs, of claims, whose containers are held to the share's limits, by what does so: library.", []string{"by"}, nil),
@@ -36,7 +36,7 @@ func newShares(limits Limits, claim func(types.UID) (types.NamespacedName, bool)
 		prometheus.NewDesc("gpufabric_gpu_share_memory_used_bytes",
 			"Memory that all containers of a claim's share use of it, in bytes. Missing where each container counts by itself.", share, nil),
 		prometheus.NewDesc("gpufabric_gpu_share_seconds_total",
-			"Time of a GPU that the containers of a claim's share were charged, in seconds, since the plugin's start. Missing without a limit of "+
+			"Time of a GPU that the containers of a claim's share were charged, in seconds, as their library counts it. Missing without a limit of "+
 				"cores.", share, nil),
 		prometheus.NewDesc("gpufabric_gpu_share_regions_unreadable",
 			"Shares of claims whose use of memory could not be read at this scrape.", nil, nil),
@@ -79,10 +79,10 @@ func (s shares) share(to chan<- prometheus.Metric, name string) bool {
 	if err != nil || len(limits) != 1 {
 		return false
 	}
-	labels := []string{claim.Namespace, claim.Name, index, limits[0].UUID}
+	labels := []string{claim.Namespace, claim.Name, uid, index, limits[0].UUID}
 	to <- prometheus.MustNewConstMetric(s.limit, prometheus.GaugeValue, float64(limits[0].Bytes), labels...)
-	if s.limits.Turns != nil && limits[0].Cores > 0 {
-		charged := s.limits.Turns.Charged(name, limits[0].UUID)
+	if s.limits.Seats != nil && limits[0].Cores > 0 {
+		charged := s.limits.Seats.Charged(name, limits[0].UUID)
 		to <- prometheus.MustNewConstMetric(s.time, prometheus.CounterValue, charged.Seconds(), labels...)
 	}
 	directory := filepath.Join(s.limits.Accounts, name)
@@ -96,22 +96,12 @@ func (s shares) share(to chan<- prometheus.Metric, name string) bool {
 	return read
 }
 
-// usedOf reads how much memory of a GPU the containers with this directory use, in bytes; false: what is there cannot be read. Before
-// the first of them calls CUDA there is nothing.
+// usedOf reads how much memory of a GPU the containers with this account use, in bytes; false: they are unreadable. Before
+// the first of them calls CUDA they use nothing.
 func usedOf(directory, uuid string) (used uint64, read bool) {
-	r, err := region.Read(filepath.Join(directory, "cudevshr.cache"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, true
+	counted, err := account.Read(filepath.Join(directory, account.Name))
+	if err != nil || !counted.Opened {
+		return 0, err == nil
 	}
-	if err != nil {
-		return 0, false
-	}
-	if r.KeepLiving(directory) != nil {
-		return 0, false
-	}
-	at := slices.IndexFunc(r.Devices, func(d region.Device) bool { return d.UUID == uuid })
-	if at < 0 {
-		return 0, false
-	}
-	return r.Used(at), true
+	return counted.UsedOf(uuid)
 }

@@ -2,6 +2,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// same says whether two ways of sharing can coexist on one GPU.
+// same reports whether two ways of sharing can coexist on one GPU.
 func (s share) same(o share) bool { return s.strategy == o.strategy && s.interval == o.interval }
 
 func (s share) String() string {
@@ -29,7 +30,7 @@ func (s share) String() string {
 
 // planSharing checks that each GPU is shared in one way, by this claim and by the claims that share it already. It records what
 // must be set.
-func (k *Kind) planSharing(p *preparation) error {
+func (k *Preparer) planSharing(p *preparation) error {
 	wanted := map[string]share{}
 	for i, d := range p.devices {
 		if p.claim.Devices[i].Admin() {
@@ -55,8 +56,11 @@ func (k *Kind) planSharing(p *preparation) error {
 				"device %s is shared by %s for another claim; this claim asks for %s: one GPU is shared in one way", d.Name(), other, s)
 		}
 	}
+	if err := p.checkLimits(); err != nil {
+		return err
+	}
 	for gpu, s := range wanted {
-		if !s.same(ordinary()) {
+		if !s.same(ordinary()) && !k.exclusiveAlready(p, gpu, s) {
 			p.data.Sharing = append(p.data.Sharing, sharingData{GPU: gpu, Strategy: s.strategy, Interval: s.interval})
 		}
 		k.note(gpu, p.claim.UID, s)
@@ -84,14 +88,39 @@ func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) erro
 	return nil
 }
 
+// checkLimits checks the daemon's limits, as far as possible before any change.
+func (p *preparation) checkLimits() error {
+	if p.data.MPS == nil {
+		return nil
+	}
+	known := sharing.Settings{Config: p.data.MPS.Config}
+	for i, d := range p.devices {
+		switch {
+		case p.shares[i].strategy != v1beta1.MPS || p.claim.Devices[i].Admin():
+		case d.Form == devices.MIG:
+			known.Devices = append(known.Devices, "") // its UUID is known once it is made
+		default:
+			known.Devices = append(known.Devices, d.GPU.UUID)
+		}
+	}
+	return refuseLimits(known.CheckLimits())
+}
+
+func refuseLimits(err error) error {
+	if err == nil {
+		return nil
+	}
+	return draplugin.Refuse("MPSDeviceUnknown", "%w", err)
+}
+
 // note records that a claim shares a GPU in some way.
-func (k *Kind) note(gpu string, claim types.UID, s share) {
+func (k *Preparer) note(gpu string, claim types.UID, s share) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.noteLocked(gpu, claim, s)
 }
 
-func (k *Kind) noteLocked(gpu string, claim types.UID, s share) {
+func (k *Preparer) noteLocked(gpu string, claim types.UID, s share) {
 	if k.sharing[gpu] == nil {
 		k.sharing[gpu] = map[types.UID]share{}
 	}
@@ -99,7 +128,7 @@ func (k *Kind) noteLocked(gpu string, claim types.UID, s share) {
 }
 
 // sharedBy returns another claim on a GPU, empty where there is none.
-func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
+func (k *Preparer) sharedBy(gpu string, but types.UID) (share, types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for claim, s := range k.sharing[gpu] {
@@ -111,20 +140,23 @@ func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
 }
 
 // setSharing sets what the claim's GPUs need beyond the defaults.
-func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
+func (k *Preparer) setSharing(ctx context.Context, p *preparation) error {
+	all := partitionsOf(p.data)
 	if err := k.catchUp(ctx, p); err != nil {
-		return err
+		return errors.Join(err, k.retract(p, all, 0, nil))
 	}
-	for _, s := range p.data.Sharing {
+	if p.data.MPS != nil {
+		if err := k.openMPS(p); err != nil {
+			return errors.Join(err, k.retract(p, all, 0, nil))
+		}
+	}
+	for i, s := range p.data.Sharing {
 		if err := k.set(ctx, s); err != nil {
-			return draplugin.Refuse("SharingNotSet", "%w", err)
+			return errors.Join(draplugin.Refuse("SharingNotSet", "%w", err), k.retract(p, all, i, err))
 		}
 	}
 	if p.data.MPS == nil {
 		return nil
-	}
-	if err := k.openMPS(p); err != nil {
-		return err
 	}
 	if err := k.options.MPS.Start(ctx, p.claim.UID, *p.data.MPS); err != nil {
 		return draplugin.Refuse("MPSNotStarted", "%w", err)
@@ -133,7 +165,7 @@ func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
 }
 
 // openMPS records which devices the claim's daemon opens, and by which device nodes.
-func (k *Kind) openMPS(p *preparation) error {
+func (k *Preparer) openMPS(p *preparation) error {
 	mps := p.data.MPS
 	node := func(name string) {
 		if !slices.Contains(mps.Nodes, name) {
@@ -158,11 +190,11 @@ func (k *Kind) openMPS(p *preparation) error {
 			node(strings.TrimPrefix(n.Path, "/dev/"))
 		}
 	}
-	return nil
+	return refuseLimits(mps.CheckLimits())
 }
 
 // set makes a GPU be shared in another way than the default.
-func (k *Kind) set(ctx context.Context, s sharingData) error {
+func (k *Preparer) set(ctx context.Context, s sharingData) error {
 	if s.Strategy != v1beta1.MPS {
 		return k.options.TimeSlices.Set(ctx, s.Interval, s.GPU)
 	}
@@ -171,7 +203,7 @@ func (k *Kind) set(ctx context.Context, s sharingData) error {
 }
 
 // unset restores the default way of sharing a GPU. A GPU that left the machine has lost its settings.
-func (k *Kind) unset(ctx context.Context, s sharingData) error {
+func (k *Preparer) unset(ctx context.Context, s sharingData) error {
 	g := k.Hardware().Node.ByUUID(s.GPU)
 	if g == nil {
 		return nil
@@ -182,7 +214,21 @@ func (k *Kind) unset(ctx context.Context, s sharingData) error {
 	return unlessLost(ctx, g, k.setComputeMode(s.GPU, nvml.COMPUTEMODE_DEFAULT))
 }
 
-func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
+// exclusiveAlready reports whether an administrator has set the compute mode that a claim with MPS needs: it stays as it is. Where an
+// earlier claim left it, or an earlier try of this one may have set it, it is the claim's to set back.
+func (k *Preparer) exclusiveAlready(p *preparation, gpu string, s share) bool {
+	g := k.Hardware().Node.ByUUID(gpu)
+	if s.strategy != v1beta1.MPS || g == nil || p.recordedBefore(gpu) {
+		return false
+	}
+	k.mu.Lock()
+	_, left := k.left[gpu]
+	k.mu.Unlock()
+	mode, ret := g.Handle.GetComputeMode()
+	return !left && ret == nvml.SUCCESS && mode == nvml.COMPUTEMODE_EXCLUSIVE_PROCESS
+}
+
+func (k *Preparer) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 	g := k.Hardware().Node.ByUUID(uuid)
 	if g == nil {
 		return nil // the GPU left the machine and has lost its mode
@@ -194,7 +240,7 @@ func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 }
 
 // endSharing removes a claim's sharing, and resets the GPUs that no other claim shares in the same way.
-func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error {
+func (k *Preparer) endSharing(ctx context.Context, claim types.UID, kept data) error {
 	if kept.MPS != nil {
 		k.resuming.end(claim)
 		if err := k.options.MPS.Stop(ctx, claim); err != nil {
@@ -212,7 +258,7 @@ func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error
 
 // endSharingOf ends a claim's sharing of one GPU. It removes the claim while the GPU is locked. Otherwise two claims that end at
 // once would each see the other as still there, and neither would reset the GPU.
-func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData) error {
+func (k *Preparer) endSharingOf(ctx context.Context, claim types.UID, s sharingData) error {
 	unlock, err := k.Lock(ctx, s.GPU)
 	if err != nil {
 		return err
@@ -232,7 +278,7 @@ func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData)
 	return nil
 }
 
-func (k *Kind) forgetSharing(claim types.UID) {
+func (k *Preparer) forgetSharing(claim types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for device, claims := range k.unseen {

@@ -15,13 +15,14 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// on makes a Kind of a node's GPUs that offers every form of them.
+// on makes a Preparer of a node's GPUs that offers every form of them.
 func on(t *testing.T, m *gputest.Machine, holders *ledger.Ledger) *run {
 	t.Helper()
 	node := readNode(t, m)
 	offer := devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}}
 	r := &run{}
-	r.Kind = New(&Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer)}, Options{Ledger: holders, Pool: "n1-gpu", Events: r})
+	r.Preparer = New(&Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer)}, Options{Ledger: holders, Pool: "n1-gpu",
+		Events: r})
 	return r
 }
 
@@ -50,7 +51,7 @@ func TestFormsOfOneGPUExcludeEachOtherInTheLedger(t *testing.T) {
 	for _, test := range []struct {
 		name          string
 		first, second draplugin.AllocatedDevice
-		beside        bool
+		fits          bool
 	}{
 		{"two halves", left, right, true},
 		{"a half twice", left, left, false},
@@ -68,7 +69,7 @@ func TestFormsOfOneGPUExcludeEachOtherInTheLedger(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := holders.TryAcquire(ledger.Owner{ID: "b", Name: "claim b"}, k.Holds(test.second)...)
-			if (err == nil) != test.beside || err != nil && !strings.Contains(err.Error(), "is held by claim a") {
+			if (err == nil) != test.fits || err != nil && !strings.Contains(err.Error(), "is held by claim a") {
 				t.Errorf("the second: %v", err)
 			}
 		})

@@ -17,8 +17,8 @@ import (
 // a container's last process closes it.
 const busyPause = 100 * time.Millisecond
 
-// Unprepare removes what Prepare made. It may be repeated.
-func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
+// Unprepare undoes Prepare. It may be repeated.
+func (k *Preparer) Unprepare(ctx context.Context, record claimstate.Record) error {
 	kept, err := decode(record)
 	if err != nil {
 		return err
@@ -51,10 +51,10 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 }
 
 func decode(record claimstate.Record) (data, error) {
-	return claimstate.Decode[data](record, dataVersion)
+	return claimstate.Decode[data](record)
 }
 
-func (k *Kind) partitionOf(made partitionData) (*inventory.GPU, inventory.Profile, error) {
+func (k *Preparer) partitionOf(made partitionData) (*inventory.GPU, inventory.Profile, error) {
 	g := k.Hardware().Node.ByUUID(made.GPU)
 	if g == nil || g.MIG == nil {
 		return nil, inventory.Profile{}, fmt.Errorf("%s is not on this node", made.GPU)
@@ -68,7 +68,7 @@ func (k *Kind) partitionOf(made partitionData) (*inventory.GPU, inventory.Profil
 
 // destroy removes one instance. While a process still uses it, destroy tries again until ctx ends, and locks the GPU only during
 // each try.
-func (k *Kind) destroy(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
+func (k *Preparer) destroy(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
 	for {
 		err := k.destroyOnce(ctx, g, p, made)
 		if !errors.Is(err, partition.ErrBusy) {
@@ -82,7 +82,7 @@ func (k *Kind) destroy(ctx context.Context, g *inventory.GPU, p inventory.Profil
 	}
 }
 
-func (k *Kind) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
+func (k *Preparer) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
 	unlock, err := k.Lock(ctx, g.UUID)
 	if err != nil {
 		return err

@@ -77,8 +77,10 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 		"mig by cores":        {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Cores: 40}, 4, "Fits"},
 		"exclusive":           {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive}, 2, "Fits"},
 		"larger than any GPU": {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive, Memory: quantity("80Gi")}, 0, "NothingFits"},
-		"another model":       {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive, ProductNames: []string{"NVIDIA L40S"}}, 0, "NothingFits"},
-		"wrong":               {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware}, 0, "InvalidSpec"},
+		"another model too": {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive,
+			ProductNames: []string{"NVIDIA L40S", "NVIDIA A100-SXM4-40GB"}}, 2, "Fits"},
+		"another model": {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive, ProductNames: []string{"NVIDIA L40S"}}, 0, "NothingFits"},
+		"wrong":         {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware}, 0, "InvalidSpec"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var cut []devices.Profile
@@ -103,6 +105,9 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 			}
 			if c.reason == "InvalidSpec" {
 				return
+			}
+			if named := strings.Contains(ready.Message, `is named "NVIDIA L40S"`); named != (len(c.spec.ProductNames) > 0) {
+				t.Errorf("the condition says %q of product names %q", ready.Message, c.spec.ProductNames)
 			}
 			var class resourceapi.DeviceClass
 			if err := k.Get(t.Context(), request.NamespacedName, &class); err != nil {
@@ -176,6 +181,52 @@ func TestALayoutIsReadyWhenEverySelectedNodeHasIt(t *testing.T) {
 			ready := meta.FindStatusCondition(l.Status.Conditions, "Ready")
 			if ready == nil || ready.Reason != c.reason || !strings.Contains(ready.Message, c.message) ||
 				(ready.Status == metav1.ConditionTrue) != (c.reason == "Applied") {
+				t.Errorf("condition %+v, want %s with %s", ready, c.reason, c.message)
+			}
+		})
+	}
+}
+
+func TestLayoutWithAutoIsSummedUpByLayoutsOfItsNodes(t *testing.T) {
+	node := func(name string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": name}}}
+	}
+	auto := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "auto", UID: "auto-uid", Generation: 1}}
+	auto.Spec.Auto = &v1alpha1.MIGAuto{Shapes: []v1alpha1.MIGAutoShape{{Profile: "whole"}, {Profile: "1g.10gb"}, {Profile: "1g.7gb"}}}
+	hand := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "hand", UID: "hand-uid"}}
+	hand.Spec = v1alpha1.MIGLayoutSpec{NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "n2"}}, Layout: "a",
+		Config: v1alpha1.MIGPartedConfig{Version: "v1", Layouts: map[string][]v1alpha1.MIGPartedEntry{"a": {}}}}
+	child := func(state v1alpha1.MIGLayoutState) *v1alpha1.MIGLayout {
+		l := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "auto-n1", Generation: 4,
+			Labels: map[string]string{v1alpha1.MIGByDemandLabel: "auto-uid"}}}
+		l.Status.Nodes = []v1alpha1.MIGLayoutNode{{Name: "n1", ObservedGeneration: 4, State: state, Message: "its state"}}
+		return l
+	}
+	knows := child(v1alpha1.MIGLayoutApplied)
+	knows.Status.Nodes[0].Profiles = []v1alpha1.MIGNodeProfile{{ProductName: "NVIDIA H100", Name: "1g.10gb"}}
+	for name, c := range map[string]struct {
+		children        []client.Object
+		reason, message string
+	}{
+		"before any layout": {nil, "WaitingForNodes", "0 of 1 nodes"},
+		"applied": {[]client.Object{child(v1alpha1.MIGLayoutApplied)}, "ByDemand",
+			"1 of 1 nodes get their layouts by demand; left out: n2 (MIGLayout hand selects it)"},
+		"a profile of no GPU": {[]client.Object{knows}, "ByDemand", "no GPU of these nodes has the profile 1g.7gb (auto.shapes[2]);"},
+		"being changed":       {[]client.Object{child(v1alpha1.MIGLayoutWaiting)}, "ByDemand", "being changed: n1 (its state)"},
+		"failed":              {[]client.Object{child(v1alpha1.MIGLayoutFailed)}, "Failed", "failed on n1 (its state)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := api(append(c.children, node("n1"), node("n2"), auto.DeepCopy(), hand.DeepCopy())...)
+			r := &layouts{client: k, reader: k, now: time.Now}
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "auto"}}); err != nil {
+				t.Fatal(err)
+			}
+			var l v1alpha1.MIGLayout
+			if err := k.Get(t.Context(), types.NamespacedName{Name: "auto"}, &l); err != nil {
+				t.Fatal(err)
+			}
+			if ready := meta.FindStatusCondition(l.Status.Conditions, "Ready"); ready == nil || ready.Reason != c.reason ||
+				!strings.Contains(ready.Message, c.message) {
 				t.Errorf("condition %+v, want %s with %s", ready, c.reason, c.message)
 			}
 		})

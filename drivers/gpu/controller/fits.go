@@ -17,7 +17,7 @@ func text(d resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// serves says whether a device belongs to a profile, as the class's selector decides.
+// serves reports whether a device belongs to a profile, as the class's selector decides.
 func serves(p *v1alpha1.VGPUProfile, d resourceapi.Device) bool {
 	form := devices.Form(text(d, devices.AttrType))
 	switch p.Spec.Mode {

@@ -16,14 +16,14 @@ import (
 // heldFor is how old the list of the cluster's claims may be: every profile is counted each minute, and one list serves them all.
 const heldFor = 10 * time.Second
 
-// capacities are what claims consume of a device that several claims may have; empty for a device of one claim.
+// capacities are the amounts that claims consume of a device that several claims may have; empty for a device of one claim.
 type capacities map[resourceapi.QualifiedName]resource.Quantity
 
 // deviceID names a device of the GPU driver.
 type deviceID struct{ pool, name string }
 
-// held are the devices of the GPU driver that the cluster's ResourceClaims have.
-type held map[deviceID]capacities
+// allocatedDevices are the devices of the GPU driver that the cluster's ResourceClaims have.
+type allocatedDevices map[deviceID]capacities
 
 // claims reads the held devices, at most once in heldFor.
 type claims struct {
@@ -32,16 +32,16 @@ type claims struct {
 
 	mutex sync.Mutex
 	at    time.Time
-	last  held
+	last  allocatedDevices
 }
 
-func (c *claims) held(ctx context.Context) (held, error) {
+func (c *claims) allocated(ctx context.Context) (allocatedDevices, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.last != nil && c.now().Sub(c.at) < heldFor {
 		return c.last, nil
 	}
-	found := held{}
+	found := allocatedDevices{}
 	page := &resourceapi.ResourceClaimList{}
 	for {
 		if err := c.reader.List(ctx, page, client.Limit(pageSize), client.Continue(page.Continue)); err != nil {
@@ -58,7 +58,7 @@ func (c *claims) held(ctx context.Context) (held, error) {
 	return found, nil
 }
 
-func (h held) add(claim *resourceapi.ResourceClaim) {
+func (h allocatedDevices) add(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
 	}
@@ -81,7 +81,7 @@ func (h held) add(claim *resourceapi.ResourceClaim) {
 // nodeDevices are a node's devices of a profile, and the held devices of their GPUs in any form.
 type nodeDevices struct {
 	served []resourceapi.Device
-	// consumed is what is held of each served device, by its name.
+	// consumed are the used amounts of each served device, by its name.
 	consumed map[string]capacities
 	// inUse are the held devices of each GPU. slots are the memory slices that those use.
 	inUse map[string][]string
@@ -89,7 +89,7 @@ type nodeDevices struct {
 }
 
 // see counts one of the node's devices.
-func (n *nodeDevices) see(d resourceapi.Device, pool string, serves bool, h held) {
+func (n *nodeDevices) see(d resourceapi.Device, pool string, serves bool, h allocatedDevices) {
 	if serves {
 		n.served = append(n.served, d)
 	}
@@ -145,7 +145,7 @@ func (n *nodeDevices) free() int32 {
 	return int32(total) //nolint:gosec // at most a few hundred a node
 }
 
-// tainted says whether a device excludes pods without tolerations.
+// tainted reports whether a device excludes pods without tolerations.
 func tainted(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute

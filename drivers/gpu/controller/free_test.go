@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// claim is one that has a device of node n1; memory is what it consumes of a shareable form.
+// claim is one that has a device of node n1; memory is its part of a shareable form.
 func claim(name, device, memory string) *resourceapi.ResourceClaim {
 	result := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: devices.Driver, Pool: devices.PoolName("n1"), Device: device}
 	if memory != "" {
@@ -30,8 +30,6 @@ func claim(name, device, memory string) *resourceapi.ResourceClaim {
 }
 
 // TestWhatIsFreeIsCountedBesideClaims is about two A100-40 of seven slots for 1g.5gb each, or two shares of 15 GiB.
-//
-//shows:vgpu-profile
 func TestWhatIsFreeIsCountedBesideClaims(t *testing.T) {
 	software := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware, Memory: quantity("15Gi"), Cores: 10}
 	mig := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Memory: quantity("3000M")}
@@ -95,7 +93,7 @@ func TestClaimsAreReadOnceForAllProfiles(t *testing.T) {
 	c := &claims{reader: k, now: func() time.Time { return now }}
 	count := func() int {
 		t.Helper()
-		h, err := c.held(t.Context())
+		h, err := c.allocated(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

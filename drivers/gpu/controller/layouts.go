@@ -3,20 +3,26 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/listing"
+	"gpufabric.io/drivers/gpu/controller/demand"
 	"gpufabric.io/drivers/gpu/layout"
 )
+
+// settling is how often a layout with auto is looked at until its nodes have reported.
+const settling = 5 * time.Second
 
 // layouts keeps the condition of MIGLayouts, and removes the entries of nodes that are gone or no longer selected.
 type layouts struct {
@@ -31,10 +37,14 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	if err := r.client.Get(ctx, request.NamespacedName, &l); err != nil || l.DeletionTimestamp != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	selected, err := r.selected(ctx, &l)
+	if l.ByDemand() {
+		return ctrl.Result{}, nil // the condition of its owner has its state: each cut would cost two more writes here
+	}
+	nodes, err := r.selected(ctx, &l)
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("list the nodes of MIGLayout %s: %w", l.Name, err)
 	}
+	selected := slices.Sorted(maps.Keys(nodes))
 	for _, entry := range l.Status.Nodes {
 		if slices.Contains(selected, entry.Name) {
 			continue
@@ -46,6 +56,13 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	}
 	next := v1alpha1.MIGLayoutStatus{ObservedGeneration: l.Generation, Conditions: slices.Clone(l.Status.Conditions)}
 	ready, reason, message := sumUp(&l, selected)
+	if l.Spec.Auto != nil && reason == "WaitingForNodes" {
+		all := &v1alpha1.MIGLayoutList{}
+		if err := r.client.List(ctx, all); err != nil {
+			return ctrl.Result{}, fmt.Errorf("list the MIGLayouts: %w", err)
+		}
+		ready, reason, message = sumUpDemand(&l, all.Items, nodes)
+	}
 	setReady(&next.Conditions, l.Generation, ready, reason, message, r.now())
 	now := l.Status.DeepCopy()
 	now.Nodes = nil
@@ -54,10 +71,13 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 			return ctrl.Result{}, fmt.Errorf("write the status of MIGLayout %s: %w", l.Name, err)
 		}
 	}
+	if l.Spec.Auto != nil && !ready {
+		return ctrl.Result{RequeueAfter: settling}, nil
+	}
 	return ctrl.Result{RequeueAfter: recount}, nil
 }
 
-// sumUp says whether every selected node has the layout, and otherwise what the nodes wait for.
+// sumUp reports whether every selected node has the layout, and otherwise what the nodes wait for.
 func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, message string) {
 	if err := l.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
 		return false, "InvalidSpec", err.Error()
@@ -96,18 +116,79 @@ func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, messag
 	}
 }
 
+// sumUpDemand does the same for a layout with auto, by the layouts that the controller made for its nodes.
+func sumUpDemand(l *v1alpha1.MIGLayout, all []v1alpha1.MIGLayout, nodes map[string]labels.Set) (ready bool, reason, message string) {
+	assigned := demand.Assign(all, nodes)
+	mine := map[string]bool{}
+	for node, parent := range assigned.Parents {
+		if parent == l.Name {
+			mine[node] = true
+		}
+	}
+	var failed, changing []string
+	reported, profiles := 0, map[string]bool{}
+	for i := range all {
+		if all[i].Labels[v1alpha1.MIGByDemandLabel] != string(l.UID) {
+			continue
+		}
+		for _, entry := range all[i].Status.Nodes {
+			if !mine[entry.Name] {
+				continue
+			}
+			reported++
+			for _, p := range entry.Profiles {
+				profiles[p.Name] = true
+			}
+			switch {
+			case entry.State == v1alpha1.MIGLayoutFailed:
+				failed = append(failed, entry.Name+" ("+entry.Message+")")
+			case entry.State == v1alpha1.MIGLayoutWaiting || entry.ObservedGeneration < all[i].Generation:
+				changing = append(changing, entry.Name+" ("+entry.Message+")")
+			}
+		}
+	}
+	message = fmt.Sprintf("%d of %d nodes get their layouts by demand", reported, len(mine))
+	if len(changing) > 0 {
+		message += "; being changed: " + few(changing)
+	}
+	if none := unknownShapes(l.Spec.Auto, profiles); reported == len(mine) && len(none) > 0 {
+		message += "; no GPU of these nodes has the profile " + few(none)
+	}
+	if left := assigned.LeftOut[l.Name]; len(left) > 0 {
+		message += "; left out: " + few(left)
+	}
+	switch {
+	case len(failed) > 0:
+		return false, "Failed", message + "; failed on " + few(failed)
+	case len(mine) == 0:
+		return false, "NoNodes", message
+	case reported < len(mine):
+		return false, "WaitingForNodes", message + "; the others have not reported (is gpus.layoutsByDemand of the chart set, and does " +
+			"gpu-plugin run there?)"
+	default:
+		return true, "ByDemand", message
+	}
+}
+
+// unknownShapes are the MIG profiles of a layout by demand that are not among those of its nodes' GPUs; none where these are not known.
+func unknownShapes(auto *v1alpha1.MIGAuto, profiles map[string]bool) []string {
+	var out []string
+	for i, shape := range auto.Shapes {
+		if len(profiles) > 0 && shape.Profile != v1alpha1.MIGWhole && !profiles[shape.Profile] {
+			out = append(out, fmt.Sprintf("%s (auto.shapes[%d])", shape.Profile, i))
+		}
+	}
+	return out
+}
+
 // few joins the first few texts and counts the rest.
 func few(texts []string) string {
 	const named = 3
-	text := strings.Join(texts[:min(len(texts), named)], "; ")
-	if more := len(texts) - named; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	return text
+	return listing.First(texts, named, "; ")
 }
 
-// selected lists the names of the nodes that a layout selects.
-func (r *layouts) selected(ctx context.Context, l *v1alpha1.MIGLayout) ([]string, error) {
+// selected lists the nodes that a layout selects, by name, with their labels.
+func (r *layouts) selected(ctx context.Context, l *v1alpha1.MIGLayout) (map[string]labels.Set, error) {
 	options := []client.ListOption{client.Limit(pageSize)}
 	if l.Spec.NodeSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(l.Spec.NodeSelector)
@@ -118,13 +199,13 @@ func (r *layouts) selected(ctx context.Context, l *v1alpha1.MIGLayout) ([]string
 	}
 	page := &metav1.PartialObjectMetadataList{}
 	page.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	var names []string
+	names := map[string]labels.Set{}
 	for {
 		if err := r.reader.List(ctx, page, append(options, client.Continue(page.Continue))...); err != nil {
 			return nil, err
 		}
 		for i := range page.Items {
-			names = append(names, page.Items[i].Name)
+			names[page.Items[i].Name] = page.Items[i].Labels
 		}
 		if page.Continue == "" {
 			return names, nil

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,29 +30,31 @@ type profiles struct {
 	now    func() time.Time
 }
 
-// ExtendedResourceName is the resource by which a pod asks for slices of a profile in a single line.
+// ExtendedResourceName is the resource with which a pod requests slices of a profile in a single line.
 func ExtendedResourceName(profile string) string { return v1alpha1.GroupName + "/" + profile }
 
-// Reconcile makes one profile's DeviceClass and templates, and counts what fits.
+// Reconcile makes one profile's DeviceClass and templates, and counts the slices that fit.
 func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var p v1alpha1.VGPUProfile
 	if err := r.client.Get(ctx, request.NamespacedName, &p); err != nil || p.DeletionTimestamp != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err) // what it owns goes with it
+		return ctrl.Result{}, client.IgnoreNotFound(err) // its children are garbage-collected
 	}
 	next := v1alpha1.VGPUProfileStatus{ObservedGeneration: p.Generation, Conditions: slices.Clone(p.Status.Conditions)}
 	if err := p.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
 		setReady(&next.Conditions, p.Generation, false, "InvalidSpec", err.Error(), r.now())
 		return ctrl.Result{}, r.write(ctx, &p, next)
 	}
-	if err := r.makeAll(ctx, &p); err != nil {
+	class, err := r.makeAll(ctx, &p)
+	if err != nil {
 		setReady(&next.Conditions, p.Generation, false, "NotMade", err.Error(), r.now())
 		if written := r.write(ctx, &p, next); written != nil {
 			return ctrl.Result{}, written
 		}
 		return ctrl.Result{}, err
 	}
-	next.DeviceClass, next.ExtendedResourceName = p.Name, ExtendedResourceName(p.Name)
-	nodes, err := r.count(ctx, &p)
+	// A server whose gate DRAExtendedResource is off drops the name.
+	next.DeviceClass, next.ExtendedResourceName = p.Name, ptr.Deref(class.Spec.ExtendedResourceName, "")
+	nodes, unknown, err := r.count(ctx, &p)
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("count what fits of VGPUProfile %s: %w", p.Name, err)
 	}
@@ -60,12 +63,16 @@ func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 		next.Fits += n.Fits
 		next.Free += n.Free
 	}
+	names := ""
+	if len(unknown) > 0 {
+		names = "; productNames: no GPU that gpu-plugin publishes is named " + strings.Join(unknown, ", ")
+	}
 	if next.Fits == 0 {
 		setReady(&next.Conditions, p.Generation, false, "NothingFits",
-			"no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector", r.now())
+			"no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector"+names, r.now())
 	} else {
 		setReady(&next.Conditions, p.Generation, true, "Fits",
-			fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty, %d beside what claims have", next.Fits, len(nodes), next.Free),
+			fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty, %d beside what claims have", next.Fits, len(nodes), next.Free)+names,
 			r.now())
 	}
 	return ctrl.Result{RequeueAfter: recount}, r.write(ctx, &p, next)
@@ -81,8 +88,9 @@ func (r *profiles) write(ctx context.Context, p *v1alpha1.VGPUProfile, next v1al
 	return nil
 }
 
-// makeAll creates the DeviceClass and the templates. It leaves objects of others under those names alone.
-func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
+// makeAll creates the DeviceClass, which it returns as it is stored, and the templates. It leaves objects of others under those names
+// alone.
+func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) (*resourceapi.DeviceClass, error) {
 	owner := *metav1.NewControllerRef(p, v1alpha1.SchemeGroupVersion().WithKind("VGPUProfile"))
 	resource := ExtendedResourceName(p.Name)
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Annotations: policyAnnotation(&p.Spec)},
@@ -94,7 +102,7 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 		return equality.Semantic.DeepEqual(a.(*resourceapi.DeviceClass).Spec, b.(*resourceapi.DeviceClass).Spec) &&
 			a.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation] == b.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation]
 	}); err != nil {
-		return err
+		return nil, err
 	}
 	for _, namespace := range p.Spec.Namespaces {
 		template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: namespace}}
@@ -104,10 +112,10 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 		// A template's spec cannot be changed, and never has to be: it only names the class.
 		if err := r.make(ctx, template, &resourceapi.ResourceClaimTemplate{}, owner,
 			func(client.Object, client.Object) bool { return true }); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return class, nil
 }
 
 // make creates an object, or updates its own object if that differs.
@@ -190,18 +198,20 @@ func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
 	return strings.Join(terms, " && ")
 }
 
-// count says how many slices of a profile fit on the GPUs of each node, both while they are empty and beside the present claims.
-func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alpha1.VGPUProfileNode, error) {
-	taken, err := r.claims.held(ctx)
+// count returns how many slices of a profile fit on the GPUs of each node, both while they are empty and beside the present claims, and the
+// product names of the profile that no published GPU has, quoted.
+func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) (out []v1alpha1.VGPUProfileNode, unknown []string, err error) {
+	taken, err := r.claims.allocated(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list ResourceClaims: %w", err)
+		return nil, nil, fmt.Errorf("list ResourceClaims: %w", err)
 	}
+	named := map[string]bool{}
 	byNode := map[string]*nodeDevices{}
 	page := &resourceapi.ResourceSliceList{}
 	for {
 		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver}, client.Limit(pageSize),
 			client.Continue(page.Continue)); err != nil {
-			return nil, fmt.Errorf("list ResourceSlices: %w", err)
+			return nil, nil, fmt.Errorf("list ResourceSlices: %w", err)
 		}
 		for _, s := range page.Items {
 			if s.Spec.NodeName == nil {
@@ -213,6 +223,7 @@ func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alph
 				byNode[*s.Spec.NodeName] = node
 			}
 			for _, d := range s.Spec.Devices {
+				named[text(d, devices.AttrProductName)] = true
 				node.see(d, s.Spec.Pool.Name, serves(p, d), taken)
 			}
 		}
@@ -220,11 +231,15 @@ func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alph
 			break
 		}
 	}
-	var out []v1alpha1.VGPUProfileNode
+	for _, name := range p.Spec.ProductNames {
+		if !named[name] {
+			unknown = append(unknown, strconv.Quote(name))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(byNode)) {
 		if n := byNode[name]; len(n.served) > 0 {
 			out = append(out, v1alpha1.VGPUProfileNode{Name: name, GPUs: gpusOf(n.served), Fits: fits(n.served), Free: n.free()})
 		}
 	}
-	return out, nil
+	return out, unknown, nil
 }

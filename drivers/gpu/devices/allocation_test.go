@@ -177,8 +177,6 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 
 // TestEveryPairOfFormsOnOneGPU allocates every device after every other device of the same GPU, and compares the result with the
 // hardware's rules.
-//
-//shows:gpu-device-plugin
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible,
 		Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
@@ -233,7 +231,6 @@ func TestOtherGPUsAreNotAffected(t *testing.T) {
 	}
 }
 
-//shows:gpu-share
 func TestSharesStopWhereTheGPUIsFull(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible})
 	for _, c := range []struct {
@@ -319,7 +316,6 @@ func repeat(a ask, n int) []ask {
 	return out
 }
 
-//shows:gpu-share
 func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: flexible}))
 	results, ok := s.allocate(ask{form: "shared", memory: "10Gi", cores: "30"}, ask{form: "shared", memory: "20Gi", cores: "50"})

@@ -15,8 +15,6 @@ import (
 )
 
 // TestTheAPIServerTakesEveryForm publishes GPUs to a real API server, which refuses a whole slice for one wrong device.
-//
-//shows:gpu-forms gpu-share
 func TestTheAPIServerTakesEveryForm(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped with -short: it starts an API server")

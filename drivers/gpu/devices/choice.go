@@ -14,7 +14,7 @@ import (
 // FormsLabel is the node label whose value is the forms of the node's GPUs, as ParseForms reads it.
 const FormsLabel = "gpufabric.io/gpu-forms"
 
-// Precedence says in words who decides on the forms of a GPU, the strongest first.
+// Precedence lists the sources that decide on the forms of a GPU, the strongest first.
 func Precedence() []string {
 	return []string{
 		"The MIG instances that a MIGLayout or an administrator made on the GPU: it is offered as those alone.",
@@ -26,12 +26,14 @@ func Precedence() []string {
 	}
 }
 
-// Choice holds the chart's values for the forms in which GPUs are offered. Precedence says what else decides.
+// Choice holds the chart's values for the forms in which GPUs are offered. Precedence lists the other sources.
 type Choice struct {
 	// Default is for nodes that no rule selects.
 	Default Forms `json:"default,omitempty"`
 	// Nodes are the rules for some nodes. Rules that select the same node must agree.
 	Nodes []ChoiceRule `json:"nodes,omitempty"`
+	// Passthrough: ModeVFIO may be chosen.
+	Passthrough bool `json:"-"`
 }
 
 // ChoiceRule gives the GPUs of some nodes their forms.
@@ -68,17 +70,34 @@ func ParseChoice(text string) (Choice, error) {
 	return c, errors.Join(errs...)
 }
 
-// Chosen is the forms of a node's GPUs, and who chose them.
+// Rules returns the forms of the rules.
+func (c Choice) Rules() []Forms {
+	out := make([]Forms, len(c.Nodes))
+	for i, r := range c.Nodes {
+		out[i] = r.Forms
+	}
+	return out
+}
+
+// Chosen is the forms of a node's GPUs, and the source of the choice.
 type Chosen struct {
 	Forms
-	// Reason is a CamelCase word for who chose them: NodeLabel, ChartRule or ChartDefault.
+	// Reason is a CamelCase word for the source: NodeLabel, ChartRule or ChartDefault.
 	Reason string
-	// By says the same in words.
+	// By is the same in words.
 	By string
 }
 
 // Resolve decides for a node with these labels. Its error names what cannot be applied; the node then keeps its forms.
 func (c Choice) Resolve(node labels.Set) (Chosen, error) {
+	chosen, err := c.resolve(node)
+	if err == nil && chosen.mode() == ModeVFIO && !c.Passthrough {
+		return Chosen{}, fmt.Errorf("form %s, by %s: the chart's value gpus.passthrough.enabled is false", ModeVFIO, chosen.By)
+	}
+	return chosen, err
+}
+
+func (c Choice) resolve(node labels.Set) (Chosen, error) {
 	if value, labelled := node[FormsLabel]; labelled {
 		f, err := ParseForms(value)
 		if err != nil {

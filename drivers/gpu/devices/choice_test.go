@@ -1,4 +1,3 @@
-//shows:gpu-forms
 package devices_test
 
 import (

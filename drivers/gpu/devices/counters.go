@@ -33,7 +33,7 @@ var engines = []engine{
 	{"ofa-engines", CapOFAEngines, func(p inventory.Profile) int { return p.OFAEngines }},
 }
 
-// total is how many of an engine a GPU has: the number that the largest combination of one profile can hold. NVML says how many
+// total is how many of an engine a GPU has: the number that the largest combination of one profile can hold. NVML reports how many
 // instances of a profile fit on an empty GPU.
 func (e engine) total(g *inventory.GPU) int {
 	total := 0
@@ -48,7 +48,7 @@ func memorySlice(i int) string { return fmt.Sprintf("memory-slice-%d", i) }
 // profileSlots is the counter that limits a profile to the number of instances that the hardware allows (1g.5gb+me: one).
 func profileSlots(p inventory.Profile) string { return fmt.Sprintf("profile-%d", p.ID) }
 
-// limited says whether memory slices alone would allow more instances of a profile than the hardware does. The profile's own
+// limited reports whether memory slices alone would allow more instances of a profile than the hardware does. The profile's own
 // counter then sets the limit.
 func limited(p inventory.Profile) bool { return p.MaxInstances < disjoint(p.Placements) }
 
@@ -70,7 +70,7 @@ func counter(value int64) resourceapi.Counter {
 // wholeCounter is the single counter of a GPU that is offered in several forms without MIG: each form takes the whole GPU.
 const wholeCounter = "gpu"
 
-// exclusive says whether some of a GPU's devices exclude each other, so that the scheduler needs counters. A GPU that is one
+// exclusive reports whether some of a GPU's devices exclude each other, so that the scheduler needs counters. A GPU that is one
 // device, or whose MIG placements can all exist at once, needs none.
 func exclusive(all []*Device) bool {
 	if len(all) < 2 {
@@ -177,7 +177,7 @@ func multiprocessors(g *inventory.GPU) int {
 	return most
 }
 
-// draw is what a device takes from its GPU's counters: a placement takes its memory slices and engines, every other form takes
+// draw is a device's consumption of its GPU's counters: a placement takes its memory slices and engines, every other form takes
 // everything.
 func draw(set resourceapi.CounterSet, d *Device) []resourceapi.DeviceCounterConsumption {
 	counters := make(map[string]resourceapi.Counter, len(set.Counters))
@@ -200,5 +200,5 @@ func draw(set resourceapi.CounterSet, d *Device) []resourceapi.DeviceCounterCons
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters}}
 }
 
-// IsMemorySlice says whether a counter stands for one memory slice of a GPU. Two placements that both use it overlap.
+// IsMemorySlice reports whether a counter is one memory slice of a GPU. Two placements that both use it overlap.
 func IsMemorySlice(counter string) bool { return strings.HasPrefix(counter, "memory-slice-") }

@@ -2,8 +2,8 @@
 // device without counters. The devices of a GPU with several forms use its counter set, so that the scheduler itself cannot
 // allocate one GPU in two forms.
 //
-// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its
-// memory, and so has it whole. Claims that ask for memory share it, as far as memory and cores suffice. A GPU of ModeShares is such
+// A GPU of ModeShareable is one device that allows multiple allocations. A claim that requests no capacity consumes all of its
+// memory, and so has it whole. Claims that request memory share it, as far as memory and cores suffice. A GPU of ModeShares is such
 // a device too, and its shares are counted.
 //
 // The form Shared follows from what Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations
@@ -58,7 +58,7 @@ func (d *Device) Describe() string {
 	return "shares"
 }
 
-// multiple says whether several claims may have the device at once.
+// multiple reports whether several claims may have the device at once.
 func (d *Device) multiple() bool {
 	return d.API.AllowMultipleAllocations != nil && *d.API.AllowMultipleAllocations
 }
@@ -187,11 +187,11 @@ func ownMemory(g *inventory.GPU) map[resourceapi.QualifiedName]resourceapi.Devic
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapMemory: {Value: bytesOf(g.MemoryBytes)}}
 }
 
-// Share says what a share of a GPU may ask for.
+// Share describes the possible requests for a share of a GPU.
 type Share struct {
-	// Memory is what a request that names no memory gets, in bytes.
+	// Memory is the default of a request without memory, in bytes.
 	Memory uint64
-	// Cores is what a request that names no cores gets, in percent. It is at least 1, since a share of 0 cores would not be counted.
+	// Cores is the default of a request without cores, in percent. It is at least 1, since a share of 0 cores would not be counted.
 	Cores int64
 }
 
@@ -205,7 +205,7 @@ type Profile struct {
 	ProductNames []string
 }
 
-// fits says whether a GPU can have shares of the profile.
+// fits reports whether a GPU can have shares of the profile.
 func (p Profile) fits(g *inventory.GPU) bool {
 	return p.Share.Memory <= g.MemoryBytes && (len(p.ProductNames) == 0 || slices.Contains(p.ProductNames, g.ProductName))
 }
@@ -236,7 +236,7 @@ func (s Share) of(g *inventory.GPU) Share {
 // shareStep is the grain of a share's memory.
 const shareStep = 1 << 20
 
-// defaultCores is the percentage of a GPU's cores for a share that asks for none.
+// defaultCores is the percentage of a GPU's cores for a share that requests none.
 const defaultCores = 10
 
 // shared is the GPU divided by memory and cores.
@@ -274,7 +274,7 @@ func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	total := g.MemoryBytes &^ (shareStep - 1)
 	cores := int64(defaultCores)
 	if total == 0 {
-		cores = 100 // without its own memory, a claim that asks for nothing excludes others by its cores
+		cores = 100 // without its own memory, a claim without requests excludes others by its cores
 	}
 	d := shared(n, g, Share{Memory: total, Cores: cores})
 	d.Form = Whole
@@ -283,7 +283,7 @@ func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	return d
 }
 
-// mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which are never changed: a node of
+// mould has the common data of all placements of a MIG profile on a GPU. They share its maps, which are never changed: a node of
 // eight GPUs has about two hundred placements, and the maps of each take three kilobytes.
 type mould struct {
 	attributes attributes
@@ -294,7 +294,12 @@ func mouldOf(n *inventory.Node, g *inventory.GPU, p inventory.Profile) mould {
 	a := common(n, g, MIG)
 	a.text(AttrParentUUID, g.UUID)
 	a.text(AttrProfile, p.Name)
-	return mould{attributes: a, capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+	return mould{attributes: a, capacity: partCapacity(p, multiprocessors(g))}
+}
+
+// partCapacity is the capacity of a MIG device on a GPU with a total of multiprocessors.
+func partCapacity(p inventory.Profile, total int) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		CapMemory:          {Value: bytesOf(p.MemoryBytes)},
 		CapMultiprocessors: capacity(int64(p.Multiprocessors)),
 		CapCopyEngines:     capacity(int64(p.CopyEngines)),
@@ -302,8 +307,8 @@ func mouldOf(n *inventory.Node, g *inventory.GPU, p inventory.Profile) mould {
 		CapEncoders:        capacity(int64(p.Encoders)),
 		CapJPEGEngines:     capacity(int64(p.JPEGEngines)),
 		CapOFAEngines:      capacity(int64(p.OFAEngines)),
-		CapCores:           capacity(int64(100 * p.Multiprocessors / max(multiprocessors(g), 1))),
-	}}
+		CapCores:           capacity(int64(100 * p.Multiprocessors / max(total, 1))),
+	}
 }
 
 // partition is one placement of a MIG profile.

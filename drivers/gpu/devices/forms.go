@@ -17,7 +17,7 @@ type Mode string
 const (
 	// ModeWhole offers the whole GPU, to one claim at a time. It uses no counters.
 	ModeWhole Mode = "whole"
-	// ModeShareable offers one device. A plain claim has it whole; claims that ask for memory share it. It uses no counters.
+	// ModeShareable offers one device. A plain claim has it whole; claims that request memory share it. It uses no counters.
 	ModeShareable Mode = "shareable"
 	// ModeShares offers one device with a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's
 	// consumableShares does. A share has no limit except the memory that its claim asks for. It uses no counters.
@@ -28,11 +28,13 @@ const (
 	ModeProfiles Mode = "profiles"
 	// ModeFlexible offers everything at once: whole, shared, and every placement of every MIG profile. All use the GPU's counters.
 	ModeFlexible Mode = "flexible"
+	// ModeVFIO offers whole GPUs to virtual machines, and nothing else. Package passthrough offers them, without NVML.
+	ModeVFIO Mode = "vfio"
 )
 
 // Modes are all modes, in the order in which messages name them.
 func Modes() []Mode {
-	return []Mode{ModeWhole, ModeShareable, ModeShares, ModeMIG, ModeProfiles, ModeFlexible}
+	return []Mode{ModeWhole, ModeShareable, ModeShares, ModeMIG, ModeProfiles, ModeFlexible, ModeVFIO}
 }
 
 // Forms are the forms in which the GPUs of a node are offered. The zero value is ModeWhole.
@@ -48,7 +50,7 @@ type Forms struct {
 const MaxShares = 10_000
 
 // ParseForms reads Forms from a label's value: a mode, after mig its profiles, after shares their number, all joined by "_". A
-// label cannot hold the plus sign of "1g.10gb+me"; a dash stands for it.
+// label cannot hold the plus sign of "1g.10gb+me"; a dash replaces it.
 func ParseForms(text string) (Forms, error) {
 	words := strings.Split(text, "_")
 	f := Forms{Mode: Mode(words[0])}
@@ -66,7 +68,7 @@ func ParseForms(text string) (Forms, error) {
 	return f, f.Validate()
 }
 
-// Validate says what is wrong with the forms, nil where nothing is. Only its node knows whether a GPU has the profiles.
+// Validate returns the first mistake of the forms. Only the node can check whether a GPU has the profiles.
 func (f Forms) Validate() error {
 	switch {
 	case !slices.Contains(Modes(), f.mode()):
@@ -88,7 +90,7 @@ func (f Forms) Validate() error {
 	return nil
 }
 
-// Equal says whether both offer the same.
+// Equal reports whether both offer the same.
 func (f Forms) Equal(o Forms) bool {
 	return f.mode() == o.mode() && f.Shares == o.Shares && slices.Equal(f.MIGProfiles, o.MIGProfiles)
 }

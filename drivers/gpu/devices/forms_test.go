@@ -1,4 +1,3 @@
-//shows:gpu-forms
 package devices_test
 
 import (
@@ -34,8 +33,6 @@ func eight() []*inventory.GPU {
 }
 
 // TestANodePublishesNoMoreThanItsFormsNeed bounds what the API server stores and the scheduler considers, for a node of eight GPUs.
-//
-//shows:gpu-scheduling
 func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
 	ten := devices.Profile{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}}
 	for _, c := range []struct {
@@ -77,7 +74,7 @@ func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
 	}
 }
 
-// TestAShareableGPUIsWholeToAPlainClaim asks the scheduler's own allocator.
+// TestAShareableGPUIsWholeToAPlainClaim uses the scheduler's own allocator.
 func TestAShareableGPUIsWholeToAPlainClaim(t *testing.T) {
 	plain := ask{form: "gpu"}
 	share := func(memory string) ask { return ask{form: "gpu", memory: memory} }
@@ -107,7 +104,7 @@ func TestAShareableGPUIsWholeToAPlainClaim(t *testing.T) {
 				if !ok {
 					continue
 				}
-				// The consumed capacity tells prepare which of the two it is.
+				// Prepare distinguishes the two by the consumed capacity.
 				wholly := a.memory == "" || a.memory == "40Gi"
 				form := pool.Device(results[0].Device).As(results[0].ShareID != nil, results[0].ConsumedCapacity).Form
 				if (form == devices.Whole) != wholly {
@@ -147,32 +144,33 @@ func TestWhatClaimsHoldStaysPublished(t *testing.T) {
 	ten := devices.Profile{Name: "ten", Share: devices.Share{Memory: 10 * gib}}
 	for _, c := range []struct {
 		name, forms string
-		held        []devices.Held
+		held        []devices.HeldDevice
 		want        string // names, a withdrawn one in brackets
 	}{
-		{"a share of before, and whole wanted", "whole", []devices.Held{{Device: "gpu-0-shared", Shared: true}}, "(gpu-0-shared) gpu-1"},
-		{"a profile's share, and others wanted besides", "shareable", []devices.Held{{Device: "gpu-0-shared-ten", Shared: true}},
+		{"a share of before, and whole wanted", "whole", []devices.HeldDevice{{Device: "gpu-0-shared", Shared: true}}, "(gpu-0-shared) gpu-1"},
+		{"a profile's share, and others wanted besides", "shareable", []devices.HeldDevice{{Device: "gpu-0-shared-ten", Shared: true}},
 			"gpu-0 gpu-0-shared-ten gpu-1 gpu-1-shared-ten"},
-		{"a share of a profile that is gone", "whole", []devices.Held{{Device: "gpu-0-shared-gone", Shared: true}}, "(gpu-0-shared-gone) gpu-1"},
-		{"two instances of before", "whole", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}, {Device: "gpu-0-mig-3g20gb-9-4"}},
+		{"a share of a profile that is gone", "whole", []devices.HeldDevice{{Device: "gpu-0-shared-gone", Shared: true}},
+			"(gpu-0-shared-gone) gpu-1"},
+		{"two instances of before", "whole", []devices.HeldDevice{{Device: "gpu-0-mig-1g5gb-19-3"}, {Device: "gpu-0-mig-3g20gb-9-4"}},
 			"gpu-0-mig-1g5gb-19-3 gpu-0-mig-3g20gb-9-4 gpu-1"},
-		{"whole held, and shareable wanted", "shareable", []devices.Held{{Device: "gpu-0"}}, "gpu-0 gpu-1"},
-		{"shares held, and whole wanted", "whole", []devices.Held{{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
-		{"shares held, and MIG wanted", "mig_3g.20gb", []devices.Held{{Device: "gpu-0", Shared: true}, {Device: "gpu-0", Shared: true}},
+		{"whole held, and shareable wanted", "shareable", []devices.HeldDevice{{Device: "gpu-0"}}, "gpu-0 gpu-1"},
+		{"shares held, and whole wanted", "whole", []devices.HeldDevice{{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
+		{"shares held, and MIG wanted", "mig_3g.20gb", []devices.HeldDevice{{Device: "gpu-0", Shared: true}, {Device: "gpu-0", Shared: true}},
 			"(gpu-0) gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
-		{"shares by memory held, and counted ones wanted", "shares_4", []devices.Held{{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
-		{"counted shares held, and shares by memory wanted", "shareable", []devices.Held{{Device: "gpu-0", Shared: true, Counted: true}},
+		{"shares by memory held, and counted ones wanted", "shares_4", []devices.HeldDevice{{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
+		{"counted shares held, and shares by memory wanted", "shareable", []devices.HeldDevice{{Device: "gpu-0", Shared: true, Counted: true}},
 			"(gpu-0) gpu-1"},
 		{"counted shares held, and another number of them wanted", "shares_2",
-			[]devices.Held{{Device: "gpu-0", Shared: true, Counted: true}, {Device: "gpu-0", Shared: true, Counted: true}}, "gpu-0 gpu-1"},
-		{"whole held, and counted shares wanted", "shares_2", []devices.Held{{Device: "gpu-0"}}, "gpu-0 gpu-1"},
-		{"both kinds of shares held", "shares_2", []devices.Held{{Device: "gpu-0", Shared: true, Counted: true},
+			[]devices.HeldDevice{{Device: "gpu-0", Shared: true, Counted: true}, {Device: "gpu-0", Shared: true, Counted: true}}, "gpu-0 gpu-1"},
+		{"whole held, and counted shares wanted", "shares_2", []devices.HeldDevice{{Device: "gpu-0"}}, "gpu-0 gpu-1"},
+		{"both kinds of shares held", "shares_2", []devices.HeldDevice{{Device: "gpu-0", Shared: true, Counted: true},
 			{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
-		{"an instance of the wanted profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-3g20gb-9-4"}},
+		{"an instance of the wanted profile held", "mig_3g.20gb", []devices.HeldDevice{{Device: "gpu-0-mig-3g20gb-9-4"}},
 			"gpu-0-mig-3g20gb-9-0 gpu-0-mig-3g20gb-9-4 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
-		{"an instance of another profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}},
+		{"an instance of another profile held", "mig_3g.20gb", []devices.HeldDevice{{Device: "gpu-0-mig-1g5gb-19-3"}},
 			"gpu-0-mig-1g5gb-19-3 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
-		{"a device that no GPU can be", "whole", []devices.Held{{Device: "gpu-0-mig-9g90gb-1-1"}, {Device: "gpu-17"}}, "gpu-0 gpu-1"},
+		{"a device that no GPU can be", "whole", []devices.HeldDevice{{Device: "gpu-0-mig-9g90gb-1-1"}, {Device: "gpu-17"}}, "gpu-0 gpu-1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			options := devices.Options{Forms: forms(t, c.forms), Held: c.held}
@@ -204,7 +202,7 @@ func TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn(t *testing.T) {
 	if _, ok := s.allocate(ask{form: "gpu", memory: "1Gi"}); !ok {
 		t.Fatal("the share was refused")
 	}
-	held := []devices.Held{{Device: "gpu-0", Shared: true}}
+	held := []devices.HeldDevice{{Device: "gpu-0", Shared: true}}
 	s.slices = newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Held: held})).slices
 	for _, a := range []ask{{form: "gpu"}, {form: "gpu", memory: "1Gi"}} {
 		if _, ok := s.allocate(a); ok {

@@ -27,6 +27,8 @@ const (
 	MIG Form = "mig"
 	// Shared is the GPU divided by memory and cores for several claims.
 	Shared Form = "shared"
+	// VFIO is the GPU for one virtual machine, bound to vfio-pci. Package passthrough makes these devices.
+	VFIO Form = "vfio"
 )
 
 // Names of attributes and capacities in the driver's own domain, as existing selectors use them.
@@ -45,7 +47,12 @@ const (
 	AttrAddressingMode    resourceapi.QualifiedName = "addressingMode"
 	AttrCliqueID          resourceapi.QualifiedName = "cliqueID"
 	AttrNVLinkDomain      resourceapi.QualifiedName = "nvlinkDomain"
-	// AttrLimits says of a device that several claims may have what holds the containers of a claim to its limits: library, or none.
+	// AttrShareable marks a device that several claims may have, where no VGPUProfile cuts it; its value is true.
+	AttrShareable resourceapi.QualifiedName = "shareable"
+	// AttrFirstOfGPU marks one device of each GPU that has no device of type gpu; its value is true. A claim that monitors selects by it one
+	// device for each GPU in every form.
+	AttrFirstOfGPU resourceapi.QualifiedName = "firstOfGPU"
+	// AttrLimits is, of a device for several claims, the mechanism that limits a claim's containers: library, or none.
 	AttrLimits resourceapi.QualifiedName = "limits"
 	// AttrVGPUProfile is the VGPUProfile of a shareable form. A shareable form without a profile lacks it.
 	AttrVGPUProfile resourceapi.QualifiedName = "vgpuProfile"

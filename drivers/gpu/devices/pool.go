@@ -8,8 +8,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/capability"
 )
 
 // TaintWithdrawn is the key of the taint on a device that claims still share, and whose GPU will be offered in another form once
@@ -33,12 +35,12 @@ type Pool struct {
 	Problems []error
 }
 
-// Options say how a node's GPUs are offered.
+// Options determine how a node's GPUs are offered.
 type Options struct {
 	// Forms are the forms in which they are offered.
 	Forms Forms
-	// Held are the devices that claims hold. They stay published, whatever Forms say.
-	Held []Held
+	// HeldDevice are the devices that claims hold. They stay published, whatever Forms say.
+	Held []HeldDevice
 	// Share is the default share of a GPU; the zero value is a tenth of the GPU.
 	Share Share
 	// Profiles are the named ways to divide the node's GPUs into shares.
@@ -46,6 +48,9 @@ type Options struct {
 	// Static lists the MIG instances on GPUs whose layout an administrator made, by GPU UUID. Such a GPU is offered only as those
 	// instances.
 	Static map[string][]Instance
+	// ByDemand are the layouts of the GPUs, by UUID, that get them by demand. Such a GPU is offered whole or as the planned instances that
+	// exist, and in no other form.
+	ByDemand map[string]Layout
 	// MIGMode are the GPUs, by UUID, that somebody else switched to MIG mode. They are offered only in MIG forms, though a claim could
 	// switch the mode off.
 	MIGMode map[string]bool
@@ -53,15 +58,39 @@ type Options struct {
 	Limits string
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
+	// Missing are the features of resource.k8s.io that the cluster lacks. A device that needs one of them is not offered.
+	Missing capability.Missing
 }
 
-// Held is a device that a claim holds.
-type Held struct {
+// HeldDevice is a device that a claim holds.
+type HeldDevice struct {
 	Device string
-	// Shared says that other claims may hold the device too.
+	// Shared: other claims may hold the device too.
 	Shared bool
-	// Counted says that the claim holds counted shares of a GPU of ModeShares.
+	// Counted: the claim holds counted shares of a GPU of ModeShares.
 	Counted bool
+}
+
+// Layout is the planned layout of a GPU that gets it by demand.
+type Layout struct {
+	// Instances are the planned MIG instances. Without any the GPU is offered whole.
+	Instances []Placed `json:"instances,omitempty"`
+	// Withdrawn are the names of devices that are not published.
+	Withdrawn []string `json:"withdrawn,omitempty"`
+}
+
+// Placed is a MIG instance by the name of its profile, as NVML writes it, and its first memory slice.
+type Placed struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+}
+
+// has reports whether a device is one of the layout's.
+func (l Layout) has(d *Device) bool {
+	if d.Form == MIG {
+		return slices.Contains(l.Instances, Placed{Profile: d.Profile.Name, Start: d.Placement.Start})
+	}
+	return d.Form == Whole && len(l.Instances) == 0
 }
 
 // Instance is an existing MIG instance: a GPU instance with one compute instance that fills it.
@@ -78,9 +107,15 @@ type Instance struct {
 func NewPool(n *inventory.Node, o Options) *Pool {
 	p := &Pool{node: n, options: o, devices: map[string]*Device{}, withdrawn: map[string]bool{}, Settling: map[string]bool{}}
 	for _, g := range n.GPUs {
+		if p.leaves(g) {
+			continue
+		}
 		if instances, ok := o.Static[g.UUID]; ok {
 			p.offer(g, p.static(g, instances))
 			continue
+		}
+		if l, ok := o.ByDemand[g.UUID]; ok && len(l.Instances) > 0 && len(p.heldOn(g)) == 0 {
+			continue // none of its instances exists yet; whole, a claim would keep them from being made
 		}
 		wanted := p.wanted(g)
 		if kept := p.kept(g, wanted); kept != nil {
@@ -92,10 +127,30 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 	return p
 }
 
-// wanted are the devices of a GPU that Forms ask for and its MIG mode allows: a GPU whose mode only a reset changes has the forms
+// leaves reports whether a GPU of ModeVFIO has no device of another form, so that package passthrough can offer it. Devices of claims stay
+// offered until they end. A GPU that a MIG layout has keeps it.
+func (p *Pool) leaves(g *inventory.GPU) bool {
+	if p.options.Forms.mode() != ModeVFIO {
+		return false
+	}
+	_, static := p.options.Static[g.UUID]
+	_, planned := p.options.ByDemand[g.UUID]
+	if static || planned {
+		p.problem("form %s: no GPU of the node is passed through while %s has the MIG instances of an administrator or of a MIGLayout: remove "+
+			"them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or exclude the node from the MIGLayout", ModeVFIO, g.UUID)
+		return false
+	}
+	if kept := p.kept(g, nil); kept != nil {
+		p.Settling[g.UUID] = true
+		p.offer(g, kept)
+	}
+	return true
+}
+
+// wanted are the devices of a GPU that Forms select and its MIG mode allows: a GPU whose mode only a reset changes has the forms
 // of its mode.
 func (p *Pool) wanted(g *inventory.GPU) []*Device {
-	all := p.asked(g)
+	all := p.keptApart(g, p.asked(g))
 	fixed := p.options.MIGMode[g.UUID]
 	if g.CanBeWhole() && !fixed {
 		return all
@@ -113,9 +168,41 @@ func (p *Pool) wanted(g *inventory.GPU) []*Device {
 	return all
 }
 
-// asked are the devices of a GPU that Forms ask for.
+// keptApart are those of the selected devices of a GPU that the cluster can keep apart; the whole GPU where it can keep none.
+func (p *Pool) keptApart(g *inventory.GPU, all []*Device) []*Device {
+	m := p.options.Missing
+	var lacks capability.Missing
+	kept := all
+	if shares := slices.ContainsFunc(all, (*Device).multiple); shares && (m.Shares || m.CountedShares && exclusive(all)) {
+		lacks.Shares, lacks.CountedShares = m.Shares, m.CountedShares && exclusive(all)
+		kept = slices.DeleteFunc(slices.Clone(all), (*Device).multiple)
+	}
+	if m.Counters && exclusive(kept) {
+		lacks.Counters = true
+		kept = nil
+	}
+	if !lacks.Any() {
+		return all
+	}
+	then := "without its shares"
+	if len(kept) == 0 {
+		kept, then = []*Device{whole(p.node, g)}, "whole"
+	}
+	p.problem("%s is offered %s: form %s needs %w", g.UUID, then, p.options.Forms, lacks)
+	return kept
+}
+
+// heldOn are the devices of a GPU that claims hold.
+func (p *Pool) heldOn(g *inventory.GPU) []HeldDevice {
+	return slices.DeleteFunc(slices.Clone(p.options.Held), func(h HeldDevice) bool { return !of(g, h.Device) })
+}
+
+// asked are the devices of a GPU that its layout by demand or Forms select.
 func (p *Pool) asked(g *inventory.GPU) []*Device {
 	n, o := p.node, p.options
+	if _, ok := o.ByDemand[g.UUID]; ok {
+		return []*Device{whole(n, g)}
+	}
 	var shares []*Device
 	for _, profile := range o.Profiles {
 		if profile.fits(g) {
@@ -146,7 +233,7 @@ func (p *Pool) asked(g *inventory.GPU) []*Device {
 		p.problem("%s is offered whole: form %s, and the driver does not say how much memory it has", g.UUID, ModeShareable)
 	case ModeShares:
 		return slices.Concat([]*Device{counted(n, g, o.Forms.Shares)}, shares)
-	case ModeWhole:
+	case ModeWhole, ModeVFIO:
 	}
 	return slices.Concat([]*Device{whole(n, g)}, shares)
 }
@@ -200,8 +287,8 @@ func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Dev
 	return out
 }
 
-// kept are the devices of a GPU that claims hold, where one of them is not among the wanted ones; else nil. Nothing else of the GPU
-// is offered until they end: the wanted devices may exclude them, and the scheduler could not know.
+// kept are the devices of a GPU that claims hold, where one of them is not among the wanted ones; else nil. The rest of the GPU
+// is not offered until they end: the wanted devices may exclude them, and the scheduler could not know.
 func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device
 	foreign := false
@@ -232,14 +319,14 @@ func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	return kept
 }
 
-// of says whether a device is one of a GPU's, by its name.
+// of reports whether a device is one of a GPU's, by its name.
 func of(g *inventory.GPU, device string) bool {
 	rest, ok := strings.CutPrefix(device, WholeName(g))
 	return ok && (rest == "" || rest[0] == '-')
 }
 
 // possible is a device in some form of a GPU, nil where the GPU cannot have it.
-func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
+func (p *Pool) possible(g *inventory.GPU, h HeldDevice) *Device {
 	n := p.node
 	switch {
 	case h.Device == WholeName(g) && h.Shared && h.Counted:
@@ -256,7 +343,7 @@ func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 				return profiled(n, g, profile)
 			}
 		}
-		// The profile of this share is unknown (not yet known, or no longer). Its claim says what it may use.
+		// The profile of this share is unknown (not yet, or no longer). Its claim has the amounts.
 		d := shared(n, g, p.options.Share.of(g))
 		d.API.Name = h.Device
 		return d
@@ -271,7 +358,7 @@ func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 	return nil
 }
 
-// static are the existing instances of a GPU: nothing else of it is offered.
+// static are the existing instances of a GPU: the rest of it is not offered.
 func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
 	var out []*Device
 	for _, i := range instances {
@@ -310,9 +397,19 @@ func (p *Pool) offer(g *inventory.GPU, all []*Device) {
 	for _, d := range all {
 		if d.multiple() {
 			attributes(d.API.Attributes).text(AttrLimits, p.options.Limits)
+			if _, profiled := d.API.Attributes[AttrVGPUProfile]; !profiled {
+				d.API.Attributes[AttrShareable] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
+			}
 		}
 		p.devices[d.Name()] = d
-		p.order = append(p.order, d)
+		if l, ok := p.options.ByDemand[g.UUID]; !ok || l.has(d) && !slices.Contains(l.Withdrawn, d.Name()) {
+			p.order = append(p.order, d)
+		}
+	}
+	if len(all) > 0 && !slices.ContainsFunc(all, func(d *Device) bool { return d.Form == Whole }) {
+		first := maps.Clone(all[0].API.Attributes) // placements of one profile have a map in common
+		first[AttrFirstOfGPU] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
+		all[0].API.Attributes = first
 	}
 }
 
@@ -343,13 +440,13 @@ func (p *Pool) Device(name string) *Device {
 	}
 	for _, g := range p.node.GPUs {
 		if _, static := p.options.Static[g.UUID]; !static && of(g, name) {
-			return p.possible(g, Held{Device: name})
+			return p.possible(g, HeldDevice{Device: name})
 		}
 	}
 	return nil
 }
 
-// Published says whether a device of that name is published.
+// Published reports whether a device of that name is published, or would be if its layout by demand did not withdraw it.
 func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 
 // Devices returns all published devices in the order of publication.

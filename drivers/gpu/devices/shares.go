@@ -11,8 +11,8 @@ import (
 )
 
 // counted is the GPU in ModeShares, under the name and with the type of a whole GPU. The capacities have the names, defaults and
-// ranges of the NVIDIA driver (sigs.k8s.io/dra-driver-nvidia-gpu v0.5.0, consumableShares with a number). A claim that asks for
-// nothing takes one share and no memory, so claims divide the GPU's time and trust each other with its memory.
+// ranges of the NVIDIA driver (sigs.k8s.io/dra-driver-nvidia-gpu v0.5.0, consumableShares with a number). A claim without requests takes
+// one share and no memory, so claims divide the GPU's time and trust each other with its memory.
 func counted(n *inventory.Node, g *inventory.GPU, shares int) *Device {
 	d := whole(n, g)
 	d.API.AllowMultipleAllocations = ptr.To(true)
@@ -39,7 +39,7 @@ func numbered(n int64) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
 }
 
-// Counts says whether a claim on a device consumes counted shares.
+// Counts reports whether a claim on a device consumes counted shares.
 func Counts(consumed map[resourceapi.QualifiedName]resource.Quantity) bool {
 	_, counts := consumed[CapShares]
 	return counts
@@ -54,7 +54,7 @@ func CountedShares(d resourceapi.Device) int64 {
 	return c.Value.Value()
 }
 
-// DescribeWhole says in a word or two how a published device of type gpu is offered.
+// DescribeWhole returns, in a word or two, how a published device of type gpu is offered.
 func DescribeWhole(d resourceapi.Device) string {
 	switch shares := CountedShares(d); {
 	case shares > 0:
@@ -65,9 +65,9 @@ func DescribeWhole(d resourceapi.Device) string {
 	return string(ModeWhole)
 }
 
-// canBe says whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
+// canBe reports whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
 // ModeShareable are not the same. The scheduler subtracts what a claim consumes only from capacities of the same names, so it would
 // give a GPU whole to one claim while others share it by count.
-func (d *Device) canBe(h Held) bool {
+func (d *Device) canBe(h HeldDevice) bool {
 	return d.Name() == h.Device && (!h.Shared || d.multiple() && (CountedShares(d.API) > 0) == h.Counted)
 }

@@ -1,4 +1,3 @@
-//shows:gpu-share
 package devices_test
 
 import (
@@ -11,8 +10,8 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// TestCountedSharesAreGivenUntilTheyEnd asks the scheduler's own allocator. The claims are those of the NVIDIA driver's own tests of
-// consumableShares with a number: a plain one, one that asks for shares, one that asks for memory.
+// TestCountedSharesAreGivenUntilTheyEnd uses the scheduler's own allocator. The claims are those of the NVIDIA driver's own tests of
+// consumableShares with a number: a plain one, one that requests shares, one that requests memory.
 func TestCountedSharesAreGivenUntilTheyEnd(t *testing.T) {
 	plain := ask{form: "gpu"}
 	some := func(n string) ask { return ask{form: "gpu", shares: n} }
@@ -102,7 +101,7 @@ func TestAWholeGPUIsNotSharedBecauseSharesAreWanted(t *testing.T) {
 		t.Fatal("the GPU was refused")
 	}
 	s.slices = newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: forms(t, "shares_4"),
-		Held: []devices.Held{{Device: "gpu-0"}}})).slices
+		Held: []devices.HeldDevice{{Device: "gpu-0"}}})).slices
 	if _, ok := s.allocate(ask{form: "gpu"}); ok {
 		t.Error("a share was allocated of a GPU that a claim has alone")
 	}

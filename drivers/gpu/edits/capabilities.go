@@ -16,9 +16,9 @@ import (
 // Capabilities finds the device nodes that open MIG devices. It reads them from the driver's list under /proc and never computes
 // them.
 type Capabilities struct {
-	// ProcRoot stands for /proc.
+	// ProcRoot replaces /proc.
 	ProcRoot string
-	// DevRoot stands for /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the same.
+	// DevRoot replaces /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the same.
 	DevRoot, HostDevRoot string
 }
 
@@ -35,8 +35,8 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 			return nil, err
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		// The kernel's driver makes no such node. It appears in the /dev of whoever runs NVML or nvidia-modprobe, if that /dev is
-		// writable. A container needs only its number.
+		// The kernel's driver makes no such node. NVML and nvidia-modprobe make it in their own /dev, if that is writable. A container
+		// needs only its number.
 		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot, ProcDevices: filepath.Join(c.ProcRoot, "devices")}.deviceNode(path,
 			known)
 		if err != nil {

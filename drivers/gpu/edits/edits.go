@@ -1,5 +1,5 @@
-// Package edits knows what a container needs to use a GPU: device nodes, the driver's libraries and programs, hooks. nvcdi finds
-// them once, when the plugin starts or the hardware changes. Preparing a claim only picks from the result.
+// Package edits finds the parts of a node that a container needs to use a GPU: device nodes, the driver's libraries and programs, hooks.
+// nvcdi finds them once, when the plugin starts or the hardware changes. Preparing a claim only picks from the result.
 package edits
 
 import (
@@ -20,22 +20,23 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/hardware/driver"
 )
 
-// Options say where to look.
+// Options define where to look.
 type Options struct {
 	NVML nvml.Interface
 	// DriverRoot is the driver's root as this process sees it, HostDriverRoot as the container runtime sees it; empty: the same.
 	DriverRoot, HostDriverRoot string
-	// DevRoot is the directory that stands for /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the
+	// DevRoot is the directory in place of /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the
 	// same.
 	DevRoot, HostDevRoot string
-	// ProcDevices is the file that stands for /proc/devices.
+	// ProcDevices is the file in place of /proc/devices.
 	ProcDevices string
 	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only
 	// where their own loader searches.
 	HookPath string
-	// Extra is added to what every container gets.
+	// Extra is added to every container.
 	Extra specs.ContainerEdits
 	Log   logr.Logger
 }
@@ -44,11 +45,11 @@ type Options struct {
 type Set struct {
 	common specs.ContainerEdits
 	gpus   map[string]specs.ContainerEdits
-	// Problems say what could not be found; containers do without it.
+	// Problems lists the files that could not be found; containers do without them.
 	Problems []error
 	// lacking are the missing device nodes without which no container can work, by GPU; under "" those of every GPU.
 	lacking map[string][]error
-	// seen is what was read, to know when to search again.
+	// seen are the files as last read; a change causes another search.
 	seen traces
 }
 
@@ -83,7 +84,7 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 		return strings.HasSuffix(m.ContainerPath, "/tmp/nvidia-mps") // the host's own MPS daemon is not for tenants; a claim has its own
 	})
 	s.common.Env = slices.DeleteFunc(s.common.Env, func(e string) bool { return strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=") })
-	// This tells a container runtime that injects GPUs by environment to leave this container alone.
+	// A container runtime that injects GPUs by environment then ignores this container.
 	s.common.Env = append(s.common.Env, "NVIDIA_VISIBLE_DEVICES=void")
 	if o.HookPath == "" {
 		s.common.Mounts = append(s.common.Mounts, links(s.common.Mounts)...)
@@ -111,6 +112,9 @@ func (o Options) library(ldconfig string, cached bool) (nvcdi.Interface, error) 
 		nvcdi.WithDriverRoot(o.DriverRoot), nvcdi.WithDevRoot(filepath.Dir(filepath.Clean(o.DevRoot))),
 		nvcdi.WithLogger(logger{o.Log}), nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 	}
+	if directory := o.unusual(); directory != "" {
+		opts = append(opts, nvcdi.WithLibrarySearchPaths([]string{directory}))
+	}
 	if o.HookPath == "" {
 		opts = append(opts, nvcdi.WithDisabledHooks(nvcdi.AllHooks))
 	} else {
@@ -126,7 +130,32 @@ func (o Options) library(ldconfig string, cached bool) (nvcdi.Interface, error) 
 	return lib, nil
 }
 
-// find asks nvcdi for one GPU's edits.
+// unusual is the directory of the driver's libraries where nvcdi does not look for them, as on Talos and on Bottlerocket; else it is empty.
+// nvcdi looks in the directories of its pkg/lookup/library.go, and in the loader's cache, which is not mounted here.
+func (o Options) unusual() string {
+	library, err := driver.Here(o.DriverRoot).Library()
+	if err != nil {
+		return ""
+	}
+	below, err := filepath.Rel(o.DriverRoot, filepath.Dir(library))
+	if err != nil {
+		return ""
+	}
+	switch below {
+	case ".", "usr/lib64", "lib64":
+		return ""
+	}
+	for _, arch := range []string{"x86_64-linux-gnu", "aarch64-linux-gnu"} {
+		for _, lib := range []string{"usr/lib/", "lib/"} {
+			if below == lib+arch || below == lib+arch+"/nvidia/current" {
+				return ""
+			}
+		}
+	}
+	return filepath.Dir(library)
+}
+
+// find gets one GPU's edits from nvcdi.
 func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	if devices, err := lib.GetDeviceSpecsByID(g.UUID); err != nil {
@@ -222,13 +251,13 @@ func (o Options) toHost(s *Set) error {
 	return errors.Join(errs...)
 }
 
-// Common returns what every container with a device of this driver needs.
+// Common returns the edits of every container with a device of this driver.
 func (s *Set) Common() specs.ContainerEdits { return clone(s.common) }
 
-// GPU returns what a container needs for a whole GPU or a share of one.
+// GPU returns the edits for a whole GPU or a share of one.
 func (s *Set) GPU(g *inventory.GPU) specs.ContainerEdits { return clone(s.gpus[g.UUID]) }
 
-// Partition returns what a container needs for a MIG device: only the parent's node, and the two capability nodes that open the
+// Partition returns the edits for a MIG device: only the parent's node, and the two capability nodes that open the
 // device.
 func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) specs.ContainerEdits {
 	var e specs.ContainerEdits
@@ -242,7 +271,7 @@ func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) spe
 	return e
 }
 
-// clone copies the lists, so that a caller may append. What they point to is never changed.
+// clone copies the lists, so that a caller may append. Their elements never change.
 func clone(e specs.ContainerEdits) specs.ContainerEdits {
 	e.Env, e.DeviceNodes, e.Hooks, e.Mounts = slices.Clone(e.Env), slices.Clone(e.DeviceNodes), slices.Clone(e.Hooks), slices.Clone(e.Mounts)
 	return e

@@ -51,11 +51,15 @@ func (h Hook) Install() (string, error) {
 		return "", fmt.Errorf("reading the container runtime's hook: %w", err)
 	}
 	path := filepath.Join(h.Directory, "nvidia-cdi-hook")
+	err = os.MkdirAll(h.Directory, 0o755)
+	if err == nil {
+		err = atomicfile.Runnable(h.Directory)
+	}
+	if err != nil {
+		return "", fmt.Errorf("installing the container runtime's hook (gpus.cdiHook: none does without): %w", err)
+	}
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, program) {
 		return path, os.Chmod(path, 0o755)
-	}
-	if err := os.MkdirAll(h.Directory, 0o755); err != nil {
-		return "", fmt.Errorf("installing the container runtime's hook: %w", err)
 	}
 	if err := h.Writer.Write(path, program, 0o755); err != nil {
 		return "", fmt.Errorf("installing the container runtime's hook: %w", err)

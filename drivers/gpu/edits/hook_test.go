@@ -20,7 +20,6 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-//shows:gpu-hook
 func TestTheHookIsPutOnTheHostWhole(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), "nvidia-cdi-hook"), filepath.Join(t.TempDir(), "bin")
 	h := Hook{Own: own, Directory: directory}
@@ -80,8 +79,6 @@ int main(void) {
 `
 
 // The driver's files are mounted at their paths on the host, which the container's loader may not search.
-//
-//shows:gpu-hook
 func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
 	gputest.NeedsMounts(t)
 	hook, err := filepath.Abs("../../../bin/nvidia-cdi-hook")

@@ -108,7 +108,7 @@ func (o Options) add(e *specs.ContainerEdits, path string, known driver.Numbers)
 	return nil
 }
 
-// Lacking says which device nodes a container with these GPUs would lack; errors.As finds a MissingNodeError in it.
+// Lacking reports which device nodes a container with these GPUs would lack; errors.As finds a MissingNodeError in it.
 func (s *Set) Lacking(gpus ...*inventory.GPU) error {
 	errs := slices.Clone(s.lacking[""])
 	for _, g := range gpus {
@@ -155,7 +155,7 @@ func changed(directory string) time.Time {
 	return info.ModTime()
 }
 
-// Outdated says whether another search may find something else: something was missing, is gone or was replaced, or the kernel's
+// Outdated reports whether another search may find something else: something was missing, is gone or was replaced, or the kernel's
 // numbers changed.
 func (s *Set) Outdated() bool {
 	if len(s.Problems) > 0 || !maps.Equal(s.seen.majors, driver.ReadNumbers(s.seen.procDevices)) {

@@ -18,13 +18,13 @@ import (
 // Answer is the result of the command.
 type Answer struct {
 	Nodes []Node `json:"nodes"`
-	// Precedence says who decides on the forms of a GPU, the strongest first.
+	// Precedence lists the sources that decide on the forms of a GPU, the strongest first.
 	Precedence []string `json:"precedence"`
 	// Waiting are the claims for GPUs that are not allocated.
 	Waiting []Claim `json:"waiting"`
 }
 
-// Node is what the API server shows of a node's GPUs.
+// Node is the state of a node's GPUs in the API.
 type Node struct {
 	Name string `json:"name"`
 	GPUs int    `json:"gpus"`
@@ -46,7 +46,7 @@ type Claim struct {
 	Requests []Request `json:"requests"`
 }
 
-// Request says why a request, or one of its alternatives, waits.
+// Request reports why a request, or one of its alternatives, waits.
 type Request struct {
 	Name  string `json:"name"`
 	Class string `json:"class"`
@@ -61,7 +61,7 @@ type Request struct {
 // shown is how many nodes an answer lists.
 const shown = 3
 
-// Explain says what each node offers. For each waiting claim it says where its form is offered, or could be.
+// Explain reports what each node offers. For each waiting claim it reports where its form is offered, or could be.
 func Explain(c *Cluster) Answer {
 	nodes := nodesOf(c)
 	answer := Answer{Precedence: devices.Precedence()}
@@ -196,7 +196,7 @@ func explainClaim(c *resourceapi.ResourceClaim, classes map[string]*resourceapi.
 	return out, ours
 }
 
-// explain says where a form is offered, or could be.
+// explain reports where a form is offered, or could be.
 func (w Want) explain(name, class string, nodes []*Node) Request {
 	r := Request{Name: name, Class: class, Wants: w.String()}
 	var offering, could []*Node

@@ -1,4 +1,4 @@
-// Package explain is the command that shows in which forms each node's GPUs are offered and who chose them. For each waiting claim
+// Package explain is the command that shows in which forms each node's GPUs are offered, and by whose choice. For each waiting claim
 // for GPUs it shows where its form is offered, or could be. It reads the API server and changes nothing.
 package explain
 
@@ -94,7 +94,7 @@ type Cluster struct {
 	Classes map[string]*resourceapi.DeviceClass
 }
 
-// Read lists the data. A claim that is named must exist and wait; otherwise the error says what it is.
+// Read lists the data. A claim that is named must exist and wait; otherwise the error gives its state.
 func Read(ctx context.Context, client kubernetes.Interface, claim string) (*Cluster, error) {
 	c := &Cluster{Classes: map[string]*resourceapi.DeviceClass{}}
 	for page := (metav1.ListOptions{Limit: pageSize}); ; {
@@ -137,7 +137,7 @@ func Read(ctx context.Context, client kubernetes.Interface, claim string) (*Clus
 	return c, c.check(claim)
 }
 
-// check says why there is nothing to explain about a claim.
+// check reports why there is nothing to explain about a claim.
 func (c *Cluster) check(name string) error {
 	if name == "" {
 		return nil

@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/drivers/node/host"
 )
 
-// slicesOf are what a node of some GPUs publishes in a form.
+// slicesOf are the ResourceSlices of a node with some GPUs in a form.
 func slicesOf(t *testing.T, node, forms string, gpus int) []runtime.Object {
 	t.Helper()
 	f, err := devices.ParseForms(forms)
@@ -63,13 +63,14 @@ func classes() []runtime.Object {
 		class("mig.nvidia.com", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`),
 		class("gpu-share.gpufabric.io", `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in `+
 			`device.attributes['gpu.nvidia.com'])`),
+		class("vfio.gpu.nvidia.com", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'vfio'`),
 		class("small", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].?vgpuProfile.orValue('') == 'x' || `+
 			`device.attributes['gpu.nvidia.com'].vgpuProfile == 'small'`),
 		class("rdma.gpufabric.io", `device.driver == 'rdma.gpufabric.io'`),
 	}
 }
 
-// claim asks for one device of a class, and has those of a pool that are named.
+// claim requests one device of a class, and has the named devices of a pool.
 func claim(name, class, selector string, memory string, pool string, has ...string) *resourceapi.ResourceClaim {
 	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class}
 	if selector != "" {
@@ -91,7 +92,6 @@ func claim(name, class, selector string, memory string, pool string, has ...stri
 	return c
 }
 
-//shows:gpu-forms
 func TestAWaitingClaimIsShownWhereItsFormCouldBeOffered(t *testing.T) {
 	const mig = `device.attributes['gpu.nvidia.com'].profile == '1g.10gb'`
 	taken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0")
@@ -126,6 +126,9 @@ func TestAWaitingClaimIsShownWhereItsFormCouldBeOffered(t *testing.T) {
 			[]string{"a part of a GPU's memory or cores: no GPU offers it", "gpu-forms=shareable"}},
 		{"a MIG profile", map[string]string{"whole": "whole", "other": "shareable"}, nil, claim("c", "mig.nvidia.com", mig, "", ""),
 			[]string{"a MIG instance of 1g.10gb: no GPU offers it", "other (2 free), whole (2 free)", "gpu-forms=mig_1g.10gb "}},
+		{"a virtual machine's GPU where all is whole", map[string]string{"whole": "whole"}, nil, claim("c", "vfio.gpu.nvidia.com", "", "", ""),
+			[]string{"asks for a GPU for a virtual machine: no GPU offers it",
+				"node whole gpufabric.io/gpu-forms=vfio (with gpus.passthrough.enabled"}},
 		{"whole where all is cut", map[string]string{"cut": "mig_1g.10gb"}, nil, claim("c", "gpu.nvidia.com", "", "", ""),
 			[]string{"a whole GPU: no GPU offers it", "node cut gpufabric.io/gpu-forms=whole"}},
 		{"whole where all is held", map[string]string{"whole": "whole"}, []runtime.Object{allTaken}, claim("c", "gpu.nvidia.com", "", "", ""),

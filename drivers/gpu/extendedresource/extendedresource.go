@@ -39,6 +39,7 @@ var (
 	_ deviceplugin.Backend   = (*Plugin)(nil)
 	_ deviceplugin.Preferrer = (*Plugin)(nil)
 	_ deviceplugin.Specified = (*Plugin)(nil)
+	_ deviceplugin.Exclusive = (*Plugin)(nil)
 )
 
 // Select finds the requested GPUs: "all", or UUIDs. It omits a GPU in a MIG mode that only a reset ends. Every node of a cluster
@@ -73,10 +74,13 @@ func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx co
 	return p, atomicfile.Writer{}.Write(p.spec, raw, 0o644)
 }
 
+// Exclusive implements deviceplugin.Exclusive: a GPU is for one pod.
+func (p *Plugin) Exclusive() bool { return true }
+
 // Spec is the file of the CDI spec.
 func (p *Plugin) Spec() string { return p.spec }
 
-// Devices returns the GPUs as the kubelet gets them. healthy says whether new pods may get one.
+// Devices returns the GPUs as the kubelet gets them. healthy reports whether new pods may get one.
 func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Device {
 	var out []deviceplugin.Device
 	for _, g := range p.gpus {
@@ -142,7 +146,7 @@ func (p *Plugin) Prefer(available, required []string, size int) []string {
 	return chosen
 }
 
-// nearness says how close a GPU is to those chosen; for the first one, to those that could be chosen with it.
+// nearness reports how close a GPU is to those chosen; for the first one, to those that could be chosen with it.
 func (p *Plugin) nearness(id string, chosen, rest []string) int {
 	others := chosen
 	if len(others) == 0 {

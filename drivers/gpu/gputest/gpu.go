@@ -82,11 +82,12 @@ func newGPU(minor int) *GPU {
 		g.mode = mode
 		return nvml.SUCCESS
 	}
+	g.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) { return g.ComputeMode(), nvml.SUCCESS }
 	g.migFuncs()
 	return g
 }
 
-// ComputeMode returns what was set last.
+// ComputeMode returns the last mode set.
 func (g *GPU) ComputeMode() nvml.ComputeMode {
 	g.mu.Lock()
 	defer g.mu.Unlock()

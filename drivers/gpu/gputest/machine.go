@@ -21,7 +21,7 @@ type Machine struct {
 	mock.ExtendedInterface
 	// Root holds sys, proc, dev and driver.
 	Root string
-	// GPUs are those that NVML knows. A GPU that was plugged in joins them when the library starts.
+	// GPUs are those that NVML lists. A GPU that was plugged in joins them when the library starts.
 	GPUs []*GPU
 
 	plugged chan *GPU
@@ -208,13 +208,16 @@ func (m *Machine) library() {
 			select {
 			case e := <-m.events:
 				return e, nvml.SUCCESS
-			case <-time.After(time.Duration(ms) * time.Millisecond):
+			case <-time.After(min(waits, time.Duration(ms)*time.Millisecond)):
 				return nvml.EventData{}, nvml.ERROR_TIMEOUT
 			}
 		}
 		return set, nvml.SUCCESS
 	}
 }
+
+// waits is how long a wait for an event takes at most. A plugin cannot end while it waits.
+const waits = 20 * time.Millisecond
 
 // Event makes NVML report an event on a whole GPU.
 func (m *Machine) Event(minor int, kind, data uint64) {

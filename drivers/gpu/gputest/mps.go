@@ -34,13 +34,13 @@ get_default_device_pinned_mem_limit*) cat "$dir/limit-${line##* }" ;;
 esac
 `
 
-// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. The stand-in records how it is started and
-// which commands it gets in the file told, whose name may use the shell's variables. Before it listens it runs the given shell
+// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. The stand-in writes how it was started and
+// its commands to the file told, whose name may use the shell's variables. Before it listens it runs the given shell
 // commands.
-func MPSControl(t testing.TB, driverRoot, told, before string) {
+func MPSControl(t testing.TB, driverRoot, log, before string) {
 	t.Helper()
 	program := filepath.Join(driverRoot, "usr/bin/nvidia-cuda-mps-control")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, fmt.Appendf(nil, control, told, before), 0o600),
+	if err := errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, fmt.Appendf(nil, control, log, before), 0o600),
 		os.Chmod(program, 0o755)); err != nil {
 		t.Fatal(err)
 	}

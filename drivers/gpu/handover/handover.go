@@ -1,10 +1,9 @@
-// Package handover is how the GPU plugin, which owns a node's GPUs, and a device plugin that hands some of them out by other means agree on
-// whose a GPU is: the device plugin asks for a GPU, the GPU plugin taints it in DRA and says so, and only then is it registered elsewhere.
-// The scheduler can so never see a GPU in both places as free.
+// Package handover is how the GPU plugin, which owns a node's GPUs, and a device plugin that allocates some of them by other means agree on
+// the owner of a GPU: the device plugin requests a GPU, the GPU plugin taints it in DRA and reports that, and only then is it registered
+// elsewhere. So the scheduler can never see a GPU in both places as free.
 //
-// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked holds who
-// asked, UUID.tainted says that every form of the GPU carries the taint in what is published. A request that stands when either starts
-// still stands.
+// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked names the
+// requester, and UUID.tainted exists while every form of the GPU is published with the taint. A request outlives restarts of both.
 package handover
 
 import (
@@ -33,7 +32,7 @@ type Directory string
 
 var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-fA-F-]{8,36}$`)
 
-// IsGPU says whether text is a GPU's UUID.
+// IsGPU reports whether text is a GPU's UUID.
 func IsGPU(text string) bool { return gpuUUID.MatchString(text) }
 
 func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
@@ -41,7 +40,7 @@ func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 
 // Ask requests GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
 func (d Directory) Ask(owner string, uuids ...string) error {
 	if !isOwner(owner) {
-		return fmt.Errorf("ask for GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
+		return fmt.Errorf("request GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
 	}
 	standing, err := d.Requests()
 	if err != nil {
@@ -56,10 +55,10 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 	}
 	for _, uuid := range uuids {
 		if !IsGPU(uuid) {
-			return fmt.Errorf("ask for a GPU: %q is no GPU's UUID", uuid)
+			return fmt.Errorf("request a GPU: %q is not the UUID of a GPU", uuid)
 		}
 		if other, taken := standing[uuid]; taken && other != owner {
-			return fmt.Errorf("ask for %s: %s has it; take it out of %s's configuration first", uuid, other, other)
+			return fmt.Errorf("request %s: %s has it; take it out of %s's configuration first", uuid, other, other)
 		}
 		if standing[uuid] == owner {
 			continue
@@ -71,7 +70,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 	return nil
 }
 
-// Requests says who requests which GPU, by UUID. It ignores a file that is not a request: another version may have left it.
+// Requests returns which role requests which GPU, by UUID. It ignores a file that is not a request: another version may have left it.
 func (d Directory) Requests() (map[string]string, error) {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
@@ -99,7 +98,7 @@ func (d Directory) Requests() (map[string]string, error) {
 
 // Confirm records that exactly these GPUs have the taint, as published. It removes the confirmation of all others.
 func (d Directory) Confirm(uuids ...string) error {
-	confirmed, err := d.confirmed()
+	confirmed, err := d.Confirmed()
 	if err != nil {
 		return err
 	}
@@ -121,7 +120,8 @@ func (d Directory) Confirm(uuids ...string) error {
 	return nil
 }
 
-func (d Directory) confirmed() (map[string]bool, error) {
+// Confirmed returns the GPUs that are confirmed to have the taint, by UUID.
+func (d Directory) Confirmed() (map[string]bool, error) {
 	entries, err := os.ReadDir(string(d))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read which GPUs are tainted: %w", err)
@@ -144,7 +144,7 @@ func (d Directory) Await(ctx context.Context, files *filewatch.Watcher, uuids ..
 		return err
 	}
 	for {
-		confirmed, err := d.confirmed()
+		confirmed, err := d.Confirmed()
 		if err != nil {
 			return err
 		}

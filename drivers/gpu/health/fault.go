@@ -15,26 +15,26 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// Kind is the kind of a fault; it is the name of its taint's key.
-type Kind string
+// FaultKind is the kind of a fault; it is the name of its taint's key.
+type FaultKind string
 
 const (
 	// XID is an error that the driver numbers (https://docs.nvidia.com/deploy/xid-errors).
-	XID Kind = "xid"
+	XID FaultKind = "xid"
 	// ECC is a memory error.
-	ECC Kind = "ecc"
+	ECC FaultKind = "ecc"
 	// NVLink is an error of a link between GPUs.
-	NVLink Kind = "nvlink"
+	NVLink FaultKind = "nvlink"
 	// Lost is a GPU that does not answer.
-	Lost Kind = "lost"
+	Lost FaultKind = "lost"
 	// Record is a GPU whose faults cannot be read from disk: it may have any.
-	Record Kind = "record"
+	Record FaultKind = "record"
 )
 
 // Fault is something wrong with a GPU, or with one MIG instance on it.
 type Fault struct {
-	GPU  string `json:"gpu"`
-	Kind Kind   `json:"kind"`
+	GPU  string    `json:"gpu"`
+	Kind FaultKind `json:"kind"`
 	// Code is the XID; 0 where there is none.
 	Code uint64 `json:"code,omitempty"`
 	// Fatal faults keep new claims away; others are only shown.
@@ -52,7 +52,7 @@ type Fault struct {
 	Placement *inventory.Placement `json:"placement,omitempty"`
 }
 
-// same says whether two reports are of the same fault. Not every kind has a code, so a fatal fault is never the same as one that is
+// same reports whether two reports are of the same fault. Not every kind has a code, so a fatal fault is never the same as one that is
 // not fatal.
 func (f Fault) same(o Fault) bool {
 	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && f.Fatal == o.Fatal && equal(f.Link, o.Link) &&
@@ -66,7 +66,7 @@ func equal[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// Touches says whether a device is unhealthy by the fault.
+// Touches reports whether a device is unhealthy by the fault.
 func (f Fault) Touches(d *devices.Device) bool {
 	if d.GPU.UUID != f.GPU {
 		return false

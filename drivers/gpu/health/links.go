@@ -100,7 +100,7 @@ func neighboursWith(readings []linkReading, g *inventory.GPU, link int) (with, o
 	return with, of
 }
 
-// switched says whether a link of a GPU that is up ends at something other than a GPU of this node: an NVSwitch.
+// switched reports whether a link of a GPU that is up ends at something other than a GPU of this node: an NVSwitch.
 func (m *follower) switched(r linkReading) bool {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemotePciInfo_v2") != nil {
 		return false
@@ -120,7 +120,7 @@ func (m *follower) switched(r linkReading) bool {
 	return false
 }
 
-// inMIGMode says whether a GPU is in MIG mode now.
+// inMIGMode reports whether a GPU is in MIG mode now.
 func inMIGMode(g *inventory.GPU) bool {
 	if g.MIG == nil {
 		return false
@@ -129,7 +129,7 @@ func inMIGMode(g *inventory.GPU) bool {
 	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
 
-// stands says whether a link's fault is recorded.
+// stands reports whether a link's fault is recorded.
 func (m *follower) stands(uuid string, link int) bool {
 	for _, f := range m.Faults() {
 		if f.GPU == uuid && f.Link != nil && *f.Link == link {
@@ -139,7 +139,7 @@ func (m *follower) stands(uuid string, link int) bool {
 	return false
 }
 
-// linkUp says whether a GPU's link is up now.
+// linkUp reports whether a GPU's link is up now.
 func linkUp(g *inventory.GPU, link int) bool {
 	state, ret := g.Handle.GetNvLinkState(link)
 	return ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// wires are the NVLinks of a machine: up[gpu][link] says which are up.
+// wires are the NVLinks of a machine: up[gpu][link] reports which are up.
 type wires struct {
 	up [][]bool
 	// ends is where a link ends; 0xC0 and more are NVSwitches, 0x10 and more the machine's GPUs.

@@ -22,7 +22,7 @@ import (
 const (
 	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end on request.
 	waitMilliseconds = 500
-	// recheck is how often to ask a GPU with a fault whether it is healthy again, and every GPU whether its NVLinks are up: there is
+	// recheck is how often to query a GPU with a fault for its health, and every GPU for the state of its NVLinks: there is
 	// no event for either. On a machine of 8 GPUs with 18 links each that is 144 short calls.
 	recheck = 10 * time.Second
 	// settle is the minimum age at which a fatal fault may heal: the driver determines the recovery action after it reported the
@@ -46,22 +46,22 @@ type Options struct {
 	// Boot names the current boot.
 	Boot string
 	Now  func() time.Time
-	// Recheck is how often to check what has no event. Settle is the minimum duration of a fatal fault; 0: 10 seconds.
+	// Recheck is how often to check states without an event. Settle is the minimum duration of a fatal fault; 0: 10 seconds.
 	Recheck, Settle time.Duration
 }
 
 // Listener receives what a Monitor finds, in the goroutine of its Run.
 type Listener interface {
-	// Happened is called for every event on a GPU. first says that it is new. An application's own mistake is reported here, but is
+	// Happened is called for every event on a GPU. first means that it is new. An application's own mistake is reported here, but is
 	// not kept as a fault.
 	Happened(ctx context.Context, f Fault, first bool)
 	// Healed is called when a fault is gone.
 	Healed(ctx context.Context, f Fault)
-	// Checked is called every few seconds, for checks of what else has no event.
+	// Checked is called every few seconds, for further checks without an event.
 	Checked(ctx context.Context)
 }
 
-// Monitor knows the faults of the node's GPUs, and looks for new ones while it runs. Make it with New.
+// Monitor keeps the faults of the node's GPUs, and looks for new ones while it runs. Make it with New.
 type Monitor struct {
 	options Options
 	record  *store.File[kept]
@@ -83,8 +83,8 @@ type follower struct {
 	registered map[string]bool // by UUID: its events are registered
 }
 
-// New makes a Monitor with the stored faults. The error names faults that cannot be read. The Monitor, unless nil, can be used all
-// the same: it counts every GPU as faulty until somebody has checked them and deletes the file.
+// New makes a Monitor with the stored faults. The error names unreadable faults. The Monitor, unless nil, can be used all the same: it
+// counts every GPU as faulty until an administrator has checked them and deletes the file.
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
 		o.Recheck = recheck
@@ -103,7 +103,7 @@ func New(o Options) (*Monitor, error) {
 	return m, err
 }
 
-// Faults returns the present faults, oldest first. Where those on disk cannot be read, each GPU has a fault that says so.
+// Faults returns the present faults, oldest first. Where those on disk cannot be read, each GPU has a fault for that.
 func (m *Monitor) Faults() []Fault {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +149,7 @@ func (m *Monitor) Describe(descriptions chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.Collect(collected) }
 
-// readAgain checks whether somebody deleted the file that could not be read.
+// readAgain checks whether the unreadable file was deleted.
 func (m *follower) readAgain(ctx context.Context) {
 	m.mu.Lock()
 	var gone []Fault
@@ -205,7 +205,7 @@ func (m *follower) run(ctx context.Context) error {
 	return nil
 }
 
-// check looks for what no event reports.
+// check looks for faults that no event reports.
 func (m *follower) check(ctx context.Context, set nvml.EventSet) {
 	m.checkLinks(ctx)
 	m.heal(ctx)
@@ -242,7 +242,7 @@ func (m *follower) register(ctx context.Context, set nvml.EventSet) {
 				m.lost(ctx, g)
 			}
 		default:
-			m.registered[g.UUID] = true // said once
+			m.registered[g.UUID] = true // reported once
 			klog.FromContext(ctx).Error(ret, "Could not register for a GPU's events; its health is not followed", "gpu", g.UUID)
 		}
 	}
@@ -326,7 +326,7 @@ func (m *follower) lost(ctx context.Context, g *inventory.GPU) {
 	m.add(ctx, Fault{GPU: g.UUID, Kind: Lost, Fatal: true, Message: "the GPU does not answer NVML"}, true)
 }
 
-// isLost says whether a GPU's loss is recorded.
+// isLost reports whether a GPU's loss is recorded.
 func (m *follower) isLost(g *inventory.GPU) bool {
 	return slices.ContainsFunc(m.Faults(), func(f Fault) bool { return f.GPU == g.UUID && f.Kind == Lost })
 }
@@ -378,7 +378,7 @@ func (m *follower) heal(ctx context.Context) {
 	}
 	m.mu.Lock()
 	for _, f := range gone {
-		// A fault that was seen again meanwhile stays.
+		// A fault that was seen again in between stays.
 		m.faults = slices.DeleteFunc(m.faults, func(o Fault) bool { return f.same(o) && f.Last.Equal(o.Last) })
 	}
 	m.keep(ctx)
@@ -392,8 +392,8 @@ func (m *follower) heal(ctx context.Context) {
 	m.announce()
 }
 
-// healed says whether a fault is over. Where the driver knows recovery actions, a fault is over when it names none. Otherwise a
-// fatal fault ends with the boot, since nothing else shows that the GPU was reset. A lost GPU is the exception: it answers again
+// healed reports whether a fault is over. Where the driver reports recovery actions, a fault is over when it names none. Otherwise a
+// fatal fault ends with the boot, since no other sign of a reset exists. A lost GPU is the exception: it answers again
 // only after a reset.
 func (m *follower) healed(f Fault) bool {
 	now := m.options.Now()
@@ -421,7 +421,7 @@ func (m *follower) healed(f Fault) bool {
 
 var errNoAction = errors.New("the driver names no recovery actions")
 
-// recoveryAction asks what the GPU needs to become healthy.
+// recoveryAction reads the driver's recovery action for the GPU.
 func recoveryAction(g *inventory.GPU) (uint32, error) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	if ret := g.Handle.GetFieldValues(values); ret != nvml.SUCCESS {

@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,12 +20,12 @@ import (
 // bench is a Monitor with a settable clock, and its listener.
 type bench struct {
 	*follower
-	machine *gputest.Machine
-	node    *inventory.Node
-	now     time.Time
-	told    []Fault
-	healed  []Fault
-	hearing func() // called with each event, if set
+	machine  *gputest.Machine
+	node     *inventory.Node
+	now      time.Time
+	reported []Fault
+	healed   []Fault
+	hearing  func() // called with each event, if set
 }
 
 func newBench(t *testing.T, path, boot string) *bench {
@@ -59,7 +58,7 @@ func (b *bench) Happened(_ context.Context, f Fault, _ bool) {
 	if b.hearing != nil {
 		b.hearing()
 	}
-	b.told = append(b.told, f)
+	b.reported = append(b.reported, f)
 }
 
 func (b *bench) Healed(_ context.Context, f Fault) { b.healed = append(b.healed, f) }
@@ -102,7 +101,7 @@ func TestWhenAFaultHeals(t *testing.T) {
 			}
 			now := b.now
 			if c.boot != "" {
-				b = newBench(t, path, c.boot) // reads what was kept
+				b = newBench(t, path, c.boot) // reads the kept faults
 			}
 			b.now = now.Add(c.after)
 			b.machine.GPUs[0].SetRecovery(c.recovery)
@@ -145,8 +144,8 @@ func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
 func TestAnApplicationsMistakeIsNoFault(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	b.xid(t, 31)
-	if len(b.Faults()) != 0 || len(b.told) != 1 || b.told[0].Fatal {
-		t.Errorf("faults %v, told %v", b.Faults(), b.told)
+	if len(b.Faults()) != 0 || len(b.reported) != 1 || b.reported[0].Fatal {
+		t.Errorf("faults %v, reported %v", b.Faults(), b.reported)
 	}
 }
 
@@ -161,11 +160,11 @@ func TestAFaultIsShownBeforeItsHoldersAreNotified(t *testing.T) {
 			order = append(order, "shown")
 		default:
 		}
-		order = append(order, "told")
+		order = append(order, "reported")
 	}
 	b.xid(t, 119)
-	if got := strings.Join(order, ", "); got != "shown, told" {
-		t.Errorf("the fault was %s; want it shown, then told", got)
+	if got := strings.Join(order, ", "); got != "shown, reported" {
+		t.Errorf("the fault was %s; want it shown, then reported", got)
 	}
 }
 
@@ -214,41 +213,12 @@ func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
 	}
 }
 
-// An earlier version stored faults without a checksum, and can read what this one stores.
-func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
-	before, err := os.ReadFile("testdata/faults-0.2.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "faults.json")
-	write(t, path, before)
-	r, faults, err := open(path, atomicfile.Writer{})
-	if err != nil || len(faults) != 2 || faults[0].Code != 79 || faults[1].Placement == nil || faults[1].Placement.Size != 4 {
-		t.Fatalf("faults %v, %v", faults, err)
-	}
-	if err := r.Put(kept{Faults: faults[:1]}); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The type into which version 0.2 reads a file.
-	var file struct {
-		Version int     `json:"version"`
-		Faults  []Fault `json:"faults"`
-	}
-	if err := json.Unmarshal(raw, &file); err != nil || file.Version != 1 || len(file.Faults) != 1 || file.Faults[0].GPU != faults[0].GPU {
-		t.Errorf("%s is read as %v, %v", raw, file, err)
-	}
-}
-
-// The unreadable file may have held a fault of any GPU. So each stays tainted, across restarts too, until somebody has checked and
-// deletes the file.
+// The unreadable file may have held a fault of any GPU. So each stays tainted, across restarts too, until an administrator has checked them
+// and deletes the file.
 func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T) {
 	for name, raw := range map[string]string{
-		"cut": `{"version":1,"faults":[{"gpu":"GPU-`, "of a later version": `{"version":2,"faults":[]}`,
-		"changed": `{"version":1,"faults":[],"sha256":"00"}`, "empty": "",
+		"cut": `{"kind":"gpufabric-faults","version":1,"value":{"faults":[{"gpu":"GPU-`, "empty": "",
+		"changed": `{"kind":"gpufabric-faults","version":1,"sha256":"00","value":{"faults":[]}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

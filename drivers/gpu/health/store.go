@@ -14,13 +14,13 @@ type kept struct {
 	Faults []Fault `json:"faults"`
 }
 
-// kind describes how faults are stored: as earlier versions stored them, with a checksum added, which those ignore.
-func kind() store.Kind[kept] {
-	return store.Kind[kept]{Name: "gpufabric-faults", Version: 1, Form: store.Object}
+// kind describes how faults are stored.
+func kind() store.Format[kept] {
+	return store.Format[kept]{Name: "gpufabric-faults", Version: 1}
 }
 
-// open reads the stored faults. The error names the files that cannot be read; the store can be used all the same, and Aside says
-// so.
+// open reads the stored faults. The error names the files that cannot be read; the store can be used all the same, and Aside reports
+// it.
 func open(path string, writer atomicfile.Writer) (*store.File[kept], []Fault, error) {
 	record, unreadable, err := store.OpenFile(path, kind(), 0o640, writer)
 	if err != nil {

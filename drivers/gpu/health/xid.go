@@ -2,7 +2,7 @@ package health
 
 import "fmt"
 
-// severity says what an XID means for the GPU.
+// severity is the consequence of an XID for the GPU.
 type severity int
 
 const (
@@ -14,7 +14,7 @@ const (
 )
 
 // classify returns the severity of an XID; unknown XIDs are fatal.
-func classify(xid uint64) (Kind, severity, string) {
+func classify(xid uint64) (FaultKind, severity, string) {
 	switch xid {
 	case 13:
 		return XID, application, "graphics engine exception"

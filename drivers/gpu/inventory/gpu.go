@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Node is what the GPU driver knows of its node's hardware at one moment.
+// Node is a node's hardware as the GPU driver saw it at one moment.
 type Node struct {
 	// DriverVersion is the kernel driver's version, as NVML writes it ("570.158.01").
 	DriverVersion string
@@ -16,7 +16,7 @@ type Node struct {
 	GPUs []*GPU
 	// Missing are NVML's indices of the GPUs that could not be read at all.
 	Missing []int
-	// Problems says which GPUs or attributes could not be read, and why; the others are served.
+	// Problems list which GPUs or attributes could not be read, and why; the others are served.
 	Problems []error
 }
 
@@ -32,7 +32,7 @@ type GPU struct {
 	ProductName, Brand, Architecture string
 	// ComputeCapability is major and minor, such as 9 and 0.
 	ComputeCapability [2]int
-	// AddressingMode is HMM, ATS or None, empty where the driver does not say.
+	// AddressingMode is HMM, ATS or None, empty if the driver does not report it.
 	AddressingMode string
 	// PCIDevice is the model's PCI ID: the device ID in the upper half, the vendor's in the lower (0x20B010DE).
 	PCIDevice uint32
@@ -62,11 +62,11 @@ type Place struct {
 	NUMANode int
 }
 
-// MIG is what NVML reports about a GPU's MIG support.
+// MIG is a GPU's MIG support by NVML.
 type MIG struct {
 	// Enabled is the current mode, Pending the mode after the next reset.
 	Enabled, Pending bool
-	// NeedsReset says that only a reset of the GPU changes the mode, as on Ampere. From Hopper on it changes at once (NVIDIA's MIG
+	// NeedsReset means that only a reset of the GPU changes the mode, as on Ampere. From Hopper on it changes at once (NVIDIA's MIG
 	// user guide, Deployment Considerations).
 	NeedsReset bool
 	// Profiles are the GPU instance profiles with their placements, in the order of NVML's profile numbers.
@@ -99,13 +99,13 @@ type Placement struct {
 	Start, Size int
 }
 
-// CanBeWhole says whether the GPU can be given out undivided: it is not in MIG mode, or a claim can switch the mode off.
+// CanBeWhole reports whether the GPU can be given out undivided: it is not in MIG mode, or a claim can switch the mode off.
 func (g *GPU) CanBeWhole() bool { return g.MIG == nil || !g.MIG.NeedsReset || !g.MIG.Enabled }
 
-// CanBeCut says whether MIG instances can be made on the GPU: it is in MIG mode, or a claim can switch the mode on.
+// CanBeCut reports whether MIG instances can be made on the GPU: it is in MIG mode, or a claim can switch the mode on.
 func (g *GPU) CanBeCut() bool { return g.MIG != nil && (!g.MIG.NeedsReset || g.MIG.Enabled) }
 
-// ModeIsPending says whether the next reset changes the GPU's MIG mode.
+// ModeIsPending reports whether the next reset changes the GPU's MIG mode.
 func (m *MIG) ModeIsPending() bool { return m.NeedsReset && m.Pending != m.Enabled }
 
 // Profile finds a profile by the driver's ID.

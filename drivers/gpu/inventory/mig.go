@@ -116,7 +116,7 @@ func gigabytes(instance, gpu uint64) int {
 	return int(math.Round(eighths / 8 * math.Ceil(float64(gpu)/(1<<30))))
 }
 
-// own says whether a handle is go-nvml's own. go-nvml's handlers (functions whose names end in V) work only on those. For any other
+// own reports whether a handle is go-nvml's own. go-nvml's handlers (functions whose names end in V) work only on those. For any other
 // implementation of its interface it would call a library that is not loaded, which ends the process.
 func own(handle nvml.Device) bool {
 	return reflect.TypeOf(handle).PkgPath() == reflect.TypeFor[nvml.EventData]().PkgPath()

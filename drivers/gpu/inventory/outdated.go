@@ -7,7 +7,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Outdated says whether reading again would give another result. A GPU may answer again, or have joined another NVLink clique (the
+// Outdated reports whether reading again would give another result. A GPU may answer again, or have joined another NVLink clique (the
 // fabric manager may take minutes after the boot), or an administrator may have changed the MIG mode of one that needs a reset for
 // it. It makes few calls for each GPU, so it may be called every few seconds. It does not see GPUs plugged in after NVML was
 // started, which NVML does not count.
@@ -31,7 +31,7 @@ func (r Reader) Outdated(n *Node) bool {
 	return false
 }
 
-// modeChanged says whether a mode that only a reset changes, or the pending one, differs from the one that was read.
+// modeChanged reports whether a mode that only a reset changes, or the pending one, differs from the one that was read.
 func (g *GPU) modeChanged() bool {
 	if g.MIG == nil || !g.MIG.NeedsReset {
 		return false
@@ -41,7 +41,7 @@ func (g *GPU) modeChanged() bool {
 		g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
 }
 
-// Answers asks for something that only the GPU itself knows. A GPU that does not answer must be reset or plugged in again.
+// Answers queries a value that only the GPU itself can supply. A GPU that does not answer must be reset or plugged in again.
 func (g *GPU) Answers() bool {
 	_, ret := g.Handle.GetMemoryInfo()
 	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED

@@ -8,8 +8,6 @@ import (
 )
 
 // GB200 as numactl --hardware shows it, cut to two memory-only nodes: 0 and 1 are the sockets, 2 and 3 the memory of a GPU at each.
-//
-//shows:gpu-driver-trouble
 func TestAGPUOnANUMANodeWithoutCPUsIsOnItsSockets(t *testing.T) {
 	root := t.TempDir()
 	put := func(name, text string) {

@@ -125,7 +125,7 @@ func failure(ret nvml.Return) error {
 	}
 }
 
-// has says whether the library has a symbol: calling a missing one ends the process.
+// has reports whether the library has a symbol: calling a missing one ends the process.
 func has(lib nvml.Interface, symbol string) bool {
 	return lib.Extensions().LookupSymbol(symbol) == nil
 }

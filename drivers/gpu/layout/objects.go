@@ -4,7 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,12 +27,49 @@ func resource() schema.GroupVersionResource {
 // Manager and a node's name form the owner of the node's entry in a MIGLayout's status.
 const Manager = "gpu-plugin/"
 
-// Watch calls changed with the MIGLayouts that select a node whenever they change, until ctx ends.
+// Watch calls changed with the MIGLayouts that select a node whenever they change, until ctx ends. Those that the controller makes for
+// other nodes by demand are not sent to this one: a cluster has one for each node, and they change often.
 func Watch(ctx context.Context, n selection.Node, changed func([]v1alpha1.MIGLayout)) error {
-	return selection.Watch(ctx, n, resource(), func(l *v1alpha1.MIGLayout) *metav1.LabelSelector { return l.Spec.NodeSelector }, changed)
+	var mu sync.Mutex
+	parts := map[string][]v1alpha1.MIGLayout{}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	both := []string{"!" + v1alpha1.MIGNodeLabel, v1alpha1.MIGNodeLabel + "=" + v1alpha1.MIGNodeValue(n.Name)}
+	for _, labelled := range both {
+		group.Go(func() error {
+			return selection.WatchLabelled(ctx, n, resource(), labelled, func(l *v1alpha1.MIGLayout) *metav1.LabelSelector {
+				return l.Spec.NodeSelector
+			}, func(selected []v1alpha1.MIGLayout) {
+				mu.Lock()
+				defer mu.Unlock()
+				if parts[labelled] = selected; len(parts) == len(both) {
+					changed(joined(parts))
+				}
+			})
+		})
+	}
+	return group.Wait()
 }
 
-// Mistake is what is wrong with a layout's spec, nil where nothing is.
+// joined are the layouts of both watches, by name. A layout whose label is changed may be in both for a moment.
+func joined(parts map[string][]v1alpha1.MIGLayout) []v1alpha1.MIGLayout {
+	byName := map[string]v1alpha1.MIGLayout{}
+	for _, part := range parts {
+		for _, l := range part {
+			if other, twice := byName[l.Name]; !twice || other.Generation < l.Generation {
+				byName[l.Name] = l
+			}
+		}
+	}
+	var out []v1alpha1.MIGLayout
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		out = append(out, byName[name])
+	}
+	return out
+}
+
+// Mistake returns the first mistake in a layout's spec, or nil.
 func Mistake(l *v1alpha1.MIGLayout) error {
 	return l.Spec.Validate(field.NewPath("spec")).ToAggregate()
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -20,7 +21,7 @@ type Wanted struct {
 // Plan is the planned state of a GPU.
 type Plan struct {
 	GPU *inventory.GPU
-	// MIG says whether its MIG mode is on.
+	// MIG reports whether its MIG mode is on.
 	MIG bool
 	// Instances are the planned instances with their places.
 	Instances []Wanted
@@ -64,7 +65,7 @@ func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MI
 			continue
 		}
 		if len(e.DeviceFilter) > 0 && !slices.ContainsFunc(e.DeviceFilter, func(id string) bool {
-			return strings.EqualFold(id, fmt.Sprintf("0x%08X", g.PCIDevice))
+			return strings.EqualFold(id, deviceID(g))
 		}) {
 			continue
 		}
@@ -76,6 +77,40 @@ func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MI
 	return found, nil
 }
 
+// WithoutEffect describes the indices and device filters of entries that match no GPU of the node, which a layout for several kinds of
+// nodes may have, and a mistyped one has too.
+func WithoutEffect(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry) []string {
+	var out []string
+	for i, e := range entries {
+		var none []string
+		for _, index := range e.Devices.Indices {
+			if !slices.ContainsFunc(gpus, func(g *inventory.GPU) bool { return int(index) == g.Index }) {
+				none = append(none, strconv.Itoa(int(index)))
+			}
+		}
+		if len(none) > 0 {
+			out = append(out, fmt.Sprintf("entry %d: devices %s: the node has no such GPU, it has %s", i, strings.Join(none, ", "), indices(gpus)))
+		}
+		for _, id := range e.DeviceFilter {
+			if !slices.ContainsFunc(gpus, func(g *inventory.GPU) bool { return strings.EqualFold(id, deviceID(g)) }) {
+				out = append(out, fmt.Sprintf("entry %d: device-filter %s: no GPU of the node has this ID", i, id))
+			}
+		}
+	}
+	return out
+}
+
+func indices(gpus []*inventory.GPU) string {
+	var out []string
+	for _, g := range gpus {
+		out = append(out, strconv.Itoa(g.Index))
+	}
+	return strings.Join(out, ", ")
+}
+
+// deviceID is a GPU's PCI device ID in mig-parted's form.
+func deviceID(g *inventory.GPU) string { return fmt.Sprintf("0x%08X", g.PCIDevice) }
+
 // place finds a placement for every instance. Existing instances keep their places first. The others follow, the largest first,
 // each as low as it fits.
 func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Wanted, error) {
@@ -83,12 +118,7 @@ func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Want
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		i := slices.IndexFunc(g.MIG.Profiles, func(p inventory.Profile) bool { return p.Name == name })
 		if i < 0 {
-			var names []string
-			for _, p := range g.MIG.Profiles {
-				names = append(names, p.Name)
-			}
-			return nil, fmt.Errorf("mig-devices %q: GPU %d (%s) has no such profile; it has %s", name, g.Index, g.ProductName,
-				strings.Join(names, ", "))
+			return nil, fmt.Errorf("mig-devices %q: GPU %d (%s) has no such profile; it has %s", name, g.Index, g.ProductName, profileNames(g))
 		}
 		for range counts[name] {
 			want = append(want, g.MIG.Profiles[i])
@@ -110,6 +140,15 @@ func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Want
 		return placed, nil
 	}
 	return nil, fmt.Errorf("mig-devices %v do not fit on GPU %d (%s) together", counts, g.Index, g.ProductName)
+}
+
+// profileNames lists the MIG profiles of a GPU.
+func profileNames(g *inventory.GPU) string {
+	var names []string
+	for _, p := range g.MIG.Profiles {
+		names = append(names, p.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 func size(p inventory.Profile) int {

@@ -84,3 +84,14 @@ func TestALayoutIsPlacedWhereTheHardwareAllows(t *testing.T) {
 		})
 	}
 }
+
+func TestWithoutEffectNamesIndicesAndFiltersOfNoGPU(t *testing.T) {
+	gpus := read(t, gputest.New(t, 2))
+	entries := []v1alpha1.MIGPartedEntry{entry(false, nil, 0, 4, 5), entry(false, nil), entry(false, nil, 1)}
+	entries[2].DeviceFilter = []string{"0x20b010de", "0x233010DE"}
+	want := []string{"entry 0: devices 4, 5: the node has no such GPU, it has 0, 1",
+		"entry 2: device-filter 0x233010DE: no GPU of the node has this ID"}
+	if diff := cmp.Diff(want, layout.WithoutEffect(gpus, entries)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

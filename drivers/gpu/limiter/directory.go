@@ -7,14 +7,14 @@ import (
 	"gpufabric.io/drivers/node/tmpfs"
 )
 
-// mostFiles is how many files containers may have in a directory of theirs. The library has two.
+// mostFiles is how many files containers may have in a directory of theirs. The library has one.
 const mostFiles = 128
 
-// LeastBytes is what a directory must have room for: the library's two files take 2.2 MB.
+// LeastBytes is what a directory must have room for: the region for monitors takes 2 MB.
 const LeastBytes = 4 << 20
 
-// MakeDirectory makes a directory on the node to which containers' users, whoever they are, may write: so many bytes, in a file system
-// of its own; 0: no bound. An existing one stays as it is.
+// MakeDirectory makes a directory on the node to which containers' users with any ID may write: this many bytes, in a file system of its
+// own; 0: unlimited. An existing one stays as it is.
 func MakeDirectory(path string, bytes int64) error {
 	const mode = os.ModeSticky | 0o777
 	if bytes > 0 {

@@ -35,7 +35,11 @@ func Install(own, directory string, writer atomicfile.Writer) error {
 	if _, err := elf.NewFile(bytes.NewReader(library)); err != nil {
 		return fmt.Errorf("the limiter's library %s cannot be loaded by anybody: %w", own, err)
 	}
-	if err := os.MkdirAll(directory, 0o755); err != nil {
+	err = os.MkdirAll(directory, 0o755)
+	if err == nil {
+		err = atomicfile.Runnable(directory)
+	}
+	if err != nil {
 		return fmt.Errorf("install the limiter's library: %w", err)
 	}
 	for name, content := range map[string][]byte{Library: library, Preload: []byte(Loaded + "\n")} {

@@ -28,15 +28,12 @@ func run(t *testing.T, arguments ...string) string {
 	return string(out)
 }
 
-//shows:vgpu-limits
 func TestWhatIsCountedIsWhatTheDriverGave(t *testing.T) {
 	t.Log(run(t, "SECONDS=0", "unit"))
 }
 
 // Processes are killed with kill -9 at any moment. Their memory is then free again, and the container never has more than its
 // limit.
-//
-//shows:vgpu-limits
 func TestSixtyFourProcessesKilledAtRandomKeepToTheLimit(t *testing.T) {
 	t.Log(run(t, "SECONDS=4", "stress"))
 }

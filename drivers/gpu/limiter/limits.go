@@ -14,24 +14,33 @@ const (
 	Directory = "/usr/local/vgpu/limits.d"
 )
 
-// TurnsOfClaims has a directory with such a socket for each GPU of which a container has a share by a claim, by the GPU's UUID.
-const TurnsOfClaims = "/usr/local/vgpu/turns.d"
+// Cores has a directory for each GPU of which a container has a percentage, by the GPU's UUID: the pages of all containers with one, and
+// their order (gpufabric.io/drivers/gpu/cores). CoresOwn has the container's own page, by the same name.
+const (
+	Cores    = "/usr/local/vgpu/cores"
+	CoresOwn = "/usr/local/vgpu/cores.own"
+)
 
-// Turns is the directory with the socket by which the library asks the node's arbiter (gpufabric.io/drivers/gpu/cores) for turns.
-const Turns = "/usr/local/vgpu/turns"
+// Account is the file in which the library counts the container's memory (package account). Where none is mounted, the library makes one
+// in Own, if that is there, and else beside the region.
+const (
+	Account = "/usr/local/vgpu/account"
+	Own     = "/usr/local/vgpu/own"
+)
 
-// Accounts is the directory in which the library counts what the container has.
-const Accounts = "/tmp/vgpu"
+// Region is the directory in which existing monitors find the shared region of a container (package region). It is a copy of the
+// account, and decides nothing.
+const Region = "/tmp/vgpu"
 
-// AccountsOfClaims has such a directory for each GPU of which a container has a share by a claim, by the GPU's UUID. All containers of
-// that share have it. Of a GPU of which a container has several shares, the library counts the sum in Accounts.
+// AccountsOfClaims has such a file for each GPU of which a container has a share by a claim, by the GPU's UUID. All containers of that
+// share have it. Of a GPU of which a container has several shares, the library counts the sum in the container's own file.
 const AccountsOfClaims = "/usr/local/vgpu/accounts.d"
 
-// Words of a file of limits: its first line, the line that says what Text's closed does, and memory that is limited elsewhere.
+// Words of a file of limits: its first line, the line of Text's closed, and memory that is limited elsewhere.
 const (
 	heading    = "gpufabric-limits 1"
 	closedLine = "closed"
-	elsewhere  = "-" // in the place of an amount of memory
+	elsewhere  = "-" // instead of an amount of memory
 )
 
 // The limits of what the library can read (limits.h, limits.c).
@@ -45,7 +54,7 @@ type Limit struct {
 	UUID string
 	// Bytes of memory; 0: no limit.
 	Bytes int64
-	// Elsewhere says that NVIDIA's driver limits the memory: the library neither counts nor shows it.
+	// Elsewhere means that NVIDIA's driver limits the memory: the library neither counts nor shows it.
 	Elsewhere bool
 	// Cores is in percent of the GPU's SMs; 0: no limit.
 	Cores int
@@ -93,7 +102,7 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 func Parse(text []byte) ([]Limit, error) {
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	if lines[0] != heading {
-		return nil, fmt.Errorf("%.80q is no file of limits: %w", lines[0], ErrLimit)
+		return nil, fmt.Errorf("%.80q is not a file of limits: %w", lines[0], ErrLimit)
 	}
 	var out []Limit
 	for _, line := range lines[1:] {
@@ -107,7 +116,7 @@ func Parse(text []byte) ([]Limit, error) {
 			l.Bytes, err = strconv.ParseInt(memory, 10, 64)
 		}
 		if err != nil || n != 3 {
-			return nil, fmt.Errorf("%.80q is no line of a file of limits: %w", line, ErrLimit)
+			return nil, fmt.Errorf("%.80q is not a line of a file of limits: %w", line, ErrLimit)
 		}
 		out = append(out, l)
 	}

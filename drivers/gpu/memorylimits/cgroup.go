@@ -25,7 +25,7 @@ type Tree struct {
 // ErrCgroup marks a cgroup that cannot be found, or that does not belong to a container.
 var ErrCgroup = errors.New("no cgroup of a container")
 
-// Check says why containers cannot be found in the tree.
+// Check reports why containers cannot be found in the tree.
 func (t Tree) Check() error {
 	var in unix.Statfs_t
 	if err := unix.Statfs(t.Root, &in); err != nil {
@@ -53,7 +53,7 @@ func (t Tree) Check() error {
 func (t Tree) Own() (string, error) {
 	text, err := os.ReadFile(t.Self)
 	if errors.Is(err, fs.ErrNotExist) {
-		text, err = os.ReadFile("/proc/self/cgroup") // a tree that stands in for /proc has no processes
+		text, err = os.ReadFile("/proc/self/cgroup") // a tree in the place of /proc has no processes
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for this process's own cgroup: %w", err)
@@ -106,7 +106,7 @@ func (t Tree) Container(named, id string) (string, error) {
 func slicePath(slice string) (string, error) {
 	name, found := strings.CutSuffix(slice, ".slice")
 	if !found || name == "" || strings.Contains(name, "/") {
-		return "", fmt.Errorf("%.80q is no slice of systemd's: %w", slice, ErrCgroup)
+		return "", fmt.Errorf("%.80q is not a systemd slice: %w", slice, ErrCgroup)
 	}
 	if name == "-" {
 		return "", nil
@@ -114,7 +114,7 @@ func slicePath(slice string) (string, error) {
 	path, so := "", ""
 	for part := range strings.SplitSeq(name, "-") {
 		if part == "" {
-			return "", fmt.Errorf("%.80q is no slice of systemd's: %w", slice, ErrCgroup)
+			return "", fmt.Errorf("%.80q is not a systemd slice: %w", slice, ErrCgroup)
 		}
 		so = strings.TrimPrefix(so+"-"+part, "-")
 		path = filepath.Join(path, so+".slice")

@@ -11,8 +11,6 @@ import (
 )
 
 // Names as containerd and CRI-O write them with the kubelet's two cgroup drivers, and as kind has them below its own slice.
-//
-//shows:vgpu-driver-limits
 func TestAContainersCgroupIsFoundByTheRuntimesName(t *testing.T) {
 	root := t.TempDir()
 	for named, want := range map[string]string{

@@ -27,7 +27,7 @@ const (
 	getLimits = "nvmlDeviceGetMemoryLimits_v1"
 )
 
-// has says why the driver's library lacks the calls.
+// has reports why the driver's library lacks the calls.
 func (d Driver) has() error {
 	for _, name := range []string{setLimits, getLimits} {
 		if err := d.NVML.Extensions().LookupSymbol(name); err != nil {
@@ -38,7 +38,7 @@ func (d Driver) has() error {
 	return nil
 }
 
-// Available says why these GPUs, which are not in MIG mode, cannot be limited on this node; nil: they can.
+// Available reports why these GPUs, which are not in MIG mode, cannot be limited on this node; nil: they can.
 func (d Driver) Available(uuids ...string) error {
 	if err := d.has(); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// tell makes Run read the records.
+// tell triggers a reading of the records by Run.
 func (k *Keeper) tell() {
 	select {
 	case k.changed <- struct{}{}:
@@ -22,10 +22,10 @@ func (k *Keeper) tell() {
 	}
 }
 
-// events is the file of a cgroup that says whether it, or a cgroup below it, has processes (cgroup-v2.rst).
+// events is the file of a cgroup that reports whether it, or a cgroup below it, has processes (cgroup-v2.rst).
 const events = "cgroup.events"
 
-// Run releases each container when its last process has ended, until ctx ends. A caller that learns of ends from the runtime calls
+// Run releases each container when its last process has ended, until ctx ends. A caller that is notified of ends from the runtime calls
 // Release as well; the second release does nothing.
 func (k *Keeper) Run(ctx context.Context, files *filewatch.Watcher) error {
 	var followers sync.WaitGroup
@@ -77,7 +77,7 @@ func (k *Keeper) follow(ctx context.Context, id, cgroup string, changes <-chan s
 	}
 }
 
-// populated says whether a cgroup has processes.
+// populated reports whether a cgroup has processes.
 func populated(cgroup string) (bool, error) {
 	text, err := os.ReadFile(filepath.Join(cgroup, events))
 	if err != nil {

@@ -32,7 +32,7 @@ type Container struct {
 	PodUID, Name string
 }
 
-// record is what was set for a container.
+// record has the limits that were set for a container.
 type record struct {
 	PodUID    string `json:"podUID,omitempty"`
 	Container string `json:"container,omitempty"`
@@ -44,8 +44,8 @@ type record struct {
 // version is the version of the records' format.
 const version = 1
 
-func kind() store.Kind[record] {
-	return store.Kind[record]{Name: "gpufabric-memory-limit", Version: version, Check: func(_ string, r record) error {
+func kind() store.Format[record] {
+	return store.Format[record]{Name: "gpufabric-memory-limit", Version: version, Check: func(_ string, r record) error {
 		if r.Cgroup == "" || len(r.Limits) == 0 {
 			return errors.New("it names no cgroup, or no limit")
 		}
@@ -64,8 +64,8 @@ type Keeper struct {
 
 var _ prometheus.Collector = (*Keeper)(nil)
 
-// Open makes a Keeper with the records in a directory. It sets records that cannot be read aside and returns them: what they
-// reserved stays reserved until their containers' cgroups are gone.
+// Open makes a Keeper with the records in a directory. It sets unreadable records aside and returns them: their reservations stay until
+// their containers' cgroups are gone.
 func Open(driver Driver, directory string) (*Keeper, []store.Unreadable, error) {
 	records, unreadable, err := store.Open(store.Options{Directory: directory, Extension: ".limit", Writer: atomicfile.Writer{}}, kind())
 	if err != nil {
@@ -88,16 +88,21 @@ func (k *Keeper) Hold(ctx context.Context, c Container, limits []Limit) error {
 	if err != nil {
 		return err
 	}
-	return k.hold(c.ID, record{PodUID: c.PodUID, Container: c.Name, Cgroup: directory, Limits: limits})
+	return k.hold(c.ID, record{PodUID: c.PodUID, Container: c.Name, Cgroup: directory, Limits: limits}, nil)
 }
 
-func (k *Keeper) hold(id string, r record) error {
+// hold records limits and sets them. before is the earlier record; nil: there was none. After an error it is the record again, and
+// none of it is released: the container's processes run.
+func (k *Keeper) hold(id string, r record, before *record) error {
 	if err := k.records.Put(id, r); err != nil {
 		return err
 	}
 	k.tell()
 	for i, limit := range r.Limits {
 		if err := k.Set(r.Cgroup, limit); err != nil {
+			if before != nil {
+				return errors.Join(err, k.records.Put(id, *before))
+			}
 			return errors.Join(err, k.release(id, record{Cgroup: r.Cgroup, Limits: r.Limits[:i]}))
 		}
 	}
@@ -105,7 +110,7 @@ func (k *Keeper) hold(id string, r record) error {
 }
 
 // Restore limits a running container whose limit is missing or wrong: this program was away when the container started, or the
-// driver was loaded again. late says that the limit was missing.
+// driver was loaded again. late: the limit was missing.
 func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late bool, err error) {
 	unlock, err := k.containers.Lock(ctx, c.ID)
 	if err != nil {
@@ -115,12 +120,14 @@ func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late
 	if err := k.has(); err != nil {
 		return false, err
 	}
-	// The container may have made cgroups of its own below its first one meanwhile.
+	// By now the container may have made cgroups of its own below its first one.
 	r, known := k.records.Get(c.ID)
-	if !known {
-		if r.Cgroup, err = k.Cgroups.Container(c.Cgroup, c.ID); err != nil {
-			return false, err
-		}
+	var before *record
+	if known {
+		earlier := r
+		before = &earlier
+	} else if r.Cgroup, err = k.Cgroups.Container(c.Cgroup, c.ID); err != nil {
+		return false, err
 	}
 	r.PodUID, r.Container, r.Limits = c.PodUID, c.Name, limits
 	for _, limit := range limits {
@@ -134,7 +141,7 @@ func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late
 	if known && !late {
 		return false, nil
 	}
-	return late, k.hold(c.ID, r)
+	return late, k.hold(c.ID, r, before)
 }
 
 // Release releases what is reserved for a container whose processes have ended. The maximum of its cgroup stays: a process that is
@@ -160,7 +167,7 @@ func (k *Keeper) release(id string, r record) error {
 		errs = append(errs, fmt.Errorf("the cgroup %s of container %s went before the memory that was reserved for it was given up: the "+
 			"driver may keep it reserved until the pod's cgroup is gone", r.Cgroup, id))
 	case k.has() != nil:
-		// Another driver was loaded since, which does not know the limit.
+		// Another driver was loaded since, which does not have the limit.
 	default:
 		for _, limit := range r.Limits {
 			errs = append(errs, k.GiveUp(r.Cgroup, limit))
@@ -186,13 +193,13 @@ func (k *Keeper) Keep(ctx context.Context, live map[string]bool) {
 	}
 }
 
-// Use is what a container uses of a GPU's memory.
+// Use is a container's use of a GPU's memory.
 type Use struct {
 	PodUID, Container, UUID string
 	Bytes                   uint64
 }
 
-// Used returns what each container with a limit uses, as the driver counts it. It leaves out what cannot be read, for example of a
+// Used returns the use of each container with a limit, as the driver counts it. It omits unreadable ones, for example of a
 // container that has just ended.
 func (k *Keeper) Used() []Use {
 	var out []Use

@@ -128,7 +128,6 @@ func (n *node) uses(directory string, gpu int, bytes uint64) {
 
 const gib = 1 << 30
 
-//shows:vgpu-driver-limits
 func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
@@ -160,8 +159,6 @@ func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
 }
 
 // The plugin may be killed at any moment, and containers end, start and run on without it.
-//
-//shows:vgpu-driver-limits
 func TestAfterACrashNothingStaysReservedAndNothingRunsUnlimited(t *testing.T) {
 	n := newNode(t, r615)
 	directories, names := map[string]string{}, map[string]string{}
@@ -223,9 +220,28 @@ func TestAContainerThatCannotBeLimitedReservesNothing(t *testing.T) {
 	}
 }
 
+// A limit that cannot be set again leaves what was set before, and its record: it is released when the container has ended.
+func TestRestoreKeepsTheRecordWhenALimitCannotBeSetAgain(t *testing.T) {
+	n := newNode(t, r615)
+	k := n.keeper()
+	directory, named := n.container("c0ffee")
+	c := Container{ID: "c0ffee", Cgroup: named}
+	if err := k.Hold(t.Context(), c, []Limit{{n.uuids[0], 10 * gib}, {n.uuids[1], 10 * gib}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Restore(t.Context(), c, []Limit{{n.uuids[0], 10 * gib}, {n.uuids[1], 1000 * gib}}); err == nil {
+		t.Fatal("more than the GPU has was set")
+	}
+	n.is("while it runs", directory, 0, 10*gib, 10*gib)
+	n.is("while it runs", directory, 1, 10*gib, 10*gib)
+	if err := n.keeper().Release(t.Context(), "c0ffee"); err != nil {
+		t.Fatal(err)
+	}
+	n.is("when it has ended", directory, 0, 0, 10*gib)
+	n.is("when it has ended", directory, 1, 0, 10*gib)
+}
+
 // go-nvml ends the process when it calls a function that the library lacks.
-//
-//shows:vgpu-driver-limits
 func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
 	n := newNode(t, "570.158.01")
 	k := n.keeper()
@@ -240,7 +256,7 @@ func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
 	}
 }
 
-// An older driver does not know the limits that an r615 set: the record goes when its container does.
+// An older driver does not have the limits that an r615 set: the record goes when its container does.
 func TestARecordIsForgottenWithTheDriverThatItWasMadeFor(t *testing.T) {
 	n := newNode(t, r615)
 	_, named := n.container("c0ffee")
@@ -277,8 +293,6 @@ func TestAGPUThatTakesNoLimitsIsNamed(t *testing.T) {
 }
 
 // Where systemd manages a container's cgroup, it removes it as soon as it is empty; the runtime reports the end later.
-//
-//shows:vgpu-driver-limits
 func TestWhatIsReservedIsGivenUpWithTheLastProcess(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()

@@ -14,12 +14,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/sharing"
@@ -92,27 +92,14 @@ const alivePatience = 5 * time.Second
 func run(ctx context.Context, mps *sharing.MPS, metricsAddress string, access *metrics.Access) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(mps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
-	// Over the socket, as the node plugin asks.
+	group, ctx := errgroup.WithContext(ctx)
+	// Over the socket, as the node plugin does.
 	alive := func() error {
 		soon, done := context.WithTimeout(ctx, alivePatience)
 		defer done()
 		return sharing.Kept{Dir: mps.Dir}.Alive(soon)
 	}
-	wg.Go(func() {
-		if err := access.Serve(ctx, metricsAddress, registry, alive); err != nil {
-			cancel(err)
-		}
-	})
-	if err := (sharing.Keeper{MPS: mps, Metrics: registry}).Run(ctx); err != nil {
-		return err
-	}
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
+	group.Go(func() error { return access.Serve(ctx, metricsAddress, registry, alive) })
+	group.Go(func() error { return sharing.Keeper{MPS: mps, Metrics: registry}.Run(ctx) })
+	return group.Wait()
 }

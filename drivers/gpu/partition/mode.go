@@ -29,8 +29,8 @@ func mode(on bool) int {
 	return nvml.DEVICE_MIG_DISABLE
 }
 
-// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset, the error says so (errors.Is
-// ErrNeedsReset), and what prevents the reset. It does nothing where the mode is right.
+// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset, the error reports that (errors.Is
+// ErrNeedsReset), and the obstacles to the reset. It does nothing where the mode is right.
 func SetMode(g *inventory.GPU, on bool) error {
 	want := mode(on)
 	current, pending, ret := g.Handle.GetMigMode()
@@ -75,7 +75,7 @@ func Require(g *inventory.GPU, on bool) error {
 	return nil
 }
 
-// HowToReset says how to reset a GPU, and what prevents it: NVIDIA's driver refuses while any program has it open, including this
+// HowToReset reports how to reset a GPU, and the obstacles: NVIDIA's driver refuses while any program has it open, including this
 // one.
 func HowToReset(g *inventory.GPU) string {
 	held := append([]string{"this driver"}, Processes(g)...)

@@ -1,7 +1,7 @@
 // Package partition makes and removes MIG instances through NVML: a GPU instance at an exact placement with one compute instance
 // that fills it.
 //
-// Nothing here takes locks: the caller must not make two changes of one GPU at once. NVML calls cannot be interrupted and may take
+// The package takes no locks: the caller must not make two changes of one GPU at once. NVML calls cannot be interrupted and may take
 // seconds.
 package partition
 
@@ -26,10 +26,10 @@ type Instance struct {
 	UUID string
 }
 
-// Whole says whether a container can use the instance.
+// Whole reports whether a container can use the instance.
 func (i Instance) Whole() bool { return i.Compute >= 0 }
 
-// Overlaps says whether the instance and a placement share a memory slice.
+// Overlaps reports whether the instance and a placement share a memory slice.
 func (i Instance) Overlaps(at inventory.Placement) bool {
 	return i.Start < at.Start+at.Size && at.Start < i.Start+i.Size
 }
@@ -192,10 +192,13 @@ func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Inst
 		return i, nil
 	}
 	if undo := remove(g, p, h); undo != nil {
-		return Instance{}, errors.Join(err, fmt.Errorf("taking the half-made MIG instance back: %w", undo))
+		return Instance{}, errors.Join(err, fmt.Errorf("taking the half-made MIG instance back: %w: %w", ErrLeft, undo))
 	}
 	return Instance{}, err
 }
+
+// ErrLeft is wrapped by Create's error where a part of the instance is left behind.
+var ErrLeft = errors.New("a GPU instance is left")
 
 // fill makes the compute instance that fills a GPU instance.
 func fill(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, error) {
@@ -216,7 +219,7 @@ func fill(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, 
 // ErrBusy is wrapped by Destroy's error while a process still uses the instance.
 var ErrBusy = errors.New("a process still uses it")
 
-// Destroy removes the instance of a profile at a start, with what is in it. A missing instance is no error.
+// Destroy removes the instance of a profile at a start, with its compute instances. A missing instance is no error.
 func Destroy(g *inventory.GPU, p inventory.Profile, start int) error {
 	current, _, ret := g.Handle.GetMigMode()
 	if ret == nvml.SUCCESS && current != nvml.DEVICE_MIG_ENABLE {

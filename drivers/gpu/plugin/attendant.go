@@ -18,7 +18,7 @@ import (
 
 // attendant reacts to changes of the health of the node's GPUs.
 type attendant struct {
-	kind     *claims.Kind
+	kind     *claims.Preparer
 	layouts  *layouts
 	informer *informer
 	reader   *reader

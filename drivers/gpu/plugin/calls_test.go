@@ -9,8 +9,6 @@ import (
 )
 
 // The helper library fails such a call before the driver sees it.
-//
-//shows:gpu-metrics
 func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	_, err := b.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "default",

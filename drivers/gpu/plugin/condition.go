@@ -22,7 +22,7 @@ const maxCondition = 2048
 type conditions struct {
 	client kubernetes.Interface
 	node   string
-	// last is what was written last; nil: nothing yet.
+	// last is the last write; nil: there was none yet.
 	last *corev1.NodeCondition
 }
 

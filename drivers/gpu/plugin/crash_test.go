@@ -15,8 +15,6 @@ import (
 
 // TestACrashAtAnyStepLosesNothing ends the plugin at every step of every file that preparing a MIG device writes (the announcement,
 // the record, the CDI spec), as kill -9 would, and starts it again. The claim must be prepared once and removed without a trace.
-//
-//shows:gpu-state
 func TestACrashAtAnyStepLosesNothing(t *testing.T) {
 	for crash := range 3 * len(atomicfile.Steps()) {
 		file, step := crash/len(atomicfile.Steps()), atomicfile.Steps()[crash%len(atomicfile.Steps())]

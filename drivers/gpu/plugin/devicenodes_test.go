@@ -32,9 +32,7 @@ func onFake(t *testing.T, name string) (b *bench, root string) {
 	return benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root), root
 }
 
-// Nobody makes the nodes of a MIG device's capabilities where the plugin's /dev is read-only: /proc has their numbers.
-//
-//shows:gpu-device-nodes gpu-mig
+// If the plugin's /dev is read-only, the nodes of a MIG device's capabilities are not made: /proc has their numbers.
 func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
 	b, root := onFake(t, "h100-hgx")
 	c := b.claim("u1", nil, device{name: "gpu-1-mig-1g10gb-19-0"})
@@ -53,7 +51,6 @@ func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
 	}
 }
 
-//shows:gpu-device-nodes
 func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string) {
@@ -88,7 +85,6 @@ func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 	}
 }
 
-//shows:gpu-device-nodes
 func TestADeviceNodeWithoutAFileIsGivenByItsNumber(t *testing.T) {
 	b, root := onFake(t, "t4-edge")
 	for name, want := range map[string][2]int64{"nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1}, "nvidia0": {195, 0},
@@ -107,7 +103,6 @@ func TestADeviceNodeWithoutAFileIsGivenByItsNumber(t *testing.T) {
 	}
 }
 
-//shows:gpu-driver-trouble
 func TestADriverFileThatComesOrGoesIsNoticedAtTheNextClaim(t *testing.T) {
 	root := renderFake(t, "t4-edge")
 	const version = "550.163.01"

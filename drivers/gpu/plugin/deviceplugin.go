@@ -32,15 +32,17 @@ const lackingRetry = 5 * time.Second
 // tainted in DRA before they are counted here.
 type countedGPUs struct {
 	options  Options
-	kind     *claims.Kind
+	kind     *claims.Preparer
 	monitor  *health.Monitor
 	registry *prometheus.Registry
 	events   nodeEvents
-	// serving is the server for the kubelet, once it runs. The liveness probe may ask before that.
+	// holders are the pods that have the GPUs, by the GPU's UUID.
+	holders *deviceplugin.Holders
+	// serving is the server for the kubelet, once it runs. The liveness probe may come before that.
 	serving atomic.Pointer[deviceplugin.Host]
 }
 
-// answers says what has stopped it from serving the kubelet.
+// answers returns the error that has stopped it from serving the kubelet.
 func (c *countedGPUs) answers() error {
 	if host := c.serving.Load(); host != nil {
 		return host.Answers()
@@ -82,7 +84,7 @@ func (c *countedGPUs) Run(ctx context.Context) error {
 	counts := deviceplugin.NewMetrics()
 	c.registry.MustRegister(counts.Collectors()...)
 	host := deviceplugin.NewHost(c.options.KubeletRoot, c.options.Files, counts)
-	host.Trouble = c.events.Report
+	host.Trouble, host.Holders = c.events.Report, c.holders
 	c.serving.Store(host)
 	faults, changed := c.monitor.Watch()
 	resource, err := host.Serve(extendedresource.Resource, backend, backend.Devices(healthy(faults)))
@@ -107,7 +109,7 @@ func (c *countedGPUs) Run(ctx context.Context) error {
 	return host.Run(ctx)
 }
 
-// healthy says whether a whole GPU may be given to new pods.
+// healthy reports whether a whole GPU may be given to new pods.
 func healthy(faults []health.Fault) func(*inventory.GPU) bool {
 	return func(g *inventory.GPU) bool {
 		return !slices.ContainsFunc(faults, func(f health.Fault) bool { return f.GPU == g.UUID && f.Fatal })

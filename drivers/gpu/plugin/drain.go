@@ -32,18 +32,16 @@ import (
 const (
 	// controlSocket is where the role takes commands, in its state directory, which only root can enter.
 	controlSocket = "control.sock"
-	// drainedFile is the file in the state directory with which earlier versions drained only this role.
-	drainedFile = "drained.json"
 	// DrainTaint keeps new claims off the GPUs of a node that is being drained.
 	DrainTaint = "gpufabric.io/drained"
-	// drainTold is how often a waiting drain reports what it waits for.
-	drainTold = 5 * time.Second
+	// drainReportInterval is how often a waiting drain reports what it waits for.
+	drainReportInterval = 5 * time.Second
 )
 
 // errDrained ends a run of the plugin whose GPUs are drained.
 var errDrained = errors.New("the node's GPUs are drained")
 
-// drains knows whether the node's GPUs are drained, or are being drained.
+// drains is the state of the drain of the node's GPUs.
 type drains struct {
 	// shared is the directory where the other roles read it.
 	shared drain.Directory
@@ -55,16 +53,9 @@ type drains struct {
 	changed chan struct{}
 }
 
-// newDrains reads what an earlier run left. A drain that was waiting then is over: its requester has learnt that the role went
-// away.
-func newDrains(shared drain.Directory, stateDir string) (*drains, error) {
+// newDrains reads the state of an earlier run. A drain that was waiting then is over: its requester has seen the role end.
+func newDrains(shared drain.Directory) (*drains, error) {
 	d := &drains{shared: shared, changed: make(chan struct{})}
-	earlier := filepath.Join(stateDir, drainedFile)
-	if _, err := os.Stat(earlier); err == nil {
-		if err := errors.Join(shared.Set(drain.Drained), os.Remove(earlier)); err != nil {
-			return d, err
-		}
-	}
 	phase, err := shared.Phase()
 	d.wanted = phase == drain.Drained
 	if phase == drain.Draining {
@@ -111,7 +102,7 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 	if !d.isWanted() {
 		return nil
 	}
-	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, until gpufabric undrain"
+	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, " + d.shared.Until()
 	klog.FromContext(ctx).Info(message)
 	p.events.Note("GPUsDrained", message)
 	s.driver.say(troubleDrained, "GPUsDrained", message)
@@ -124,12 +115,13 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 }
 
 // answerDrained serves the kubelet while the GPUs are drained. The drain may have cut off the answer to the call that released the
-// last claim. The kubelet then asks again, and without an answer the pod would stay until undrain. The slices, which the kubelet
+// last claim. The kubelet then repeats it, and without an answer the pod would stay until undrain. The slices, which the kubelet
 // removes for an absent driver, keep their taint.
 func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
 	dra, err := draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: s.options.Node, Client: s.client, Kind: drainedKind{node: s.options.NodeName},
-		Metrics: metrics.New(devices.Driver), Recorder: p.events.recorder, Writer: s.tuning.writer,
+		Driver: devices.Driver, Node: s.options.Node, Client: s.client,
+		Preparer: drainedPreparer{node: s.options.NodeName, shared: s.drains.shared},
+		Metrics:  metrics.New(devices.Driver), Recorder: p.events.recorder, Writer: s.tuning.writer,
 	})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The kubelet gets no answers while the GPUs are drained: pods whose claims it asks about stay")
@@ -138,19 +130,21 @@ func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
 	return dra.Stop
 }
 
-// drainedKind has no devices to prepare or unprepare.
-type drainedKind struct{ node string }
+// drainedPreparer has no devices to prepare or unprepare.
+type drainedPreparer struct {
+	node   string
+	shared drain.Directory
+}
 
-func (k drainedKind) Prepare(context.Context, *draplugin.Claim) (*draplugin.Prepared, error) {
+func (k drainedPreparer) Prepare(context.Context, *draplugin.Claim, draplugin.Progress) (*draplugin.Prepared, error) {
 	return nil, k.refusal()
 }
 
 // Unprepare is called for claims that still exist: those of a node whose drain did not finish.
-func (k drainedKind) Unprepare(context.Context, claimstate.Record) error { return k.refusal() }
+func (k drainedPreparer) Unprepare(context.Context, claimstate.Record) error { return k.refusal() }
 
-func (k drainedKind) refusal() error {
-	return draplugin.Refuse("GPUsDrained", "the GPUs of node %s are drained, and nothing touches them until gpufabric undrain is run there",
-		k.node)
+func (k drainedPreparer) refusal() error {
+	return draplugin.Refuse("GPUsDrained", "the GPUs of node %s are drained, and nothing touches them there %s", k.node, k.shared.Until())
 }
 
 // control takes commands from the role's socket until ctx ends.
@@ -209,9 +203,11 @@ func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	var err error
 	switch order {
 	case "drain":
-		err = s.drain(ctx, say)
+		if err = s.operator.Disown(); err == nil {
+			err = s.drain(ctx, say)
+		}
 	case "undrain":
-		err = s.undrain()
+		err = errors.Join(s.undrain(), s.operator.Disown())
 	default:
 		err = fmt.Errorf("order %q is not known: drain and undrain are", order)
 	}
@@ -247,7 +243,21 @@ func (s *starter) drain(ctx context.Context, say func(format string, args ...any
 	return nil
 }
 
-// empty waits until nobody has a GPU of the node through this driver. If it fails, the GPUs are offered as before.
+// drainFor is a drain for a label of NVIDIA's GPU operator.
+func (s *starter) drainFor(ctx context.Context, by string) error {
+	if s.current.Load().serving.Load() == nil && !s.waits.Load() && !s.drains.isWanted() {
+		return errors.New("the role has not read yet which claims have the node's GPUs")
+	}
+	return s.drain(ctx, func(format string, args ...any) {
+		message := fmt.Sprintf(format, args...)
+		klog.FromContext(ctx).Info(message, "label", by)
+		if strings.HasPrefix(message, "waiting") {
+			s.current.Load().events.Report("DriverUpgradeWaits", "label "+by+" asks clients of the driver to leave this node: "+message)
+		}
+	})
+}
+
+// empty waits until no pod has a GPU of the node through this driver. If it fails, the GPUs are offered as before.
 func (s *starter) empty(ctx context.Context, say func(format string, args ...any)) (err error) {
 	d, p := s.drains, s.current.Load().serving.Load()
 	if err := d.shared.Set(drain.Draining); err != nil {
@@ -258,10 +268,21 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 			err = errors.Join(fmt.Errorf("%w: the GPUs are offered again", err), d.shared.Set(drain.None))
 		}
 	}()
+	if v := s.current.Load().passing.Load(); v != nil {
+		v.draining.Set(true)
+		defer func() {
+			if err != nil {
+				v.draining.Set(false)
+			}
+		}()
+		if err := v.empty(ctx, say); err != nil {
+			return err
+		}
+	}
 	if p == nil {
 		return d.awaitOthers(ctx, say) // the role waits for a driver, and has given out nothing
 	}
-	e := p.emptier
+	e := p.drainer
 	e.draining.Set(true)
 	defer func() {
 		if err != nil {
@@ -301,7 +322,7 @@ func (d *drains) awaitOthers(ctx context.Context, say func(format string, args .
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(drainTold) // where directories cannot be watched, a killed role changes no file
+	tick := time.NewTicker(drainReportInterval) // where directories cannot be watched, a killed role changes no file
 	defer tick.Stop()
 	for last := ""; ; {
 		holders, err := d.shared.Holders()
@@ -341,11 +362,11 @@ func (s *starter) undrain() error {
 // drainOwner is the holder of the GPUs in the ledger while they are drained.
 const drainOwner = "drain"
 
-// emptier waits until nobody has a GPU. It takes GPUs from nobody.
-type emptier struct {
+// drainer waits until no pod has a GPU. It takes no GPU away.
+type drainer struct {
 	// draining keeps new claims off the GPUs.
 	draining  observed.Value[bool]
-	kind      *claims.Kind
+	kind      *claims.Preparer
 	dra       recorded
 	ledger    *ledger.Ledger
 	handovers *handovers
@@ -354,10 +375,10 @@ type emptier struct {
 
 // free waits until no claim and no device plugin holds any part of a GPU, and then holds all of them. It does not wait for GPUs of
 // a device plugin whose role takes part in drains: that role releases them itself.
-func (e *emptier) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
+func (e *drainer) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
 	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""
-	for patience := time.Duration(0); ; patience = drainTold { // the first round reports at once what it waits for
+	for patience := time.Duration(0); ; patience = drainReportInterval { // the first round reports at once what it waits for
 		given := e.handovers.requests.Now()
 		own := slices.DeleteFunc(slices.Clone(e.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
 			owner, is := given[g.UUID]
@@ -382,16 +403,16 @@ func (e *emptier) free(ctx context.Context, shared drain.Directory, say func(for
 	}
 }
 
-func holdsOf(gpus []*inventory.GPU) []ledger.Hold {
-	var holds []ledger.Hold
+func holdsOf(gpus []*inventory.GPU) []ledger.Reservation {
+	var holds []ledger.Reservation
 	for _, g := range gpus {
 		holds = append(holds, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...)
 	}
 	return holds
 }
 
-// holders returns who has devices of the node.
-func (e *emptier) holders(shared drain.Directory) string {
+// holders returns the holders of devices of the node.
+func (e *drainer) holders(shared drain.Directory) string {
 	var out []string
 	for _, record := range e.dra.Records() {
 		var held []string

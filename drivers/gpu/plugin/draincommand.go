@@ -86,11 +86,11 @@ func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) err
 	if !at.alone {
 		return order(ctx, at.stateDir, what, out)
 	}
-	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.Beside(at.stateDir)), Files: &filewatch.Watcher{}}}
+	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.SharedDirectory(at.stateDir)), Files: &filewatch.Watcher{}}}
 	if what == "undrain" {
-		return d.shared.Set(drain.None)
+		return errors.Join(d.shared.Set(drain.None), d.shared.Disown())
 	}
-	if err := d.shared.Set(drain.Draining); err != nil {
+	if err := errors.Join(d.shared.Disown(), d.shared.Set(drain.Draining)); err != nil {
 		return err
 	}
 	err := d.awaitOthers(ctx, func(format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) })
@@ -135,7 +135,7 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
 }
 
-// openedBy says in sentences which programs have a device node of the driver open, except one program.
+// openedBy lists in sentences the programs that have a device node of the driver open, except one.
 func openedBy(procRoot string, self int) []string {
 	entries, err := os.ReadDir(procRoot)
 	if err != nil {
@@ -188,7 +188,7 @@ func nodesOf(directory string) ([]string, error) {
 	return nodes, nil
 }
 
-// sortedWords sorts in place, and returns what it sorted.
+// sortedWords sorts in place, and returns its argument.
 func sortedWords(words []string) []string {
 	slices.Sort(words)
 	return words

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// DriverCondition is the condition of a Node that says whether its NVIDIA driver can be used, and what is wrong with it.
+// DriverCondition is the condition of a Node that reports whether its NVIDIA driver can be used, and its problem.
 const DriverCondition corev1.NodeConditionType = "GPUDriver"
 
 // driverTrouble is a possible problem of a driver, the most severe first.
@@ -48,7 +48,7 @@ type driverState struct {
 	now     observed.Value[driverWord]
 }
 
-// say records that something is wrong; with an empty reason, that it is right again.
+// say records a problem; with an empty reason, its end.
 func (d *driverState) say(what driverTrouble, reason, message string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,14 +75,14 @@ func (d *driverState) tell() {
 		}
 	}
 	if d.version == "" && word.reason == "DriverReady" {
-		return // nothing is known yet
+		return // there is no result yet
 	}
 	if word != d.now.Now() {
 		d.now.Set(word)
 	}
 }
 
-// found records the result of a search for what containers need.
+// found records the result of a search for the files of containers.
 func (d *driverState) found(set *edits.Set, lacking error, problems string) {
 	if set != nil && lacking != nil {
 		d.say(troubleNodes, "DeviceNodeMissing", lacking.Error())
@@ -140,7 +140,7 @@ func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
 	}
 }
 
-// hasGPU says whether there is an NVIDIA GPU on the PCI bus. It returns true where the bus cannot be read.
+// hasGPU reports whether there is an NVIDIA GPU on the PCI bus. It returns true where the bus cannot be read.
 func hasGPU(ctx context.Context, sysfs pci.FS) bool {
 	const nvidia, classDisplay = 0x10de, 0x03
 	bus, err := sysfs.Scan(ctx, func(class pci.Class) bool { return class>>16 == classDisplay })

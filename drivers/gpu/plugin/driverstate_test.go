@@ -21,7 +21,6 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-//shows:gpu-driver-trouble
 func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 	var d driverState
 	expect := func(reason string) {
@@ -50,8 +49,6 @@ func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 }
 
 // When a driver container is replaced, pods that use the driver lose its files.
-//
-//shows:gpu-driver-trouble
 func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	library := filepath.Join(root, "driver/usr/lib64/libnvidia-ml.so.1")
@@ -93,7 +90,6 @@ func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
 	b.awaitConditionOf(DriverCondition, corev1.ConditionFalse, "DeviceNodeMissing", "/dev/nvidia-uvm")
 }
 
-//shows:gpu-driver-trouble
 func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	if err := os.Remove(state.Path(root)); err != nil { // as the fakes represent a driver that is not loaded

@@ -33,8 +33,6 @@ func renderFake(t *testing.T, name string) string {
 }
 
 // TestEveryFakeNodesGPUsAreHandedOut publishes, prepares and unprepares one device of each form, on the machine of every profile.
-//
-//shows:gpu-whole
 func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {

@@ -18,12 +18,13 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/capability"
 	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/node/store"
 )
 
-// FormsCondition is the condition of a Node that says in which forms its GPUs are offered, who chose them, and what prevents one
-// from having its form.
+// FormsCondition is the condition of a Node with the forms in which its GPUs are offered, their source, and the obstacle where one
+// does not have its form.
 const FormsCondition corev1.NodeConditionType = "GPUForms"
 
 const (
@@ -34,18 +35,18 @@ const (
 	formsUnrest = 10 * time.Second
 )
 
-// formsKind describes how forms are stored: as earlier versions stored them, with a checksum added, which those ignore.
-func formsKind() store.Kind[devices.Forms] {
-	return store.Kind[devices.Forms]{Name: "gpufabric-gpu-forms", Version: 1, Form: store.Object,
+// formsFormat describes how forms are stored.
+func formsFormat() store.Format[devices.Forms] {
+	return store.Format[devices.Forms]{Name: "gpufabric-gpu-forms", Version: 1,
 		Check: func(_ string, f devices.Forms) error { return f.Validate() }}
 }
 
 // keptForms are the forms that were offered last, so that a restart offers them from its first moment. A nil file stores nothing.
 type keptForms struct{ file *store.File[devices.Forms] }
 
-// openForms reads what an earlier run stored. The error names what cannot be read; the keptForms can be used all the same.
+// openForms reads the file of an earlier run. The error names unreadable files; the keptForms can be used all the same.
 func openForms(path string) (keptForms, error) {
-	file, unreadable, err := store.OpenFile(path, formsKind(), 0, atomicfile.Writer{})
+	file, unreadable, err := store.OpenFile(path, formsFormat(), 0, atomicfile.Writer{})
 	for _, u := range unreadable {
 		err = errors.Join(err, errors.New(u.String()))
 	}
@@ -67,9 +68,6 @@ func (k keptForms) last() *devices.Chosen {
 	return &devices.Chosen{Forms: forms, Reason: "LastRun", By: "the role's last run"}
 }
 
-// ranBefore says whether an earlier run offered GPUs here.
-func (k keptForms) ranBefore() bool { return k.last() != nil || k.file != nil && k.file.Aside() }
-
 // keep stores the forms for the next start.
 func (k keptForms) keep(f devices.Forms) error {
 	if k.file == nil {
@@ -78,7 +76,7 @@ func (k keptForms) keep(f devices.Forms) error {
 	return k.file.Put(f)
 }
 
-// wish is what is known about the wanted forms.
+// wish has the sources of the wanted forms.
 type wish struct {
 	// known: the forms to offer are known.
 	known  bool
@@ -87,19 +85,26 @@ type wish struct {
 	trouble string
 }
 
-// forms offers the node's GPUs in the forms that the node's labels and the chart ask for.
+// forms offers the node's GPUs in the forms that the node's labels and the chart select.
 type forms struct {
 	choice devices.Choice
-	kind   *claims.Kind
+	kind   formed
 	view   selection.Node
 	events nodeEvents
 	kept   keptForms
+	settle time.Duration // how long labels must stand still
 	// Only the goroutine of Run sets wish.
 	wish observed.Value[wish]
 }
 
+// formed offers GPUs in some forms.
+type formed interface {
+	Forms() devices.Forms
+	SetForms(forms devices.Forms)
+}
+
 // newForms starts with the forms of the role's last run, where they are known.
-func newForms(choice devices.Choice, kind *claims.Kind, view selection.Node, events nodeEvents, kept keptForms) *forms {
+func newForms(choice devices.Choice, kind formed, view selection.Node, events nodeEvents, kept keptForms) *forms {
 	f := &forms{choice: choice, kind: kind, view: view, events: events, kept: kept}
 	if last := kept.last(); last != nil {
 		f.wish.Set(wish{known: true, answer: *last})
@@ -114,7 +119,7 @@ func (f *forms) refuse(trouble string) {
 
 // Run follows the node's labels until ctx ends.
 func (f *forms) Run(ctx context.Context) error {
-	told := make(chan labels.Set)
+	updates := make(chan labels.Set)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -123,27 +128,27 @@ func (f *forms) Run(ctx context.Context) error {
 	watching.Go(func() {
 		ended <- selection.Labels(ctx, f.view, func(l labels.Set) {
 			select {
-			case told <- l:
+			case updates <- l:
 			case <-ctx.Done():
 			}
 		})
 	})
-	return steady(told, ended, func(node labels.Set) { f.apply(ctx, node) }, func() {
+	return steady(updates, ended, f.settle, func(node labels.Set) { f.apply(ctx, node) }, func() {
 		f.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
-			formsSettle))
+			f.settle))
 	})
 }
 
-// steady calls apply with the first labels at once, and with later ones when they have stood still for formsSettle. While they have changed
-// for longer than formsUnrest without that, it calls restless at each change. It returns what ended says.
-func steady(told <-chan labels.Set, ended <-chan error, apply func(labels.Set), restless func()) error {
+// steady calls apply with the first labels at once, and with later ones when they have not changed for settle. While they have changed for
+// longer than formsUnrest without that, it calls restless at each change. It returns the result of ended.
+func steady(updates <-chan labels.Set, ended <-chan error, settle time.Duration, apply func(labels.Set), restless func()) error {
 	var node labels.Set
 	var settled <-chan time.Time
 	var since time.Time
 	known := false
 	for {
 		select {
-		case now := <-told:
+		case now := <-updates:
 			if !known {
 				known, node = true, now
 				apply(node)
@@ -154,7 +159,7 @@ func steady(told <-chan labels.Set, ended <-chan error, apply func(labels.Set), 
 			} else if time.Since(since) > formsUnrest {
 				restless()
 			}
-			node, settled = now, time.After(formsSettle)
+			node, settled = now, time.After(settle)
 		case <-settled:
 			settled = nil
 			apply(node)
@@ -173,7 +178,7 @@ func (f *forms) apply(ctx context.Context, node labels.Set) {
 		f.refuse(err.Error())
 		return
 	}
-	if before := f.kind.Hardware().Offer.Forms; !before.Equal(answer.Forms) {
+	if before := f.kind.Forms(); !before.Equal(answer.Forms) {
 		klog.FromContext(ctx).Info("The node's GPUs change their forms", "from", before.String(), "to", answer.String(), "by", answer.By)
 		f.kind.SetForms(answer.Forms)
 	}
@@ -214,7 +219,11 @@ func (w wish) condition(h *claims.Hardware) corev1.NodeCondition {
 		message = w.trouble + "; until then " + message
 	case len(h.Pool.Problems) > 0:
 		c.Status, c.Reason = corev1.ConditionFalse, "FormNotOnGPU"
-		message = errors.Join(h.Pool.Problems...).Error() + "; " + message
+		problems := errors.Join(h.Pool.Problems...)
+		if errors.As(problems, new(capability.Missing)) {
+			c.Reason = "NeedsKubernetesFeature"
+		}
+		message = problems.Error() + "; " + message
 	case len(h.Pool.Settling) > 0:
 		c.Status, c.Reason = corev1.ConditionFalse, "FormsHeld"
 		message = fmt.Sprintf("%d GPUs keep their forms until the claims that hold them end (%s); ", len(h.Pool.Settling),

@@ -1,10 +1,12 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -18,9 +20,11 @@ import (
 	"gpufabric.io/drivers/gpu/extendedresource"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/ledger"
 	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/node/occupancy"
 )
 
 // retryHold is how long to wait before trying again to take a GPU that claims still hold: the ledger notifies only those who wait
@@ -28,22 +32,26 @@ import (
 const retryHold = time.Second
 
 // handovers hands GPUs over to the device plugins that requested them. The order is: publish the GPU's taint; wait until no claim
-// holds any form of it; hold it in the ledger for them; tell them.
+// holds any form of it; hold it in the ledger for them; notify them.
 type handovers struct {
 	directory handover.Directory // empty: there are no device plugins
 	files     *filewatch.Watcher
 	allowed   []string // the device plugins that may have GPUs
 	wanted    []string // the GPUs of --device-plugin
-	kind      *claims.Kind
+	kind      *claims.Preparer
 	ledger    *ledger.Ledger
 	taints    publishedTaints
 	events    nodeEvents
+	// holders are the pods that have GPUs of device plugins, by the GPU's UUID.
+	holders *deviceplugin.Holders
 
 	// requests are the device plugins that requested GPUs, by the GPU's UUID. A map is never changed.
 	requests observed.Value[map[string]string]
 
 	// Only the goroutine of Run uses these. held are the GPUs that the ledger holds for their owners.
 	held map[string]bool
+	// kept are the GPUs whose requests were withdrawn, and that pods of the device plugin still use.
+	kept bool
 	// waiting is the last report about GPUs in use by device plugins that are no longer installed.
 	waiting string
 	// trouble is the last reported problem of the directory.
@@ -54,27 +62,58 @@ type handovers struct {
 	seenOn *devices.Pool
 }
 
-func newHandovers(o Options, kind *claims.Kind, holders *ledger.Ledger, taints publishedTaints, events nodeEvents) *handovers {
+func newHandovers(o Options, kind *claims.Preparer, holders *ledger.Ledger, taints publishedTaints, events nodeEvents) *handovers {
 	return &handovers{directory: handover.Directory(o.HandoverDir), files: o.Files, allowed: o.HandoverTo,
-		wanted: o.DevicePlugin, kind: kind, ledger: holders, taints: taints, events: events, held: map[string]bool{}}
+		wanted: o.DevicePlugin, kind: kind, ledger: holders, taints: taints, events: events, held: map[string]bool{},
+		holders: deviceplugin.NewHolders(o.KubeletRoot, &occupancy.Cgroups{Root: o.Cgroups().Path}, filepath.Join(o.StateDir, holdersFile),
+			func(_, id string) string { return gpuOf(id) })}
 }
 
+// holdersFile is the file of the pods that have GPUs of device plugins, in the state directory.
+const holdersFile = "device-plugin-pods.json"
+
+// gpuOf returns the UUID in a device plugin's ID of a GPU or of a share of it ("GPU-<UUID>-3"); empty: the ID has none.
+func gpuOf(id string) string {
+	const length = len("GPU-00000000-0000-0000-0000-000000000000")
+	if uuid := id[:min(length, len(id))]; handover.IsGPU(uuid) {
+		return uuid
+	}
+	return ""
+}
+
+// withdrawn is the owner of a GPU whose request was withdrawn before this run.
+const withdrawn = "withdrawn"
+
 // begin requests the GPUs of --device-plugin and reads the existing requests.
-func (h *handovers) begin() error {
+func (h *handovers) begin(ctx context.Context) error {
 	if h.directory == "" {
 		return nil
 	}
 	if err := h.ask(); err != nil {
 		return err
 	}
-	return h.read()
+	return h.read(ctx)
 }
 
-// read reads the existing requests.
-func (h *handovers) read() error {
+// read reads the existing requests. A GPU whose request was withdrawn counts as requested while pods of the device plugin use it.
+func (h *handovers) read(ctx context.Context) error {
 	requests, err := h.directory.Requests()
 	if err != nil {
 		return err
+	}
+	given, err := h.directory.Confirmed()
+	if err != nil {
+		return err
+	}
+	h.kept = false
+	for uuid := range given {
+		if _, requested := requests[uuid]; !requested && h.runs(ctx, uuid) {
+			if requests == nil {
+				requests = map[string]string{}
+			}
+			requests[uuid] = cmp.Or(h.requests.Now()[uuid], withdrawn)
+			h.kept = true
+		}
 	}
 	if !maps.Equal(requests, h.requests.Now()) {
 		h.requests.Set(requests)
@@ -124,14 +163,14 @@ func (h *handovers) Run(ctx context.Context) error {
 	}
 }
 
-// step brings the handover up to date with the directory. again says that some GPU has to wait.
+// step brings the handover up to date with the directory. again: some GPU has to wait.
 func (h *handovers) step(ctx context.Context) (again bool, err error) {
 	inUse, err := h.takeBack(ctx)
 	if err == nil {
 		err = h.ask()
 	}
 	if err == nil {
-		err = h.read()
+		err = h.read(ctx)
 	}
 	if err != nil {
 		if now := err.Error(); now != h.trouble {
@@ -143,33 +182,33 @@ func (h *handovers) step(ctx context.Context) (again bool, err error) {
 	}
 	h.trouble = ""
 	again, err = h.settle(ctx)
-	return again || inUse, err
+	return again || inUse || h.kept, err
 }
 
-// takeBack withdraws requests of device plugins for GPUs that they may no longer have, for each GPU once nothing runs on it. inUse
-// says that something runs on one of them.
+// takeBack withdraws requests of device plugins for GPUs that they may no longer have, for each GPU once no process runs on it. inUse
+// reports that a process runs on one of them.
 func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 	standing, err := h.directory.Requests()
 	if err != nil {
 		return false, err
 	}
-	kept := map[string][]string{}  // by owner
-	withdrawn := map[string]bool{} // owners
+	kept := map[string][]string{} // by owner
+	returned := map[string]bool{} // owners
 	var waiting strings.Builder
 	for _, uuid := range slices.Sorted(maps.Keys(standing)) {
 		owner := standing[uuid]
 		switch {
 		case h.mayHave(owner, uuid):
 			kept[owner] = append(kept[owner], uuid)
-		case h.runs(uuid):
+		case h.runs(ctx, uuid):
 			kept[owner] = append(kept[owner], uuid)
 			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
 		default:
 			klog.FromContext(ctx).Info("Taking a GPU back from a device plugin that may no longer have it", "gpu", uuid, "plugin", owner)
-			withdrawn[owner] = true
+			returned[owner] = true
 		}
 	}
-	for _, owner := range slices.Sorted(maps.Keys(withdrawn)) {
+	for _, owner := range slices.Sorted(maps.Keys(returned)) {
 		if err := h.directory.Ask(owner, kept[owner]...); err != nil {
 			return false, err
 		}
@@ -184,8 +223,12 @@ func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 	return waiting.Len() > 0, nil
 }
 
-// runs says whether a process runs on a GPU, or whether that is unknown.
-func (h *handovers) runs(uuid string) bool {
+// runs reports whether a process runs on a GPU, or a pod of a device plugin may use it, or whether that is unknown. A process that has
+// the GPU open without a CUDA context does not show in NVML.
+func (h *handovers) runs(ctx context.Context, uuid string) bool {
+	if len(h.holders.Users(ctx, uuid)) > 0 {
+		return true
+	}
 	g := h.kind.Hardware().Node.ByUUID(uuid)
 	if g == nil {
 		return false // it is no longer on this node
@@ -194,7 +237,7 @@ func (h *handovers) runs(uuid string) bool {
 	return ret != nvml.ERROR_NOT_SUPPORTED && (ret != nvml.SUCCESS || len(processes) > 0)
 }
 
-// settle confirms every GPU that can be confirmed, and takes back those that were returned. again says that some GPU has to wait.
+// settle confirms every GPU that can be confirmed, and takes back those that were returned. again: some GPU has to wait.
 func (h *handovers) settle(ctx context.Context) (again bool, err error) {
 	owners := h.requests.Now()
 	for uuid := range h.held {
@@ -237,7 +280,7 @@ func (h *handovers) settle(ctx context.Context) (again bool, err error) {
 
 func holderID(uuid string) string { return "handover/" + uuid }
 
-// take holds every form of a GPU for a device plugin, or says which claim has it.
+// take holds every form of a GPU for a device plugin, or returns the claim that has it.
 func (h *handovers) take(g *inventory.GPU, owner string) error {
 	all := &devices.Device{Form: devices.Whole, GPU: g}
 	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
@@ -245,7 +288,7 @@ func (h *handovers) take(g *inventory.GPU, owner string) error {
 
 // ask requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these
 // first. Requests of an earlier run stay. Pods may have a GPU that does not answer now, or that the flag no longer names; takeBack
-// knows when it is free.
+// learns when it is free.
 func (h *handovers) ask() error {
 	standing, err := h.directory.Requests()
 	if err != nil {
@@ -266,7 +309,7 @@ func (h *handovers) ask() error {
 	return nil
 }
 
-// mayHave says whether a device plugin may have a GPU. One of --device-plugin may even if it cannot be seen now.
+// mayHave reports whether a device plugin may have a GPU. One of --device-plugin may even if it cannot be seen now.
 func (h *handovers) mayHave(owner, uuid string) bool {
 	if owner == extendedresource.Owner {
 		return slices.Contains(h.wanted, "all") || slices.Contains(h.wanted, uuid)

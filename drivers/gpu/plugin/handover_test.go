@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/occupancy/occupancytest"
 )
 
 const taken = "gpufabric.io/device-plugin=volcano:NoSchedule"
 
-//shows:vgpu-booking
 func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -45,11 +45,8 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	if err := directory.Await(ctx, &filewatch.Watcher{}, m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
-	// A claim that slipped through is refused by name. The kubelet waits 45 s; the test waits a second.
-	late := b.claim("u2", nil, device{name: "gpu-1"})
-	if problem := b.prepareWithin(shortly, late); !strings.Contains(problem, "the device plugin volcano") {
-		t.Errorf("the late claim got %q", problem)
-	}
+	// A claim that slipped through is refused by name. The kubelet waits 45 s.
+	b.refused(b.claim("u2", nil, device{name: "gpu-1"}), "the device plugin volcano")
 	// After it was returned, it is handed over again.
 	if err := directory.Ask("volcano"); err != nil {
 		t.Fatal(err)
@@ -60,6 +57,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 
 // A claim may hold a GPU for weeks, on every node of a cluster.
 func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
+	t.Parallel() // it waits
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
@@ -132,7 +130,6 @@ func TestARestartReturnsNoGPU(t *testing.T) {
 	}
 }
 
-//shows:gpu-device-plugin
 func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
 	m := gputest.New(t, 3)
 	m.GPUs[1].SetProcesses(1)
@@ -156,7 +153,6 @@ func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
 }
 
-//shows:gpu-device-plugin
 func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	m := gputest.New(t, 2)
 	kubelet := kubelettest.New(t)
@@ -172,7 +168,7 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// the one that nobody holds
+	// the one without a holder
 	if err := handover.Directory(b.options.HandoverDir).Await(ctx, &filewatch.Watcher{}, m.GPUs[0].UUID); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +197,6 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
 }
 
-//shows:gpu-device-plugin
 func TestAGPUThatTheNodeNoLongerCountsReturnsOnceNothingRunsOnIt(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
@@ -220,7 +215,6 @@ func TestAGPUThatTheNodeNoLongerCountsReturnsOnceNothingRunsOnIt(t *testing.T) {
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
 }
 
-//shows:gpu-device-plugin
 func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing.T) {
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetProcesses(1)
@@ -241,7 +235,6 @@ func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
 }
 
-//shows:gpu-device-plugin
 func TestALostGPUThatTheNodeCountsDoesNotReturnToDRA(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
@@ -264,4 +257,55 @@ func TestALostGPUThatTheNodeCountsDoesNotReturnToDRA(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(b.options.HandoverDir, m.GPUs[1].UUID+".asked")); err != nil {
 		t.Errorf("the GPU is not asked for any more: %v", err)
 	}
+}
+
+// A pod that was deleted by force has the GPU open, and no CUDA context: NVML shows no process. It got the GPU through a device plugin.
+func TestHandoverKeepsGPUWhileAForgottenPodOfTheDevicePluginRuns(t *testing.T) {
+	m := gputest.New(t, 2)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot = kubelet.Root() })
+	pods := occupancytest.New(t, b.options.Cgroups().Path)
+	directory := handover.Directory(b.options.HandoverDir)
+	if err := directory.Ask("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-0", taken)
+	b.taints("gpu-1", taken)
+	if err := directory.Await(t.Context(), &filewatch.Watcher{}, m.GPUs[0].UUID, m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	kubelet.Record("volcano.sh/vgpu-number", map[string][]string{"pod-a": {m.GPUs[1].UUID + "-3"}})
+	pods.Run("pod-a")
+	if err := directory.Ask("volcano"); err != nil { // it is to give both GPUs back
+		t.Fatal(err)
+	}
+	b.taints("gpu-0", "")
+	b.taints("gpu-1", taken)
+	kubelet.Record("volcano.sh/vgpu-number", nil) // the kubelet forgets the pod
+	b.stop()
+	b.start()
+	b.taints("gpu-1", "gpufabric.io/device-plugin=withdrawn:NoSchedule")
+	b.refused(b.claim("u1", nil, device{name: "gpu-1"}), "the device plugin withdrawn") // a pod uses it
+	pods.End("pod-a")
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
+}
+
+func TestNvidiaComGPUIsNotCountedWhileAForgottenPodUsesIt(t *testing.T) {
+	m := gputest.New(t, 2)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{"all"} })
+	pods := occupancytest.New(t, b.options.Cgroups().Path)
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
+	pods.Run("pod-a")
+	kubelet.Record("nvidia.com/gpu", map[string][]string{"pod-a": {m.GPUs[0].UUID}})
+	if _, err := kubelet.AllocateIDs(t.Context(), "nvidia.com/gpu", m.GPUs[0].UUID); err == nil || !strings.Contains(err.Error(), "pod-a") {
+		t.Errorf("a GPU was allocated under a running container: %v", err)
+	}
+	kubelet.Record("nvidia.com/gpu", nil)
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
+	pods.End("pod-a")
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
 }

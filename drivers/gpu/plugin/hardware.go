@@ -28,17 +28,18 @@ type reader struct {
 	lib    nvml.Interface
 	offer  devices.Options
 	forms  keptForms
+	demand keptByDemand
 	events nodeEvents
 	writer atomicfile.Writer
-	// driver is the state of the node's driver. bus knows which GPUs were plugged in.
+	// driver is the state of the node's driver. bus follows GPUs that are plugged in.
 	driver *driverState
 	bus    *bus
-	// searches are those that still run. lacking is the last report of what containers lack.
+	// searches are those that still run. lacking is the last report of missing files.
 	searches sync.WaitGroup
 	lacking  atomic.Pointer[string]
 }
 
-// newReader makes a reader. limits says what holds the containers of shares to their limits.
+// newReader makes a reader. limits reports what holds the containers of shares to their limits.
 func newReader(p *plugin, limits string) (*reader, error) {
 	offer, err := p.options.offer()
 	if err != nil {
@@ -52,11 +53,19 @@ func newReader(p *plugin, limits string) (*reader, error) {
 	if forms.file != nil {
 		p.metrics.Registry.MustRegister(forms.file)
 	}
+	demand, err := openByDemand(p.stateFile("mig-by-demand.json"), p.tuning.writer)
+	if err != nil {
+		p.events.Report("StateUnreadable", err.Error())
+	}
+	if demand.file != nil {
+		p.metrics.Registry.MustRegister(demand.file)
+	}
+	offer.ByDemand = demand.get()
 	return &reader{options: p.options, at: p.options.Driver().Locate(), lib: p.lib, offer: offer,
-		forms: forms, events: p.events, writer: p.tuning.writer, driver: p.driver, bus: p.bus}, nil
+		forms: forms, demand: demand, events: p.events, writer: p.tuning.writer, driver: p.driver, bus: p.bus}, nil
 }
 
-// read reads the node's hardware. It starts a background search for what containers need: the first claim waits for it, publishing
+// read reads the node's hardware. It starts a background search for the files of containers: the first claim waits for it, publishing
 // does not.
 func (r *reader) read(ctx context.Context) (*claims.Hardware, error) {
 	offer := r.offer
@@ -101,7 +110,7 @@ func (r *reader) inventory(ctx context.Context) (*inventory.Node, error) {
 	return node, nil
 }
 
-// pendingMode says how a GPU is offered until its reset, and how to reset it.
+// pendingMode reports how a GPU is offered until its reset, and how to reset it.
 func pendingMode(g *inventory.GPU) string {
 	modes := map[bool]string{true: "on", false: "off"}
 	return fmt.Sprintf("%s: its MIG mode is %s, and pending to be %s by the next reset; until then it is offered as it is. %s", g.UUID,
@@ -109,7 +118,7 @@ func pendingMode(g *inventory.GPU) string {
 		partition.HowToReset(g))
 }
 
-// find starts the search for what containers need of the node's GPUs.
+// find starts the search for the files and devices of containers with the node's GPUs.
 func (r *reader) find(ctx context.Context, node *inventory.Node) (func(context.Context) (*edits.Set, error), error) {
 	logger := klog.FromContext(ctx)
 	extra, err := edits.ReadExtra(r.options.ContainerEdits)
@@ -121,6 +130,7 @@ func (r *reader) find(ctx context.Context, node *inventory.Node) (func(context.C
 			Wish: r.options.CDIHook, Own: r.options.CDIHookProgram, Directory: filepath.Join(r.options.StateDir, "bin"), Writer: r.writer,
 		}.Install()
 		if err != nil {
+			r.driver.found(nil, nil, err.Error())
 			return nil, err
 		}
 		set, err := edits.Find(node, edits.Options{

@@ -41,9 +41,9 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// servedKind is the device kind together with its health, for which the kubelet uses a service of its own.
-type servedKind struct {
-	*claims.Kind
+// servedPreparer is the device kind together with its health, for which the kubelet uses a service of its own.
+type servedPreparer struct {
+	*claims.Preparer
 	*healthServer
 }
 
@@ -59,7 +59,7 @@ var _ drahealth.DRAResourceHealthServer = (*healthServer)(nil)
 type healthServer struct {
 	drahealth.UnimplementedDRAResourceHealthServer
 
-	kind    *claims.Kind
+	kind    *claims.Preparer
 	monitor *health.Monitor
 	pool    string
 }

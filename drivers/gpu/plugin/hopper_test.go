@@ -11,8 +11,6 @@ import (
 
 // From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations). A claim of a whole GPU could
 // switch it off while an administrator is about to make instances.
-//
-//shows:gpu-mig-modes
 func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 	for _, c := range []struct {
 		profile, partitioned, forms string
@@ -61,6 +59,18 @@ func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 					t.Errorf("after a claim and a restart it is offered as %v, want %v", got, c.offered)
 				}
 				stays("after a claim of a MIG device and a restart")
+				claim = b.claim("u4", nil, device{name: c.partitioned})
+				b.mustPrepare(claim)
+				b.stop()
+				b.start()
+				if problem := b.unprepare(claim); problem != "" {
+					t.Error(problem)
+				}
+				b.taints("gpu-1", "")
+				if got := b.forms("gpu-0"); !slices.Equal(got, c.offered) {
+					t.Errorf("after a restart under a claim it is offered as %v, want %v", got, c.offered)
+				}
+				stays("after a restart under a claim")
 			}
 			if out, err := administrator(t, root, "-i", "0", "-mig", "0"); err != nil {
 				t.Fatal(out, err)

@@ -23,12 +23,12 @@ const maxInforming = 64
 type informer struct {
 	client  kubernetes.Interface
 	events  nodeEvents
-	kind    *claims.Kind
+	kind    *claims.Preparer
 	records recorded
 	waiting chan information
 }
 
-// recorded knows the prepared claims. draplugin.Plugin implements it.
+// recorded has the prepared claims. draplugin.Plugin implements it.
 type recorded interface{ Records() []claimstate.Record }
 
 // information is the message for a fault's holders.
@@ -37,7 +37,7 @@ type information struct {
 	kind, reason, message string
 }
 
-func newInformer(client kubernetes.Interface, events nodeEvents, kind *claims.Kind, records recorded) *informer {
+func newInformer(client kubernetes.Interface, events nodeEvents, kind *claims.Preparer, records recorded) *informer {
 	return &informer{client: client, events: events, kind: kind, records: records, waiting: make(chan information, maxInforming)}
 }
 

@@ -12,14 +12,12 @@ import (
 )
 
 // This covers every part of the role that watches files: the handover, the kubelet's restart and the MPS daemon's pipe.
-//
-//shows:node-inotify
 func TestTheGPURoleWorksWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}
 	m := gputest.New(t, 3)
-	told := mpsControl(t, m)
+	commands := mpsControl(t, m)
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{m.GPUs[2].UUID} })
@@ -36,7 +34,7 @@ func TestTheGPURoleWorksWithoutInotify(t *testing.T) {
 	kubelet.AwaitAllocatable(extendedresource.Resource, 1)
 	b.mustPrepare(b.claim("u1", []string{gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`)},
 		device{name: "gpu-0"}))
-	if got := told(); !strings.HasSuffix(got, "set_default_active_thread_percentage 50") {
+	if got := commands(); !strings.HasSuffix(got, "set_default_active_thread_percentage 50") {
 		t.Errorf("the MPS daemon was told %q", got)
 	}
 }

@@ -1,4 +1,3 @@
-//shows:gpu-health
 package plugin
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,18 +27,21 @@ const layoutRetry = 5 * time.Second
 
 // layouts gives the node's GPUs the layout of the one MIGLayout that selects the node.
 type layouts struct {
-	kind   *claims.Kind
+	kind   *claims.Preparer
 	ledger *ledger.Ledger
 	view   selection.Node
-	// again holds a token when GPUs may have lost their layout. free holds one when nobody holds an awaited GPU any more.
+	// again holds a token when GPUs may have lost their layout. free holds one when an awaited GPU is released.
 	again, free chan struct{}
 	// awaited are the GPUs that a MIGLayout waits for, waiters the goroutines that wait for them.
 	awaited nameSet
 	waiters sync.WaitGroup
+	// kept stores the layouts by demand. tries are the failed tries to apply the latest one.
+	kept  keptByDemand
+	tries tries
 }
 
-func newLayouts(kind *claims.Kind, holders *ledger.Ledger, view selection.Node) *layouts {
-	return &layouts{kind: kind, ledger: holders, view: view, again: make(chan struct{}, 1), free: make(chan struct{}, 1)}
+func newLayouts(kind *claims.Preparer, holders *ledger.Ledger, view selection.Node, kept keptByDemand) *layouts {
+	return &layouts{kind: kind, ledger: holders, view: view, again: make(chan struct{}, 1), free: make(chan struct{}, 1), kept: kept}
 }
 
 // Run follows the layouts until ctx ends.
@@ -48,22 +52,25 @@ func (w *layouts) Run(ctx context.Context) error {
 	defer w.waiters.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	told := make(chan []v1alpha1.MIGLayout)
+	updates := make(chan []v1alpha1.MIGLayout)
 	ended := make(chan error, 1)
 	go func() { // Ends with ctx.
 		ended <- layout.Watch(ctx, w.view, func(l []v1alpha1.MIGLayout) {
 			select {
-			case told <- l:
+			case updates <- concerning(l):
 			case <-ctx.Done():
 			}
 		})
 	}()
 	var selected []v1alpha1.MIGLayout
 	var retry <-chan time.Time
-	reported := map[string]v1alpha1.MIGLayoutNode{} // by layout, as identity says
+	// reported are the entries of the layouts' statuses, by layout, as identity returns it. The controller removes them with the Node object:
+	// a new list may be that of another.
+	reported := map[string]v1alpha1.MIGLayoutNode{}
 	for {
 		select {
-		case selected = <-told:
+		case selected = <-updates:
+			reported = map[string]v1alpha1.MIGLayoutNode{}
 		case <-retry:
 		case <-w.free:
 		case <-w.again:
@@ -76,10 +83,10 @@ func (w *layouts) Run(ctx context.Context) error {
 		still := map[string]v1alpha1.MIGLayoutNode{}
 		for i, entry := range w.applyLayouts(ctx, selected) {
 			l := &selected[i]
-			if entry.State == v1alpha1.MIGLayoutWaiting {
-				retry = time.After(layoutRetry)
+			if after := w.retryAfter(l, entry.State); after > 0 {
+				retry = time.After(after)
 			}
-			if reported[identity(l)] != entry {
+			if !reflect.DeepEqual(reported[identity(l)], entry) {
 				if err := layout.Report(ctx, w.view, l.Name, entry); err != nil {
 					klog.FromContext(ctx).Error(err, "Could not report on a MIGLayout")
 					retry = time.After(layoutRetry)
@@ -109,13 +116,20 @@ func (w *layouts) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayou
 	for i := range selected {
 		l := &selected[i]
 		entry := v1alpha1.MIGLayoutNode{Name: w.view.Name, ObservedGeneration: l.Generation}
-		if len(selected) > 1 {
+		switch {
+		case len(selected) > 1:
 			entry.State, entry.Reason = v1alpha1.MIGLayoutFailed, "SeveralLayouts"
 			entry.Message = fmt.Sprintf("the node keeps what it has: the MIGLayouts %s all select it; narrow their nodeSelectors", names(selected))
-		} else {
+		case len(l.Spec.GPUs) > 0:
+			w.applyGPUs(ctx, l, &entry)
+		default:
+			w.leave(ctx)
 			entry.State, entry.Reason, entry.Message = w.applyLayout(ctx, l)
 		}
 		out = append(out, entry)
+	}
+	if len(selected) == 0 {
+		w.leave(ctx)
 	}
 	return out
 }
@@ -133,7 +147,8 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 	if err := layout.Mistake(l); err != nil {
 		return v1alpha1.MIGLayoutFailed, "InvalidSpec", err.Error()
 	}
-	plans, err := layout.Plans(w.kind.Hardware().Node.GPUs, l.Spec.Config.Layouts[l.Spec.Layout], standing)
+	entries := l.Spec.Config.Layouts[l.Spec.Layout]
+	plans, err := layout.Plans(w.kind.Hardware().Node.GPUs, entries, standing)
 	if err != nil {
 		return v1alpha1.MIGLayoutFailed, "LayoutImpossible", err.Error()
 	}
@@ -147,7 +162,7 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 		case err == nil:
 		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
 			if held != nil {
-				w.tellWhenFree(ctx, plan.GPU)
+				w.tellWhenFree(ctx, plan.GPU, wholeHolds(plan.GPU))
 			}
 			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
 		default:
@@ -157,7 +172,8 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 	if changed {
 		w.kind.LayOut()
 	}
-	applied := fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))
+	applied := strings.Join(append([]string{fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))},
+		layout.WithoutEffect(w.kind.Hardware().Node.GPUs, entries)...), "; ")
 	switch {
 	case len(failed) > 0:
 		return v1alpha1.MIGLayoutFailed, "ApplyFailed", applied + "; " + strings.Join(slices.Concat(failed, waiting), "; ")
@@ -168,15 +184,20 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 	}
 }
 
-// tellWhenFree puts a token into free once nothing holds a part of a GPU. At most one goroutine waits for a GPU.
-func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU) {
+// wholeHolds are the holds of all parts of a GPU.
+func wholeHolds(g *inventory.GPU) []ledger.Reservation {
+	return claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})
+}
+
+// tellWhenFree puts a token into free once these holds on a GPU are released. At most one goroutine waits for a GPU.
+func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU, holds []ledger.Reservation) {
 	if !w.awaited.add(g.UUID) {
 		return
 	}
 	owner := ledger.Owner{ID: "miglayout-waiting/" + g.UUID, Name: "a waiting MIGLayout"}
 	w.waiters.Go(func() {
 		defer w.awaited.remove(g.UUID)
-		if w.ledger.Acquire(ctx, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...) != nil {
+		if w.ledger.Acquire(ctx, owner, holds...) != nil {
 			return
 		}
 		w.ledger.Release(owner.ID)
@@ -222,8 +243,8 @@ func standing(g *inventory.GPU) []layout.Wanted {
 	return now
 }
 
-// applyPlan changes one GPU where that is necessary and nothing holds a part of it. changed says that it was changed, even if not
-// completely.
+// applyPlan changes one GPU where that is necessary and nothing holds a part of it, and publishes its new instances. changed reports that
+// only the owner of its MIG mode has changed, which is not yet published.
 func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
 	if !plan.MIG {
 		changed = w.kind.AdoptMode(plan.GPU) // the layout wants no MIG mode
@@ -233,7 +254,7 @@ func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) 
 		return changed, err
 	}
 	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
-	if err := w.ledger.TryAcquire(owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
+	if err := w.ledger.TryAcquire(owner, wholeHolds(plan.GPU)...); err != nil {
 		return changed, err
 	}
 	defer w.ledger.Release(owner.ID)
@@ -245,6 +266,8 @@ func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) 
 	w.kind.OwnMode(plan.GPU.UUID)
 	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances",
 		len(plan.Instances))
-	// In any case the present instances must be published.
-	return true, plan.Apply()
+	err = plan.Apply()
+	w.kind.SettleMode(plan.GPU)
+	w.kind.LayOut() // also after an error; and before a claim may hold the GPU, which would take the new instances for a stranger's
+	return false, err
 }

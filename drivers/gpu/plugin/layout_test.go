@@ -60,7 +60,6 @@ const twoLayouts = `{"version":"v1","mig-configs":{
 	"cut":[{"devices":[1],"mig-enabled":true,"mig-devices":{"3g.20gb":1,"1g.5gb":2}}],
 	"impossible":[{"devices":"all","mig-enabled":true,"mig-devices":{"7g.40gb":2}}]}}`
 
-//shows:gpu-mig
 func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -91,7 +90,6 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	}
 }
 
-//shows:gpu-mig
 func TestALayoutThatIsCreatedAgainIsReportedAgain(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for range 2 {
@@ -105,8 +103,6 @@ func TestALayoutThatIsCreatedAgainIsReportedAgain(t *testing.T) {
 }
 
 // A reset, which ends every fatal fault, removes a GPU's MIG instances.
-//
-//shows:gpu-mig
 func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 	for name, xid := range map[string]uint64{"fallen off the bus": 79, "its system processor did not answer": 119} {
 		t.Run(name, func(t *testing.T) {
@@ -130,8 +126,6 @@ func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 }
 
 // Instances that claims made go with the claims, so a layout that happens to be the same is not applied yet.
-//
-//shows:gpu-mig
 func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -149,8 +143,6 @@ func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 }
 
 // Instances that were removed before the hardware refused the rest are no longer offered.
-//
-//shows:gpu-mig
 func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)
@@ -165,7 +157,6 @@ func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	b.taints("gpu-1", "") // it has no instance any more
 }
 
-//shows:gpu-mig
 func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	reports := b.reports

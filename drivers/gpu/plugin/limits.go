@@ -22,8 +22,10 @@ const (
 // limits installs the library for the limits of shares on the node, where it is wanted and available.
 func (o *Options) limits(writer atomicfile.Writer) (claims.Limits, error) {
 	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer,
-		Accounts: filepath.Join(o.StateDir, "accounts"), Bytes: o.LimiterBytes,
-		Turns: &cores.Arbiter{Directory: filepath.Join(o.StateDir, "turns"), Lend: o.LendCores}}
+		Accounts: filepath.Join(o.StateDir, "accounts"), Bytes: o.LimiterBytes, Closed: o.LimiterClosed}
+	if o.LimiterBytes > 0 {
+		l.Seats = &cores.Seats{Directory: filepath.Join(o.StateDir, "cores"), Lend: o.LendCores, Bounded: true}
+	}
 	if o.Limits == limitsNone {
 		return l, nil
 	}

@@ -1,21 +1,22 @@
 package plugin
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
-	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/limiter/account"
+	"gpufabric.io/drivers/gpu/limiter/account/accounttest"
 	"gpufabric.io/drivers/node/tmpfs"
 )
 
@@ -36,9 +37,8 @@ func limited(b *bench, mounts map[string]string) []string {
 	return out
 }
 
-//shows:gpu-share vgpu-limits
 func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,8 +51,9 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 	mounts := map[string]string{}
 	for _, m := range b.edits(c, ids...).Mounts {
 		mounts[m.ContainerPath] = m.HostPath
-		if m.ContainerPath == "/tmp/vgpu" && m.Type != "tmpfs" || m.HostPath == filepath.Join(b.options.StateDir, "lib/libvgpu.so") &&
-			!slices.Contains(m.Options, "ro") {
+		library := m.HostPath == filepath.Join(b.options.StateDir, "lib/libvgpu.so")
+		if m.ContainerPath == "/usr/local/vgpu/own" && m.Type != "tmpfs" || m.ContainerPath == "/tmp/vgpu" ||
+			library && !slices.Contains(m.Options, "ro") {
 			t.Errorf("%+v", m)
 		}
 	}
@@ -98,7 +99,7 @@ func newCountingBench(t *testing.T) *bench {
 	if os.Geteuid() != 0 {
 		t.Skip("skipped: mounts file systems, which is for root alone")
 	}
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,51 +109,48 @@ func newCountingBench(t *testing.T) *bench {
 }
 
 // A share's directory is in a file system of its own. It is mounted again after a boot of the node, when its claim is prepared still.
-//
-//shows:gpu-share vgpu-limits
 func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
 	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
-	account, mounted := filepath.Join(b.options.StateDir, "accounts", "u1_0"), ""
+	directory, mounted := filepath.Join(b.options.StateDir, "accounts", "u1_0"), ""
 	for _, m := range b.edits(c, b.mustPrepare(c)...).Mounts {
 		if m.ContainerPath == "/usr/local/vgpu/accounts.d/"+b.machine.GPUs[0].UUID && slices.Contains(m.Options, "rw") {
 			mounted = m.HostPath
 		}
 	}
-	if info, err := os.Stat(account); mounted != account || err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
-		t.Errorf("the share counts in %q, want %q: %v (%v)", mounted, account, info, err)
+	file := filepath.Join(directory, "account")
+	if info, err := os.Stat(file); mounted != file || err != nil || info.Mode() != 0o666 {
+		t.Errorf("the share counts in %q, want %q: %v (%v)", mounted, file, info, err)
 	}
-	t.Cleanup(func() { _ = tmpfs.Remove(account) }) // only where the test failed
+	t.Cleanup(func() { _ = tmpfs.Remove(directory) }) // only where the test failed
 	size := func() uint64 {
 		var fs unix.Statfs_t
-		if err := unix.Statfs(account, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		if err := unix.Statfs(directory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 			return 0
 		}
 		return fs.Blocks * uint64(fs.Bsize) //nolint:gosec // positive
 	}
-	if size() != 8<<20 {
-		t.Errorf("the share's directory has room for %d bytes, want 8 MiB", size())
+	if size() != 512<<10 {
+		t.Errorf("the share's file system has room for %d bytes, want 512 KiB", size())
 	}
-	if err := os.WriteFile(filepath.Join(account, "kept"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	accounttest.Count(t, file, b.machine.GPUs[0].UUID, 7)
 	b.stop()
 	b.start()
-	if _, err := os.Stat(filepath.Join(account, "kept")); err != nil {
-		t.Errorf("what the share has counted is gone with the plugin: %v", err)
+	if counted, err := account.Read(file); err != nil || !counted.Opened {
+		t.Errorf("what the share has counted is gone with the plugin: %+v, %v", counted, err)
 	}
 	b.stop()
-	if err := tmpfs.Release(account); err != nil { // as a boot does
+	if err := tmpfs.Release(directory); err != nil { // as a boot does
 		t.Fatal(err)
 	}
 	b.start()
-	if size() != 8<<20 {
-		t.Errorf("after a boot the share's directory has room for %d bytes, want 8 MiB", size())
+	if counted, err := account.Read(file); size() != 512<<10 || err != nil || counted.Opened {
+		t.Errorf("after a boot the share's file system has room for %d bytes, want 512 KiB; the account is %+v (%v)", size(), counted, err)
 	}
 	if problem := b.unprepare(c); problem != "" {
 		t.Fatal(problem)
 	}
-	if _, err := os.Stat(account); !os.IsNotExist(err) {
+	if _, err := os.Stat(directory); !os.IsNotExist(err) {
 		t.Errorf("the directory of a claim that is gone is there still (%v)", err)
 	}
 }
@@ -180,27 +178,13 @@ func (b *bench) counts(metric string) map[string]float64 {
 	return out
 }
 
-// cached is a shared region of layout 1.2 with one GPU, of which one process uses so many bytes.
-func cached(uuid string, used uint64) []byte {
-	out := make([]byte, 2008953)
-	for at, value := range map[int]uint32{0: 19920718, 4: 1, 8: 2, 1856: 7, 2008896: 1} {
-		binary.LittleEndian.PutUint32(out[at:], value)
-	}
-	for at, value := range map[int]uint64{56: 1, 1600: 10 << 30, 1856 + 8 + 32: used} {
-		binary.LittleEndian.PutUint64(out[at:], value)
-	}
-	copy(out[64:], uuid)
-	return out
-}
-
-//shows:gpu-metrics gpu-share vgpu-limits
 func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
 	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
 	b.mustPrepare(c)
-	account := filepath.Join(b.options.StateDir, "accounts", "u1_0")
-	t.Cleanup(func() { _ = tmpfs.Remove(account) }) // only where the test failed
-	series := fmt.Sprintf("claim=%s claim_namespace=%s share=0 uuid=%s", c.Name, c.Namespace, b.machine.GPUs[0].UUID)
+	directory := filepath.Join(b.options.StateDir, "accounts", "u1_0")
+	t.Cleanup(func() { _ = tmpfs.Remove(directory) }) // only where the test failed
+	series := fmt.Sprintf("claim=%s claim_namespace=%s claim_uid=%s share=0 uuid=%s", c.Name, c.Namespace, c.UID, b.machine.GPUs[0].UUID)
 	agree := func(when string, used map[string]float64, unreadable float64) {
 		t.Helper()
 		for metric, want := range map[string]map[string]float64{
@@ -216,24 +200,18 @@ func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
 		}
 	}
 	agree("before a container calls CUDA", map[string]float64{series: 0}, 0)
-	file := filepath.Join(account, "cudevshr.cache")
-	if err := os.WriteFile(file, cached(b.machine.GPUs[0].UUID, 3<<30), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := filepath.Join(directory, "account")
+	accounttest.Count(t, file, b.machine.GPUs[0].UUID, 3<<30)
 	agree("with a process", map[string]float64{series: 3 << 30}, 0)
 	b.stop()
 	b.start()
 	agree("after a restart", map[string]float64{series: 3 << 30}, 0)
 
 	for what, put := range map[string]func() error{
-		"a link":             func() error { return os.Symlink("/dev/zero", file) },
-		"a pipe":             func() error { return unix.Mkfifo(file, 0o666) },
-		"another GPU's file": func() error { return os.WriteFile(file, cached("GPU-0", 1), 0o600) },
-		"no region":          func() error { return os.WriteFile(file, []byte("forged"), 0o600) },
+		"another GPU": func() error { accounttest.Count(t, file, "GPU-0", 1); return nil },
+		"no account":  func() error { return os.WriteFile(file, []byte("forged"), 0o600) },
+		"a short one": func() error { return os.Truncate(file, 1000) },
 	} {
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
 		if err := put(); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +245,7 @@ func TestWhatAnEarlierVersionLeftOfASharesDirectoryGoes(t *testing.T) {
 
 // After a boot with --limits=none a claim's containers start without the library: nothing says then that it limits them.
 func TestAShareThatIsPreparedWithoutTheLibraryIsNotCountedAsLimited(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,9 +265,8 @@ func TestAShareThatIsPreparedWithoutTheLibraryIsNotCountedAsLimited(t *testing.T
 	}
 }
 
-//shows:gpu-share vgpu-limits
 func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,71 +305,33 @@ func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
 	}
 }
 
-// asks plays the library of a process of a claim's container: it wants a turn on a GPU, and returns how long the turn is; 0: nobody
-// answers.
-func asks(t *testing.T, directory, gpu string) time.Duration {
-	t.Helper()
-	opened, err := os.Open(directory)
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = opened.Close() }() // only its name was needed: a socket's path is short
-	connection, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket",
-		Name: fmt.Sprintf("/proc/self/fd/%d/socket", opened.Fd())})
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = connection.Close() }() // this ends the turn
-	if err := connection.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	packet := make([]byte, 64) // turns.h
-	for kind := range uint32(2) {
-		binary.NativeEndian.PutUint32(packet, kind+1) // hello, want
-		copy(packet[16:], gpu)
-		if _, err := connection.Write(packet); err != nil {
-			return 0
-		}
-	}
-	if _, err := connection.Read(packet); err != nil {
-		return 0
-	}
-	return time.Duration(binary.NativeEndian.Uint64(packet[8:])) //nolint:gosec // a turn
-}
-
-//shows:gpu-share vgpu-limits
-func TestContainersOfAShareGetTurnsOnItsGPU(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+func TestContainersOfAShareGetASeatOnItsGPU(t *testing.T) {
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBench(t, gputest.New(t, 2), func(o *Options) { o.Limits, o.LimiterLibrary = limitsLibrary, program })
+	b := newBench(t, gputest.New(t, 2), func(o *Options) {
+		o.Limits, o.LimiterLibrary, o.LimiterBytes = limitsLibrary, program, limiter.LeastBytes
+	})
 	c := b.claim("u1", nil, device{name: "gpu-1-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
-	uuid, turns := b.machine.GPUs[1].UUID, ""
+	uuid, page := b.machine.GPUs[1].UUID, ""
 	for _, m := range b.edits(c, b.mustPrepare(c)...).Mounts {
-		if m.ContainerPath == "/usr/local/vgpu/turns.d/"+uuid && slices.Contains(m.Options, "ro") {
-			turns = m.HostPath
+		if m.ContainerPath == "/usr/local/vgpu/cores.own/"+uuid && slices.Contains(m.Options, "rw") {
+			page = m.HostPath
 		}
 	}
-	if length := asks(t, turns, uuid); length <= 0 {
-		t.Errorf("in %q nobody gives turns", turns)
-	}
-	if length := asks(t, turns, b.machine.GPUs[0].UUID); length != 0 {
-		t.Errorf("a turn of %s on a GPU that is not the claim's", length)
-	}
-	b.stop()
-	if length := asks(t, turns, uuid); length != 0 {
-		t.Errorf("a turn of %s while the plugin is away", length)
-	}
-	b.start()
-	if length := asks(t, turns, uuid); length <= 0 {
-		t.Errorf("in %q nobody gives turns after a restart", turns)
+	for _, when := range []string{"at first", "after a restart"} {
+		if info, err := os.Stat(page); err != nil || info.Size() != 4096 {
+			t.Errorf("%s the claim has no page %q (%v)", when, page, err)
+		}
+		b.stop()
+		b.start()
 	}
 	if problem := b.unprepare(c); problem != "" {
 		t.Fatal(problem)
 	}
-	if _, err := os.Stat(turns); !os.IsNotExist(err) {
-		t.Errorf("the socket of a claim that is gone is there still (%v)", err)
+	if _, err := os.Stat(page); !os.IsNotExist(err) {
+		t.Errorf("the page of a claim that is gone is there still (%v)", err)
 	}
 }
 

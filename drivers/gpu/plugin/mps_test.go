@@ -1,4 +1,3 @@
-//shows:gpu-mps
 package plugin
 
 import (
@@ -37,7 +36,7 @@ func plainly(_, program string, args ...string) *exec.Cmd { return exec.Command(
 
 func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	m := gputest.New(t, 2)
-	told := mpsControl(t, m)
+	commands := mpsControl(t, m)
 	b := newBench(t, m)
 	b.stop()
 	b.enter = plainly
@@ -48,7 +47,7 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	ids := b.mustPrepare(c)
 	want := fmt.Sprintf("start %s,%s\nset_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 "+
 		"10240M\nset_default_device_pinned_mem_limit 1 4096M", m.GPUs[0].UUID, m.GPUs[1].UUID)
-	if got := told(); got != want {
+	if got := commands(); got != want {
 		t.Errorf("the daemon was told\n%s\nwant\n%s", got, want)
 	}
 	if mode := m.GPUs[1].ComputeMode(); mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
@@ -65,11 +64,11 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	}
 	// The daemon ends with the plugin, and starts again with it.
 	b.stop()
-	if got := told(); got != "quit -t 5" {
+	if got := commands(); got != "quit -t 5" {
 		t.Errorf("the end of the plugin told %q", got)
 	}
 	b.start()
-	b.await(func() bool { return strings.Contains(told(), "1 4096M") }, "the daemon is set up again")
+	b.await(func() bool { return strings.Contains(commands(), "1 4096M") }, "the daemon is set up again")
 	if problem := b.unprepare(c); problem != "" {
 		t.Error(problem)
 	}
@@ -83,7 +82,7 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 
 func TestMPSOnAMIGDevice(t *testing.T) {
 	m := gputest.New(t, 1)
-	told := mpsControl(t, m)
+	commands := mpsControl(t, m)
 	b := newBench(t, m)
 	b.stop()
 	b.enter = plainly
@@ -91,7 +90,7 @@ func TestMPSOnAMIGDevice(t *testing.T) {
 	c := b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`},
 		device{name: "gpu-0-mig-3g20gb-9-0"})
 	b.mustPrepare(c)
-	if got := told(); !strings.HasPrefix(got, "start MIG-") {
+	if got := commands(); !strings.HasPrefix(got, "start MIG-") {
 		t.Errorf("the daemon was told %s", got)
 	}
 	if problem := b.unprepare(c); problem != "" {
@@ -125,10 +124,9 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 	b.mustPrepare(b.claim("next", nil, device{name: "gpu-0"}))
 }
 
-//shows:gpu-mps-keeper
 func TestAnMPSDaemonOutlivesTheRestartOfThePlugin(t *testing.T) {
 	m := gputest.New(t, 1)
-	told := mpsControl(t, m)
+	commands := mpsControl(t, m)
 	b := newBench(t, m, func(o *Options) { o.MPSKeeper = true })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -146,19 +144,47 @@ func TestAnMPSDaemonOutlivesTheRestartOfThePlugin(t *testing.T) {
 	}, "the keeper listens")
 	c := b.claim("u1", []string{gpuConfig(`{"strategy":"MPS"}`)}, device{name: "gpu-0"})
 	b.mustPrepare(c)
-	if got, want := told(), "start "+m.GPUs[0].UUID; got != want {
+	if got, want := commands(), "start "+m.GPUs[0].UUID; got != want {
 		t.Errorf("the daemon was told %q, want %q", got, want)
 	}
 	b.stop()
 	b.start()
 	b.mustPrepare(c)
-	if got := told(); got != "" {
+	if got := commands(); got != "" {
 		t.Errorf("the restart told the daemon %q", got)
 	}
 	if problem := b.unprepare(c); problem != "" {
 		t.Error(problem)
 	}
-	if got := told(); got != "quit -t 5" {
+	if got := commands(); got != "quit -t 5" {
 		t.Errorf("the end of the claim told the daemon %q", got)
+	}
+}
+
+func TestPrepareRefusesMPSLimitWhenItNamesNoDeviceOfClaim(t *testing.T) {
+	m := gputest.New(t, 1)
+	commands := mpsControl(t, m)
+	b := newBench(t, m)
+	b.stop()
+	b.enter = plainly
+	b.start()
+	c := b.claim("u1", []string{gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi",` +
+		`"defaultPerDevicePinnedMemoryLimit":{"7":"5Gi"}}}`)}, device{name: "gpu-0"})
+	want := "defaultPerDevicePinnedMemoryLimit[7]: the claim has no such device; allowed are 0 (" + m.GPUs[0].UUID + ")"
+	if _, problem := b.prepare(c); !strings.Contains(problem, want) {
+		t.Errorf("got %q", problem)
+	}
+	if mode := m.GPUs[0].ComputeMode(); commands() != "" || mode != nvml.COMPUTEMODE_DEFAULT {
+		t.Errorf("a refused claim starts a daemon, or leaves compute mode %d", mode)
+	}
+}
+
+func TestPrepareReportsConfigurationThatAppliesToNoDevice(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	b.mustPrepare(b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`},
+		device{name: "gpu-0"}))
+	const want = "config[0].opaque.parameters has no effect"
+	if got := b.event("ResourceClaim", "ConfigWithoutEffect"); !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"path"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,11 +26,16 @@ type Options struct {
 	CDIHookProgram string
 	// ContainerEdits is a file of CDI containerEdits for every container with a GPU.
 	ContainerEdits string
-	// Forms says in JSON (package forms) in which forms the GPUs of which nodes are offered; empty: whole.
+	// Forms has the forms of GPUs by node, in JSON (package forms); empty: whole.
 	Forms string
-	// MIG says whether GPUs may be divided on demand: dynamic, or static (only an administrator's instances are offered).
+	// Passthrough lets form vfio be chosen: its nodes' GPUs are bound to vfio-pci for virtual machines.
+	Passthrough bool
+	// FabricManager is the Unix socket of the node's fabric manager, whose partitions are activated for virtual machines; empty: GPUs
+	// behind NVSwitches are not passed through.
+	FabricManager string
+	// MIG allows or forbids the division of GPUs on demand: dynamic, or static (only an administrator's instances are offered).
 	MIG string
-	// UnknownMIG says what to do with MIG instances that belong to no claim when the plugin starts: keep or remove.
+	// UnknownMIG is the action on MIG instances that belong to no claim when the plugin starts: keep or remove.
 	UnknownMIG string
 	// ShareMemory and ShareCores are the defaults of a share of a GPU: a quantity ("" is a tenth) and percent (0 is 10).
 	ShareMemory string
@@ -37,7 +43,7 @@ type Options struct {
 	MPSDir string
 	// MPSSize bounds the directory of each claim with MPS, as sharing.ParseBounds reads it.
 	MPSSize string
-	// MPSKeeper says that the role mps-keeper runs the MPS control daemons, so that they outlive this role; otherwise they are this
+	// MPSKeeper: the role mps-keeper runs the MPS control daemons, so that they outlive this role; otherwise they are this
 	// process's children.
 	MPSKeeper bool
 	// HandoverDir is shared with device plugins that offer some of this node's GPUs; empty: there are none.
@@ -47,12 +53,16 @@ type Options struct {
 	// DevicePlugin are the UUIDs of the GPUs that are offered as nvidia.com/gpu instead of by DRA; "all": every one.
 	DevicePlugin []string
 	ShareCores   int64
-	// Limits says what limits the containers of shares: auto, library or none.
+	// Limits is the mechanism that limits the containers of shares: auto, library or none.
 	Limits string
-	// LendCores lets a claim have what others leave of a GPU's time, beyond its own percentage.
+	// LendCores lets a claim use the time of a GPU that others leave, beyond its own percentage.
 	LendCores bool
 	// LimiterBytes is how much the containers of a share may put into the directory in which the library counts; 0: they have none.
 	LimiterBytes int64
+	// LimiterClosed makes the library refuse all memory where it cannot count, and has pods failed that use a share without it.
+	LimiterClosed bool
+	// HostProc is the node's /proc; where it is missing, no container without the library is found.
+	HostProc string
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
 
@@ -72,6 +82,10 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are divided on demand; static: only existing MIG instances are offered")
 	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": `+
 		`{...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
+	flags.BoolVar(&o.Passthrough, "passthrough", false, "allow form vfio, in which whole GPUs are passed through to virtual machines: on its "+
+		"nodes the role changes the drivers of GPUs, and needs --host-proc")
+	text(&o.FabricManager, "fabric-manager", "", "with --passthrough: Unix socket of the fabric manager (FM_CMD_UNIX_SOCKET_PATH), whose "+
+		"partitions are activated for virtual machines; empty: GPUs behind NVSwitches are not passed through")
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
 	text(&o.Limits, "limits", limitsAuto, "what holds the containers of shares to their memory and cores: library (libvgpu.so of "+
 		"this project), none (environment alone, for a limiter in their image); auto: the library where it is there")
@@ -80,6 +94,10 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "with library: bytes that the containers of a share may put into the directory "+
 		"where it counts, a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: each container counts by itself")
+	flags.BoolVar(&o.LimiterClosed, "limiter-closed", false, "have the library refuse all memory of a share where it cannot count what the "+
+		"containers use, and fail pods that use a share without the library")
+	text(&o.HostProc, "host-proc", "/host/proc", "the node's /proc, by which processes that NVML lists are found in containers; where it is "+
+		"missing, containers that use a share without the library are not reported")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
 		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+
@@ -111,6 +129,16 @@ func (o *Options) Validate() error {
 	var err error
 	if o.formsConfig, err = devices.ParseChoice(o.Forms); err != nil {
 		errs = append(errs, fmt.Errorf("--forms %s: %w", o.Forms, err))
+	}
+	o.formsConfig.Passthrough = o.Passthrough
+	for _, f := range append(o.formsConfig.Rules(), o.formsConfig.Default) {
+		if f.Mode == devices.ModeVFIO && !o.Passthrough {
+			errs = append(errs, fmt.Errorf("--forms %s: form %s needs --passthrough", o.Forms, devices.ModeVFIO))
+		}
+	}
+	if o.FabricManager != "" && (!o.Passthrough || !path.IsAbs(o.FabricManager)) {
+		errs = append(errs, fmt.Errorf("--fabric-manager %q: must be the absolute path of a Unix socket, and needs --passthrough",
+			o.FabricManager))
 	}
 	if _, err := sharing.ParseBounds(o.MPSSize); err != nil {
 		errs = append(errs, err)

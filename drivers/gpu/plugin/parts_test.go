@@ -30,7 +30,7 @@ import (
 )
 
 // known is what a part reads: a node of two whole GPUs, and their faults.
-func known(t *testing.T) (*claims.Kind, *health.Monitor) {
+func known(t *testing.T) (*claims.Preparer, *health.Monitor) {
 	t.Helper()
 	m := gputest.New(t, 2)
 	place := func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }
@@ -49,6 +49,8 @@ func known(t *testing.T) (*claims.Kind, *health.Monitor) {
 
 // publications are what a publisher published: each device with the taints that it has.
 type publications chan string
+
+func (p publications) Learn() {}
 
 func (p publications) Publish(resources resourceslice.DriverResources) error {
 	var words []string
@@ -157,14 +159,14 @@ func TestClaimsThatCannotBeReadHoldUpNoFault(t *testing.T) {
 func TestTheFormsOfTheLastRunAreOfferedFromTheFirstMoment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "forms.json")
 	first, err := openForms(path)
-	if err != nil || first.last() != nil || first.ranBefore() {
+	if err != nil || first.last() != nil {
 		t.Fatalf("before the first run: %v, %v", first.last(), err)
 	}
 	if err := first.keep(devices.Forms{Mode: devices.ModeShareable}); err != nil {
 		t.Fatal(err)
 	}
 	next, err := openForms(path)
-	if last := next.last(); err != nil || last == nil || last.Forms.Mode != devices.ModeShareable || !next.ranBefore() {
+	if last := next.last(); err != nil || last == nil || last.Forms.Mode != devices.ModeShareable {
 		t.Errorf("the next run: %v, %v", last, err)
 	}
 	if f := newForms(devices.Choice{}, nil, selection.Node{}, nodeEvents{}, next); !f.wish.Now().known {

@@ -10,10 +10,10 @@
 // DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
-// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir
-// (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --drain-dir (/var/lib/gpufabric/drain), --dev-root
-// (/dev), --driver-root (read only). Where the driver's root cannot be mounted at its own path, mount it elsewhere and give both paths:
-// --driver-root=/host=/.
+// plugins_registry directories (and device-plugins with --device-plugin or, read only, beside vgpu-plugin), --handover-dir
+// (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate),
+// --drain-dir (/var/lib/gpufabric/drain), --dev-root (/dev), --driver-root (read only). Where the driver's root cannot be mounted at its
+// own path, mount it elsewhere and give both paths: --driver-root=/host=/.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
@@ -25,6 +25,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,10 +44,13 @@ import (
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/fabricpartition"
 	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/gpu/limiter/unlimited"
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/host"
@@ -108,24 +112,35 @@ type plugin struct {
 	programs programs.Runner
 	driver   *driverState
 	bus      *bus
-	// serving are the parts, once they exist. The liveness probe may ask before that.
+	// standIn serves the kubelet until the parts do.
+	standIn *standIn
+	// serving are the parts, once they exist. The liveness probe may come before that.
 	serving atomic.Pointer[parts]
+	// passing offers the GPUs to virtual machines instead; nil: it does not.
+	passing atomic.Pointer[passer]
 }
 
-// tuning is what tests change. Use the zero value elsewhere.
+// tuning has the values that tests change. Use the zero value elsewhere.
 type tuning struct {
 	writer atomicfile.Writer
-	// recheck is how often to check what has no event. settle is the minimum duration of a fatal fault; 0: the default of package
+	// writeSysfs writes to attributes of sysfs; nil: the kernel's.
+	writeSysfs func(path, text string) error
+	// fabric replaces the fabric manager, and modules nvidia-smi, which reads the module IDs of GPUs.
+	fabric  fabricpartition.Manager
+	modules func(context.Context) (map[pci.Address]int, error)
+	// recheck is how often to check states without an event. settle is the minimum duration of a fatal fault; 0: the default of package
 	// health.
 	recheck, settle time.Duration
+	// start takes the place of startPatience, labels that of formsSettle; 0: it does not.
+	start, labels time.Duration
 }
 
-// parts are the parts of the role once it knows the node's hardware. Each runs by itself. They read one another's data as
-// snapshots: the hardware (claims.Kind.Watch), the faults (health.Monitor.Watch), the forms, the requests of device plugins, and
+// parts are the parts of the role once it has read the node's hardware. Each runs by itself. They read one another's data as
+// snapshots: the hardware (claims.Preparer.Watch), the faults (health.Monitor.Watch), the forms, the requests of device plugins, and
 // drains.
 type parts struct {
 	self      cache.SharedIndexInformer // the node's object
-	kind      *claims.Kind              // prepares claims, and knows what is offered
+	kind      *claims.Preparer          // prepares claims, and has the offered devices
 	dra       *draplugin.Plugin         // serves the kubelet
 	monitor   *health.Monitor           // finds faults
 	attendant *attendant                // acts on them
@@ -135,12 +150,17 @@ type parts struct {
 	profiles  *profiles                 // VGPUProfiles
 	handovers *handovers                // GPUs of device plugins
 	counted   *countedGPUs              // GPUs of the role's own device plugin
-	emptier   *emptier                  // drains
+	drainer   *drainer                  // drains
 	publisher *publisher
+	unlimited *unlimited.Watch // finds containers that use a share without the library
+	leaver    *leaver          // ends the run for form vfio; nil: it is never chosen
 }
 
-// alive says what has stopped the role from serving the kubelet.
+// alive returns the error that has stopped the role from serving the kubelet.
 func (p *plugin) alive() error {
+	if v := p.passing.Load(); v != nil {
+		return v.dra.Answers()
+	}
 	s := p.serving.Load()
 	if s == nil {
 		return nil
@@ -153,9 +173,8 @@ func (p *plugin) run(ctx context.Context) error {
 	defer cancel(nil)
 	limits, err := p.options.limits(p.tuning.writer)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNotYet, err)
 	}
-	defer limits.Turns.Stop()
 	r, err := newReader(p, limits.By())
 	if err != nil {
 		return err
@@ -164,15 +183,16 @@ func (p *plugin) run(ctx context.Context) error {
 	defer cancel(nil)
 	hardware, err := r.read(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNotYet, err)
 	}
+	p.standIn.end()
 	s, err := p.assemble(ctx, r, hardware, limits, cancel)
 	if err != nil {
 		return err
 	}
 	defer s.dra.Stop()
 	// The first publication already has the taints of handed-over GPUs: there is never a moment without.
-	if err := s.handovers.begin(); err != nil {
+	if err := s.handovers.begin(ctx); err != nil {
 		return err
 	}
 	p.serving.Store(s)
@@ -187,35 +207,27 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	pool := devices.PoolName(p.options.NodeName)
 	s := &parts{self: selection.Self(p.client, p.options.NodeName)}
 	view := selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.objects, Self: s.self}
-	s.kind = claims.New(hardware, claims.Options{
-		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: r.at.Dev.Path, HostDevRoot: r.at.Dev.Host},
-		TimeSlices:    sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")},
-		MPS:           p.mps,
-		MPSDir:        p.options.MPSDir,
-		LeftFile:      p.stateFile("sharing-left.json"),
-		ModesFile:     p.stateFile("mig-modes.json"),
-		AdoptModes:    r.forms.ranBefore(),
-		Writer:        p.tuning.writer,
-		RemoveUnknown: p.options.UnknownMIG == "remove",
-		Ledger:        holders,
-		Pool:          pool,
-		Events:        p.events,
-		Limits:        limits,
-	})
+	options := p.claimOptions(limits)
+	options.Capabilities = edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: r.at.Dev.Path, HostDevRoot: r.at.Dev.Host}
+	options.Ledger, options.Pool = holders, pool
+	s.kind = claims.New(hardware, options)
 	p.metrics.Registry.MustRegister(s.kind.Collectors()...)
 	taints := publishedTaints{client: p.client, node: p.options.NodeName, kind: s.kind}
 	if err := p.assembleHealth(ctx, s); err != nil {
 		return nil, err
 	}
 	s.forms = newForms(p.options.formsConfig, s.kind, view, p.events, r.forms)
-	s.layouts = newLayouts(s.kind, holders, view)
+	s.forms.settle = cmp.Or(p.tuning.labels, formsSettle)
+	s.layouts = newLayouts(s.kind, holders, view, r.demand)
 	s.profiles = &profiles{kind: s.kind, view: view}
 	s.handovers = newHandovers(p.options, s.kind, holders, taints, p.events)
-	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events}
+	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events,
+		holders: s.handovers.holders}
 	s.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client,
-		Kind:    servedKind{s.kind, &healthServer{kind: s.kind, monitor: s.monitor, pool: pool}},
-		Metrics: p.metrics, Recorder: p.events.recorder, Writer: p.tuning.writer, Ledger: holders,
+		Driver: devices.Driver, Pool: pool, Node: p.options.Node, Client: p.client,
+		Preparer: servedPreparer{s.kind, &healthServer{kind: s.kind, monitor: s.monitor, pool: pool}},
+		Metrics:  p.metrics, Recorder: p.events.recorder, Writer: p.tuning.writer, Ledger: holders,
+		Missing: s.kind.SetMissing,
 	})
 	if err != nil {
 		return nil, err
@@ -223,10 +235,33 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	s.informer = newInformer(p.client, p.events, s.kind, s.dra)
 	s.attendant = &attendant{kind: s.kind, layouts: s.layouts, informer: s.informer, reader: r, events: p.events,
 		counted: newEventCounter(p.metrics.Registry), restart: restart}
-	s.emptier = &emptier{kind: s.kind, dra: s.dra, ledger: holders, handovers: s.handovers, taints: taints}
-	s.publisher = &publisher{kind: s.kind, monitor: s.monitor, forms: s.forms, handovers: s.handovers, draining: &s.emptier.draining,
+	s.drainer = &drainer{kind: s.kind, dra: s.dra, ledger: holders, handovers: s.handovers, taints: taints}
+	u := unlimitedShares{proc: p.options.HostProc, accounts: limits.Accounts, shares: limits.Shares, records: s.dra.Records, node: s.kind.Node,
+		client: p.client, events: p.events.recorder, closed: p.options.LimiterClosed}
+	s.unlimited = u.watch()
+	p.metrics.Registry.MustRegister(unlimitedGauge(s.unlimited))
+	if p.options.Passthrough {
+		s.leaver = &leaver{kind: s.kind, forms: s.forms, handovers: s.handovers}
+	}
+	s.publisher = &publisher{kind: s.kind, monitor: s.monitor, forms: s.forms, handovers: s.handovers, draining: &s.drainer.draining,
 		dra: s.dra, pool: pool, condition: conditions{client: p.client, node: p.options.NodeName}}
 	return s, nil
+}
+
+// claimOptions are the options of the claims' kind that need no hardware.
+func (p *plugin) claimOptions(limits claims.Limits) claims.Options {
+	return claims.Options{
+		TimeSlices:     sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")},
+		MPS:            p.mps,
+		MPSDir:         p.options.MPSDir,
+		LeftFile:       p.stateFile("sharing-left.json"),
+		PartitionsFile: p.stateFile("partitions-left.json"),
+		ModesFile:      p.stateFile("mig-modes.json"),
+		Writer:         p.tuning.writer,
+		RemoveUnknown:  p.options.UnknownMIG == "remove",
+		Events:         p.events,
+		Limits:         limits,
+	}
 }
 
 // assembleHealth makes the monitor, with the stored faults of an earlier run.
@@ -261,7 +296,7 @@ func (s *parts) run(ctx context.Context, cancel context.CancelCauseFunc) error {
 	})
 	wg.Go(func() { s.kind.ResumeMPS(ctx, s.dra.Records) })
 	for _, part := range []interface{ Run(context.Context) error }{
-		s.publisher, s.handovers, s.counted, s.forms, s.layouts, s.profiles,
+		s.publisher, s.handovers, s.counted, s.forms, s.layouts, s.profiles, s.unlimited, s.leaver,
 	} {
 		wg.Go(func() {
 			if err := part.Run(ctx); err != nil {

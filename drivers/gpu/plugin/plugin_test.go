@@ -35,7 +35,10 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/capability"
+	"gpufabric.io/drivers/node/capability/capabilitytest"
 	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 // bench runs the role on its own machine with a fake API server, and talks to it as the kubelet does.
@@ -50,13 +53,16 @@ type bench struct {
 	writer  atomicfile.Writer // its Before, where set, sees the role's writes
 	// Runs programs of the driver in their own root; nil: the role's default
 	enter   func(enclosure, program string, args ...string) *exec.Cmd
-	recheck time.Duration                              // how often the role checks what has no event; 0: its default
-	reports chan v1alpha1.MIGLayoutNode                // the node's reports on MIGLayouts
-	watched watched                                    // which resources the role watches
+	recheck time.Duration               // how often the role checks what has no event; 0: its default
+	reports chan v1alpha1.MIGLayoutNode // the node's reports on MIGLayouts
+	offered offered
 	made    int                                        // objects of the API group gpufabric.io
 	wrap    func(*fake.Clientset) kubernetes.Interface // wraps the client that the role gets; nil: no wrapping
+	missing capability.Missing                         // features that the API server lacks; set it while the role is stopped
 	busy    atomic.Bool                                // an API server that takes half a second to update a slice
 	role    atomic.Pointer[starter]                    // the most recently started role
+	sysfs   func(path, text string) error              // writes to attributes of sysfs; nil: the kernel's
+	board   *board                                     // the GPUs' NVSwitches; nil: there are none
 	stop    func()
 }
 
@@ -74,7 +80,15 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		for _, of := range []string{"accounts", "cores"} { // of claims that are still prepared
+			mounted, _ := filepath.Glob(filepath.Join(dir, "state", of, "*"))
+			for _, path := range mounted {
+				_ = tmpfs.Remove(path)
+			}
+		}
+		_ = os.RemoveAll(dir)
+	})
 	b := &bench{TB: t, lib: lib, options: Options{
 		Node: options.Node{
 			DriverRoot: filepath.Join(root, "driver"), SysfsRoot: filepath.Join(root, "sys"), DevRoot: filepath.Join(root, "dev"),
@@ -93,7 +107,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}: "VGPUProfileList",
 	})
 	b.collectReports()
-	b.collectWatches()
+	b.client.PrependReactor("*", "resourceslices", b.offered.record) // none may be added while requests run
 	// The fake API server does not implement generateName.
 	var named atomic.Int32
 	b.client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -103,6 +117,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 		}
 		return false, nil, nil
 	})
+	capabilitytest.DryRuns(b.client, func() capability.Missing { return b.missing })
 	b.client.PrependReactor("update", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if b.busy.Load() {
 			time.Sleep(500 * time.Millisecond)
@@ -117,7 +132,6 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 // start runs the role, and returns when it answers.
 func (b *bench) start() {
 	b.Helper()
-	b.watched.forget()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -131,7 +145,11 @@ func (b *bench) start() {
 			client = b.wrap(b.client)
 		}
 		s := &starter{options: b.options, lib: b.lib, client: client, objects: b.objects, enter: enter,
-			tuning: tuning{writer: b.writer, recheck: b.recheck, settle: b.recheck}}
+			tuning: tuning{writer: b.writer, writeSysfs: b.sysfs, recheck: b.recheck, settle: b.recheck, start: time.Hour,
+				labels: 100 * time.Millisecond}}
+		if b.board != nil {
+			s.tuning.fabric, s.tuning.modules = b.board, b.board.modules
+		}
 		b.role.Store(s)
 		ended <- s.run(ctx)
 	}()
@@ -196,6 +214,7 @@ func (b *bench) slices() []resourceapi.ResourceSlice {
 type device struct {
 	name, request, share string
 	capacity             map[string]string
+	admin                bool // the claim observes it
 }
 
 // claim makes an allocated claim in the API.
@@ -217,6 +236,9 @@ func (b *bench) claimFrom(
 			request = "r"
 		}
 		r := resourceapi.DeviceRequestAllocationResult{Driver: devices.Driver, Pool: devices.PoolName("n1"), Device: d.name, Request: request}
+		if d.admin {
+			r.AdminAccess = &d.admin
+		}
 		if d.share != "" {
 			r.ShareID = (*types.UID)(&d.share)
 			r.ConsumedCapacity = map[resourceapi.QualifiedName]quantity{}
@@ -281,8 +303,23 @@ func (b *bench) await(so func() bool, what string) {
 	}
 }
 
-// shortly is for what waits until it is given up: long enough for a busy machine to get as far as the wait.
-const shortly = 5 * time.Second
+// refused prepares a claim until it is refused with one of the reasons, which it returns, and never prepared. A wait for another claim is
+// given up soon, and tried again with more patience where a busy machine did not get as far as the reason.
+func (b *bench) refused(c *resourceapi.ResourceClaim, reasons ...string) string {
+	b.Helper()
+	for patience := 200 * time.Millisecond; ; patience *= 2 {
+		problem := b.prepareWithin(patience, c)
+		if problem == "" {
+			b.Fatalf("%s is prepared, want it refused with %q", c.Name, reasons)
+		}
+		if slices.ContainsFunc(reasons, func(reason string) bool { return strings.Contains(problem, reason) }) {
+			return problem
+		}
+		if patience > time.Minute {
+			b.Fatalf("%s is refused with %q, want %q", c.Name, problem, reasons)
+		}
+	}
+}
 
 // prepareWithin prepares a claim with less patience than the kubelet, and returns the error.
 func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceClaim) string {
@@ -349,7 +386,6 @@ func nodes(e specs.ContainerEdits) string {
 	return strings.Join(out, " ")
 }
 
-//shows:gpu-cdi
 func TestAWholeGPUReachesItsContainer(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	c := b.claim("u1", nil, device{name: "gpu-1"})

@@ -15,7 +15,7 @@ import (
 
 // profiles offers the node's GPUs divided by each software VGPUProfile that selects the node.
 type profiles struct {
-	kind *claims.Kind
+	kind *claims.Preparer
 	view selection.Node
 }
 

@@ -12,7 +12,6 @@ func (b *bench) profile(name string, spec map[string]any) {
 	b.create("vgpuprofiles", "VGPUProfile", name, spec)
 }
 
-//shows:vgpu-profile
 func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi",

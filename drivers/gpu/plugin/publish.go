@@ -15,7 +15,7 @@ import (
 
 // publisher keeps the node's ResourceSlices, and its condition GPUForms, up to date.
 type publisher struct {
-	kind      *claims.Kind
+	kind      *claims.Preparer
 	monitor   *health.Monitor
 	forms     *forms
 	handovers *handovers
@@ -27,16 +27,18 @@ type publisher struct {
 
 // resourcePublisher publishes ResourceSlices. draplugin.Plugin is one.
 type resourcePublisher interface {
+	Learn()
 	Publish(resources resourceslice.DriverResources) error
 }
 
 // Run publishes the node's devices whenever they, their faults, their owners or their forms change, until ctx ends. The first
-// publication waits for the API server; the kubelet's claims are served meanwhile.
+// publication waits for the API server; the kubelet's claims do not.
 func (p *publisher) Run(ctx context.Context) error {
 	// A GPU that is first offered in another form could be allocated in it.
 	if _, known := p.forms.wish.Await(ctx, func(w wish) bool { return w.known }); !known {
 		return nil
 	}
+	p.dra.Learn() // so that the first publication is one that the cluster keeps whole
 	for {
 		hardware, hardwareChanged := p.kind.Watch()
 		faults, faultsChanged := p.monitor.Watch()
@@ -50,7 +52,7 @@ func (p *publisher) Run(ctx context.Context) error {
 			return err
 		}
 		var retry <-chan time.Time
-	told:
+	reported:
 		for {
 			if err := p.condition.write(ctx, wish.condition(hardware)); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Could not report the forms of the node's GPUs")
@@ -67,7 +69,7 @@ func (p *publisher) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			}
-			break told
+			break reported
 		}
 	}
 }

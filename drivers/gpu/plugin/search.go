@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 )
 
-// search looks for what containers need of the node: at once, in the background, and again for a later claim if something was
-// missing or has changed.
+// search looks for the files and devices of the node that containers need: at once, in the background, and again for a later claim if one
+// was missing or has changed.
 type search struct {
 	look func() (*edits.Set, error)
 	// running counts the searches that run.
@@ -47,7 +47,7 @@ func (s *search) start(number int) *finding {
 	return f
 }
 
-// again says whether a search has ended whose result is outdated.
+// again reports whether a search has ended whose result is outdated.
 func (f *finding) again() bool {
 	select {
 	case <-f.done:

@@ -10,8 +10,6 @@ import (
 )
 
 // When a claim comes during a search, the search may already have seen a file that is gone now.
-//
-//shows:gpu-driver-trouble
 func TestALookUnderWayWhenAClaimCameIsCheckedBeforeItIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks []chan error

@@ -88,8 +88,6 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 }
 
 // A GPU has one time slice for all its shares, which must agree on it: a claim that chose it would keep everybody else off the GPU.
-//
-//shows:gpu-refusals
 func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls := smi(t, m)
@@ -98,7 +96,6 @@ func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
 		return device{name: "gpu-0-shared", share: id, capacity: map[string]string{"memory": memory, "cores": "1"}}
 	}
 	for _, interval := range []string{"Default", "Short", "Medium", "Long"} {
-		//attack:share-time-slice A share of one percent chooses the time slice of its GPU, without a webhook
 		c := b.claim("attack-"+strings.ToLower(interval),
 			[]string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)}, share("a"+interval, "1Gi"))
 		_, problem := b.prepare(c)
@@ -232,8 +229,6 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 	}
 }
 
-//shows:gpu-refusals
-//attack:gpu-claims A tenant hands the GPU plugin configurations that no GPU can have, to stop it
 func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for name, c := range map[string]struct {
@@ -323,7 +318,6 @@ func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken fu
 	return calls, broken
 }
 
-//shows:gpu-time-slicing
 func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls, broken := fickleSMI(t, m)
@@ -353,8 +347,6 @@ func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
 }
 
 // The public quickstart's gpu-test5 on nodes without nvidia-smi.
-//
-//shows:gpu-time-slicing
 func TestATimeSliceOnANodeWithoutNvidiaSMIIsRefusedAndThePodGoes(t *testing.T) {
 	m := gputest.New(t, 1)
 	if err := os.Remove(m.Path("driver/usr/bin/nvidia-smi")); err != nil {
@@ -369,4 +361,95 @@ func TestATimeSliceOnANodeWithoutNvidiaSMIIsRefusedAndThePodGoes(t *testing.T) {
 		t.Fatalf("the pod of the claim stays, since %s", problem)
 	}
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-0"}))
+}
+
+// refusingSMI puts a stand-in for nvidia-smi under the driver's root that refuses the UUID in the returned file; calls returns the calls
+// since the last call of it.
+func refusingSMI(t *testing.T, m *gputest.Machine, answer string) (refuse func(uuid string), calls func() string) {
+	t.Helper()
+	log, refused := m.Path("smi.log"), m.Path("smi.refused")
+	script := "#!/bin/sh\necho \"$@\" >> " + log + "\nif [ \"$3\" = \"$(cat " + refused + ")\" ]; then echo '" + answer + "'; exit 3; fi\n"
+	program := m.Path("driver/usr/bin/nvidia-smi")
+	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	refuse = func(uuid string) {
+		if err := os.WriteFile(refused, []byte(uuid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return refuse, func() string {
+		text, _ := os.ReadFile(log)
+		_ = os.Remove(log)
+		return strings.TrimSpace(string(text))
+	}
+}
+
+// A T4 or P4 refuses every time slice. A claim that was refused changed nothing, so nothing of it is undone, then or later.
+func TestTimeSliceIsNeverUndoneWhenItWasRefused(t *testing.T) {
+	for _, answer := range []string{"Timeslice is Not Supported", "Insufficient Permissions"} {
+		t.Run(answer, func(t *testing.T) {
+			m := gputest.New(t, 2)
+			refuse, calls := refusingSMI(t, m, answer)
+			refuse(m.GPUs[1].UUID)
+			b := newBench(t, m)
+			c := b.claim("u1", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
+				device{name: "gpu-1"})
+			for range 2 { // the kubelet tries again
+				if _, problem := b.prepare(c); !strings.Contains(problem, answer) {
+					t.Fatalf("it is refused with %q", problem)
+				}
+			}
+			calls()
+			b.stop() // the record of the refused claim is all that is left
+			b.start()
+			if problem := b.unprepare(c); problem != "" {
+				t.Fatal(problem)
+			}
+			b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
+			if got := calls(); got != "" {
+				t.Errorf("a time slice that was never set is undone: nvidia-smi %s", got)
+			}
+			if _, err := os.Stat(filepath.Join(b.options.StateDir, "sharing-left.json")); err == nil {
+				t.Error("it is recorded for later claims")
+			}
+		})
+	}
+}
+
+// An earlier version recorded refused time slices. They are forgotten with the next claim, which is not reported as shared.
+func TestTimeSliceIsForgottenWhenTheGPUHasNone(t *testing.T) {
+	m := gputest.New(t, 1)
+	refuse, calls := refusingSMI(t, m, "Not Supported")
+	refuse("none")
+	b := newBench(t, m)
+	first := b.claim("u1", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-0"})
+	b.mustPrepare(first)
+	program := m.Path("driver/usr/bin/nvidia-smi")
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if problem := b.unprepare(first); problem != "" {
+		t.Fatal(problem)
+	}
+	b.event("Node", "TimeSliceNotReset")
+	refuse(m.GPUs[0].UUID)
+	if err := os.WriteFile(program, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	calls()
+	for _, uid := range []string{"u2", "u3"} {
+		c := b.claim(uid, nil, device{name: "gpu-0"})
+		b.mustPrepare(c)
+		if problem := b.unprepare(c); problem != "" {
+			t.Fatal(problem)
+		}
+	}
+	if got := calls(); strings.Count(got, "--set-timeslice 0") != 1 {
+		t.Errorf("nvidia-smi was called %q, want one try", got)
+	}
 }

@@ -1,11 +1,13 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os/exec"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,13 +21,15 @@ import (
 	"gpufabric.io/drivers/gpu/sharing"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/observed"
 )
 
-// starter runs the role, and starts it again within the process when a GPU was plugged in. NVML only knows the GPUs that were there
-// when it was started, so it must be started again while nothing uses it. To the kubelet this looks like a restart of the plugin.
+// starter runs the role, and starts it again within the process when a GPU was plugged in. NVML only lists the GPUs that were there
+// when it was started, so it must be started again while it is unused. To the kubelet this looks like a restart of the plugin.
 // MPS control daemons keep running.
 type starter struct {
 	options Options
@@ -38,10 +42,12 @@ type starter struct {
 	// current is the plugin that runs; interrupt ends its run.
 	current   atomic.Pointer[plugin]
 	interrupt atomic.Pointer[context.CancelCauseFunc]
-	// waits says that the role waits through no fault of its own: there is no driver, or the GPUs are drained.
+	// waits: the role waits through no fault of its own: there is no driver, or the GPUs are drained.
 	waits atomic.Bool
-	// drains knows whether the GPUs must be left alone.
+	// drains has the state of the drain: drained GPUs must not be opened.
 	drains *drains
+	// operator drains the node while NVIDIA's GPU operator requests it.
+	operator *drain.Operator
 	// driver is the state of the node's driver.
 	driver driverState
 }
@@ -84,9 +90,16 @@ func (s *starter) run(ctx context.Context) error {
 	})
 	wg.Go(func() { s.driver.run(ctx, conditions{client: s.client, node: o.NodeName}, pci.NewFS(o.SysfsRoot)) })
 	var err error
-	if s.drains, err = newDrains(o.Drain(), o.StateDir); err != nil {
+	if s.drains, err = newDrains(o.Drain()); err != nil {
 		klog.FromContext(ctx).Error(err, "What an earlier run left of a drain", "drained", s.drains.isWanted())
 	}
+	s.operator = &drain.Operator{Directory: o.Drain(), Pause: &observed.Value[drain.Pause]{}, Drain: s.drainFor, Undrain: s.undrain}
+	wg.Go(func() { s.operator.Run(ctx) })
+	wg.Go(func() {
+		if err := drain.WatchPause(ctx, s.client, o.NodeName, s.operator.Pause); err != nil {
+			klog.FromContext(ctx).Error(err, "Labels of NVIDIA's GPU operator are not obeyed")
+		}
+	})
 	wg.Go(func() {
 		if err := s.control(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "gpufabric drain cannot be served")
@@ -102,20 +115,20 @@ func (s *starter) run(ctx context.Context) error {
 		}
 		err = s.once(ctx, p)
 		if ctx.Err() != nil {
-			return ended(ctx) // it says more than the errors of what it interrupted, possibly a start
+			return ended(ctx) // it explains more than the errors of the interrupted calls, possibly of a start
 		}
-		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) {
+		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) && !errors.Is(err, errNotYet) && !errors.Is(err, errForms) {
 			return err
 		}
 	}
 }
 
-// daemons returns what runs MPS control daemons, and what ends those that are this process's children.
+// daemons returns the runner of MPS control daemons, and a function that ends those that are this process's children.
 func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
 	if o.MPSKeeper {
 		return sharing.Kept{Dir: o.MPSDir}, func() {}
 	}
-	bounds, _ := sharing.ParseBounds(o.MPSSize) // Validate has said so
+	bounds, _ := sharing.ParseBounds(o.MPSSize) // Validate has reported it
 	own := &sharing.MPS{Dir: o.MPSDir, Programs: runner, Bounds: bounds}
 	return own, own.Close
 }
@@ -128,12 +141,23 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	if s.drains.isWanted() {
 		return errDrained // while this run was started
 	}
+	p.standIn = s.standIn(ctx, p)
+	defer p.standIn.end()
+	if s.options.Passthrough {
+		if v, err := s.passer(ctx, p); err != nil || v != nil {
+			return s.pass(ctx, v, err)
+		}
+	}
 	waited := false
 	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, nvidia.Bound(s.options.SysfsRoot), func(reason, message string) {
+		if why := jetson(s.options.SysfsRoot); why != "" {
+			message = why
+		}
 		klog.FromContext(ctx).Info(message, "reason", reason)
 		s.waits.Store(true)
 		p.events.Report("WaitingForDriver", message)
 		s.driver.say(troubleStart, reason, message)
+		p.standIn.begin(message)
 		waited = true
 	})
 	s.waits.Store(false)
@@ -141,7 +165,7 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		return ended(ctx) // ended while it waited
 	}
 	if waited {
-		p.bus.settle() // The driver that was installed has bound its GPUs, and NVML knows them.
+		p.bus.settle() // The driver that was installed has bound its GPUs, and NVML lists them.
 	}
 	defer func() { _ = s.lib.Shutdown() }()
 	version, ret := s.lib.SystemGetDriverVersion()
@@ -150,13 +174,29 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	}
 	s.driver.runs(version)
 	err = p.run(ctx)
-	if cause := ended(ctx); cause != nil {
-		return cause
+	if cause := ended(ctx); cause != nil || ctx.Err() != nil || !errors.Is(err, errNotYet) {
+		return cmp.Or(cause, err)
 	}
-	return err
+	return s.pause(ctx, p, err)
 }
 
-// ended is why ctx ended, nil where the role was asked to end.
+// pause serves the kubelet for a while without the driver, after a start that failed on a driver that is there in part.
+func (s *starter) pause(ctx context.Context, p *plugin, why error) error {
+	klog.FromContext(ctx).Error(why, "The node's GPUs cannot be offered yet")
+	s.waits.Store(true)
+	defer s.waits.Store(false)
+	p.events.Report("WaitingForDriver", why.Error())
+	s.driver.say(troubleStart, nvidia.Failed, why.Error())
+	p.standIn.begin(why.Error())
+	select {
+	case <-time.After(startPause):
+		return errNotYet
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+// ended is the cause of ctx's end, nil if the role was stopped.
 func ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
@@ -164,11 +204,14 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// ready says why the kubelet cannot prepare claims. A plugin that waits for the node's driver, or whose GPUs are drained, counts as
-// ready: a node without GPUs must not block a rollout.
+// ready returns the reason why the kubelet cannot prepare claims. A plugin that waits for the node's driver, or whose GPUs are drained,
+// counts as ready: a node without GPUs must not block a rollout.
 func (s *starter) ready() error {
-	serving := s.current.Load().serving.Load()
+	p := s.current.Load()
+	serving, passing := p.serving.Load(), p.passing.Load()
 	switch {
+	case passing != nil:
+		return passing.dra.Registered()
 	case serving != nil:
 		return serving.dra.Registered()
 	case s.waits.Load():

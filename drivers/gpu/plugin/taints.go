@@ -17,11 +17,11 @@ import (
 // taintPatience is how long to wait until the API server has a taint.
 const taintPatience = 30 * time.Second
 
-// publishedTaints knows which taints the node's devices have in the API server.
+// publishedTaints follows the taints of the node's devices in the API server.
 type publishedTaints struct {
 	client kubernetes.Interface
 	node   string
-	kind   *claims.Kind
+	kind   *claims.Preparer
 }
 
 // await waits until the API server has the taint on all wanted devices of the pool.
@@ -55,17 +55,26 @@ func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*d
 	}
 }
 
-// tainted says whether the slices are the complete pool, with a taint on all wanted devices.
+// tainted reports whether the slices are the complete pool, with a taint on all wanted devices. A cluster that drops taints has them
+// withheld: then they are tainted when they are gone.
 func (p publishedTaints) tainted(published []resourceapi.ResourceSlice, taint string, wanted func(*devices.Device) bool) bool {
 	seen := map[string]bool{}
+	h := p.kind.Hardware()
+	if h.Offer.Missing.Taints {
+		for _, d := range h.Pool.Devices() {
+			seen[d.Name()] = true
+		}
+	}
 	for _, s := range published {
 		for _, d := range s.Spec.Devices {
-			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint }) {
+			if h.Offer.Missing.Taints {
+				delete(seen, d.Name)
+			} else if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint }) {
 				seen[d.Name] = true
 			}
 		}
 	}
-	for _, d := range p.kind.Hardware().Pool.Devices() {
+	for _, d := range h.Pool.Devices() {
 		if wanted(d) && !seen[d.Name()] {
 			return false
 		}

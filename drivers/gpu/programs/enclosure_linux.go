@@ -17,7 +17,7 @@ import (
 
 // Enclosure is the root directory for a program of the driver.
 type Enclosure struct {
-	// Driver is the driver's root; Bare says that its programs need this container's C library.
+	// Driver is the driver's root; Bare means that its programs need this container's C library.
 	Driver string `json:"driver"`
 	Bare   bool   `json:"bare,omitempty"`
 	// Mountpoint, Directories, Shm, Unprivileged and Nodes are as in Share.
@@ -33,7 +33,7 @@ type Enclosure struct {
 type Node struct {
 	// Name is its path below /dev.
 	Name string `json:"name"`
-	// Numbered says that Major and Minor are known. The node is then made from them, whether or not it exists below Enclosure.Dev: the
+	// Numbered means that Major and Minor are known. The node is then made from them, whether or not it exists below Enclosure.Dev: the
 	// kernel makes no file for nvidia-uvm, nor for the capability nodes of MIG devices.
 	Numbered bool   `json:"numbered,omitempty"`
 	Major    uint32 `json:"major,omitempty"`
@@ -114,7 +114,7 @@ func (e Enclosure) build() error {
 			return err
 		}
 	}
-	// Nothing writes to the root itself.
+	// The root itself stays read-only.
 	if err := unix.Mount("", e.Mountpoint, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID, ""); err != nil {
 		return fmt.Errorf("making the root read-only: %w", err)
 	}
@@ -253,7 +253,7 @@ func (e Enclosure) node(n Node) error {
 	if missing == nil && info.Mode()&fs.ModeCharDevice == 0 {
 		return e.bind(source, path, true)
 	}
-	mode := fs.FileMode(0o666) // as the driver makes them, unless its module is told otherwise
+	mode := fs.FileMode(0o666) // the driver's mode, unless its module has another setting
 	if missing == nil {
 		mode = info.Mode().Perm()
 	}

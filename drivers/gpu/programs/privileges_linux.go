@@ -17,7 +17,7 @@ func kept() []uintptr {
 	}
 }
 
-// dropPrivileges removes every other capability from what this thread becomes by exec, and from all its children. The caller must
+// dropPrivileges removes every other capability from the program that this thread executes, and from all its children. The caller must
 // keep the goroutine on its thread.
 func dropPrivileges() error {
 	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {

@@ -123,7 +123,7 @@ func environment(root string, bare bool) []string {
 	return append(env, "PATH="+strings.Join(programs, ":"), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
 }
 
-// bare says whether a program needs this container's C library, because the driver root has none.
+// bare reports whether a program needs this container's C library, because the driver root has none.
 func bare(root driver.Place, program string) (bool, error) {
 	loader, err := interpreter(program)
 	if err != nil {
@@ -144,11 +144,14 @@ func bare(root driver.Place, program string) (bool, error) {
 		"all three belong below the driver root (hardware.driverDirectories)", program, loader, root.Path)
 }
 
+// hasLibraryC reports whether the root has a C library of its own. One below usr/local is for the driver's libraries alone (Talos).
 func hasLibraryC(root driver.Place) bool {
-	return slices.ContainsFunc(driver.LibraryDirs(), func(directory string) bool { return there(root, filepath.Join(directory, "libc.so.6")) })
+	return slices.ContainsFunc(driver.LibraryDirs(), func(directory string) bool {
+		return !strings.HasPrefix(directory, "usr/local/") && there(root, filepath.Join(directory, "libc.so.6"))
+	})
 }
 
-// there says whether a file is below a root. It follows links inside the root.
+// there reports whether a file is below a root. It follows links inside the root.
 func there(root driver.Place, path string) bool {
 	file, err := symlink.FollowSymlinkInScope(filepath.Join(root.Path, path), root.Path)
 	if err != nil {
@@ -200,7 +203,7 @@ func Reexec(words ...string) func(enclosure, program string, args ...string) *ex
 	}
 }
 
-// Explain says what to do about an error from starting a command.
+// Explain reports what to do about an error from starting a command.
 func Explain(err error) error {
 	if errors.Is(err, syscall.EPERM) {
 		return fmt.Errorf("%w: a program of the driver runs in namespaces of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)

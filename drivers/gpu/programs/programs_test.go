@@ -27,7 +27,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// run runs a program and returns what it prints.
+// run runs a program and returns its output.
 func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, error) {
 	t.Helper()
 	if s.Mountpoint == "" {
@@ -42,8 +42,6 @@ func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, 
 }
 
 // The C libraries are those of Debian 11 and 13. This machine's and our image's are different ones.
-//
-//shows:gpu-programs
 func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) {
 	gputest.NeedsMounts(t)
 	for _, c := range []struct {
@@ -113,7 +111,6 @@ func library(t *testing.T, root, loader string) {
 	}
 }
 
-//shows:gpu-programs
 func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
 	gputest.NeedsMounts(t)
 	root := compiled(t)
@@ -160,7 +157,7 @@ func TestAProgramThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 	}
 }
 
-// enclosed is a driver root without a C library, a /dev with the nodes of two GPUs, and what its program sees inside its enclosure.
+// enclosed is a driver root without a C library, a /dev with the nodes of two GPUs, and its program's view inside its enclosure.
 func enclosed(t *testing.T, s Share, script string) string {
 	t.Helper()
 	return enclosedWith(t, "", s, script)
@@ -191,8 +188,8 @@ func enclosedWith(t *testing.T, procDevices string, s Share, script string) stri
 	return out
 }
 
-// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to
-// (nvidia-modprobe). The numbers here are those of this machine's /dev/zero, so that the test can open the nodes.
+// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: a process with a writable /dev has to (nvidia-modprobe). The
+// numbers here are those of this machine's /dev/zero, so that the test can open the nodes.
 func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
 	share := Share{Nodes: []string{"nvidiactl", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap5"}}
 	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
@@ -216,8 +213,6 @@ func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
 
 // An attacker who writes to a shared directory may put a link to /proc/PID/root there, which leads to the files of another
 // container.
-//
-//attack:mps-processes A tenant who controls an MPS daemon looks at processes of others
 func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
 	if len(out) == 0 || out[0] != "1" {
@@ -233,7 +228,6 @@ func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	}
 }
 
-//attack:mps-links A tenant puts a link in the place of a file that the MPS daemon writes
 func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
 	shared, shm := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shared, "target"), "kept")
@@ -254,8 +248,6 @@ func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
 	}
 }
 
-//shows:gpu-programs
-//attack:mps-root A tenant who controls an MPS daemon reads the files of the node, or opens another GPU
 func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
 	shm, pipe := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shm, "mark"), "")
@@ -291,7 +283,6 @@ func TestAProgramGetsEveryNodeOfTheDriverWhereNoneAreNamed(t *testing.T) {
 	}
 }
 
-//attack:mps-rights A tenant who controls an MPS daemon uses its rights over the node
 func TestAnUnprivilegedProgramKeepsNoRightsOverTheNode(t *testing.T) {
 	out := enclosed(t, Share{Unprivileged: true}, "cat /proc/self/status")
 	status := map[string]string{}

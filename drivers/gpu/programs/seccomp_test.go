@@ -30,8 +30,6 @@ func imposter(t *testing.T) string {
 	return root
 }
 
-//shows:tenants gpu-mps
-//attack:mps-system-calls A tenant who controls an MPS daemon makes a user namespace, or reaches for io_uring, keys and ciphers
 func TestAnUnprivilegedProgramReachesLittleOfTheKernel(t *testing.T) {
 	gputest.NeedsMounts(t)
 	share := Share{Apart: true, Unprivileged: true}

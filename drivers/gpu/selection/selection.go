@@ -30,7 +30,7 @@ type Node struct {
 	Name    string
 	Core    kubernetes.Interface
 	Dynamic dynamic.Interface
-	// Self is the node's own object. Whoever makes it (with Self) must run it; nil: each Watch watches the node by itself.
+	// Self is the node's own object. The caller of Self must run it; nil: each Watch watches the node by itself.
 	Self cache.SharedIndexInformer
 }
 
@@ -84,12 +84,24 @@ func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
 // there are no objects, and Watch waits for it.
 func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector,
 	changed func([]T)) error {
-	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, nil).Informer()
+	return WatchLabelled(ctx, n, kind, "", selector, changed)
+}
+
+// WatchLabelled is Watch for the objects that a label selector of the API matches; the others are not sent to the node.
+func WatchLabelled[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, labelled string,
+	selector func(*T) *metav1.LabelSelector, changed func([]T)) error {
+	wanted, err := labels.Parse(labelled)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", kind.Resource, err)
+	}
+	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, func(l *metav1.ListOptions) {
+		l.LabelSelector = labelled
+	}).Informer()
 	nodes := n.Self
 	if nodes == nil {
 		nodes = Self(n.Core, n.Name)
 	}
-	err := objects.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+	err = objects.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsNotFound(err) {
 			klog.FromContext(ctx).V(2).Info("The API server does not know the kind; waiting for its CRD", "kind", kind.Resource)
 			return
@@ -99,7 +111,7 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 	if err != nil {
 		return err
 	}
-	v := &view[T]{node: n.Name, selector: selector, changed: changed, last: "none told yet"}
+	v := &view[T]{node: n.Name, labelled: wanted, selector: selector, changed: changed, last: "none told yet"}
 	var synced []cache.DoneChecker
 	for _, informer := range []cache.SharedIndexInformer{objects, nodes} {
 		handler := cache.ResourceEventHandlerFuncs{
@@ -130,6 +142,7 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 // view is the last result.
 type view[T any] struct {
 	node     string
+	labelled labels.Selector // as the watch's: an object whose labels change is no news to another watch
 	selector func(*T) *metav1.LabelSelector
 	changed  func([]T)
 
@@ -144,28 +157,29 @@ func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var nodeLabels labels.Set
+	self := &corev1.Node{}
 	if object, found, _ := nodes.GetStore().GetByKey(v.node); found {
-		nodeLabels = object.(*corev1.Node).Labels
+		self = object.(*corev1.Node)
 	}
 	stored := objects.GetStore().List()
 	slices.SortFunc(stored, func(a, b any) int {
 		return strings.Compare(a.(*unstructured.Unstructured).GetName(), b.(*unstructured.Unstructured).GetName())
 	})
 	var selected []T
-	var told strings.Builder
+	var fingerprint strings.Builder
+	fingerprint.WriteString(string(self.UID) + ": ") // a Node's reports are removed with it
 	for _, item := range stored {
 		object := item.(*unstructured.Unstructured)
 		parsed := new(T)
 		// A selector that cannot be read was accepted by an API server without the webhook; it selects no node.
-		if object.GetDeletionTimestamp() != nil || runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil ||
-			!matches(v.selector(parsed), nodeLabels) {
+		if object.GetDeletionTimestamp() != nil || !v.labelled.Matches(labels.Set(object.GetLabels())) ||
+			runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil || !matches(v.selector(parsed), self.Labels) {
 			continue
 		}
 		selected = append(selected, *parsed)
-		fmt.Fprintf(&told, "%s/%s/%d ", object.GetName(), object.GetUID(), object.GetGeneration())
+		fmt.Fprintf(&fingerprint, "%s/%s/%d ", object.GetName(), object.GetUID(), object.GetGeneration())
 	}
-	if now := told.String(); now != v.last {
+	if now := fingerprint.String(); now != v.last {
 		v.last = now
 		v.changed(selected)
 	}

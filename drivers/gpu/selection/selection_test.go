@@ -29,7 +29,7 @@ func profile(name string, labels map[string]any) *unstructured.Unstructured {
 // each time.
 func TestExistingObjectsAreReported(t *testing.T) {
 	for range 50 {
-		told := make(chan []v1alpha1.VGPUProfile, 8)
+		reported := make(chan []v1alpha1.VGPUProfile, 8)
 		ctx, cancel := context.WithCancel(t.Context())
 		n := Node{
 			Name: "n1",
@@ -41,10 +41,10 @@ func TestExistingObjectsAreReported(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() {
 			ended <- Watch(ctx, n, profiles, func(o *v1alpha1.VGPUProfile) *metav1.LabelSelector { return o.Spec.NodeSelector },
-				func(selected []v1alpha1.VGPUProfile) { told <- selected })
+				func(selected []v1alpha1.VGPUProfile) { reported <- selected })
 		}()
 		select {
-		case selected := <-told:
+		case selected := <-reported:
 			if len(selected) != 1 || selected[0].Name != "here" {
 				t.Errorf("told of %d profiles, want the one named here: %+v", len(selected), selected)
 			}
@@ -55,5 +55,39 @@ func TestExistingObjectsAreReported(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A node's reports are removed with its Node object, so the objects are reported again for the next one of its name.
+func TestWatchReportsWhenTheNodeRegistersAgain(t *testing.T) {
+	reported := make(chan []v1alpha1.VGPUProfile, 8)
+	ctx, cancel := context.WithCancel(t.Context())
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "first"}}
+	core := fake.NewClientset(node)
+	n := Node{Name: "n1", Core: core, Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{profiles: "VGPUProfileList"}, profile("here", nil))}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Watch(ctx, n, profiles, func(*v1alpha1.VGPUProfile) *metav1.LabelSelector { return nil },
+			func(selected []v1alpha1.VGPUProfile) { reported <- selected })
+	}()
+	<-reported
+	again := node.DeepCopy()
+	again.UID = "second"
+	// A watch may show a deletion and the next object of the name as one change.
+	if _, err := core.CoreV1().Nodes().Update(t.Context(), again, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case selected := <-reported:
+		if len(selected) != 1 {
+			t.Errorf("%d profiles, want 1", len(selected))
+		}
+	case <-time.After(time.Minute):
+		t.Error("nothing is reported for the Node that registered again")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
 	}
 }

@@ -31,9 +31,9 @@ func (d directory) boundsOf(name string) (tmpfs.Bounds, bool) {
 	return tmpfs.Bounds{}, false
 }
 
-// ours says whether a part was made with bounds, or is still to be made. A part from an earlier version is used in containers, so
-// it stays until its claim ends. A part whose file system went away in a reboot is recognized by its mode, which is visible only
-// without a mount.
+// ours reports whether a part was made with bounds, or is still to be made. A part that was made without bounds (--mps-size was 0)
+// is used in containers, so it stays until its claim ends. A part whose file system went away in a reboot is recognized by its mode, which
+// is visible only without a mount.
 func (d directory) ours(name string) bool {
 	info, err := os.Lstat(d.path(name))
 	if err != nil || info.Mode().Perm() == tmpfs.Below {

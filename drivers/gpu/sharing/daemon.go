@@ -39,7 +39,7 @@ type daemon struct {
 	files     *filewatch.Watcher
 	failed    func() // called when it ended unexpectedly
 	stop      context.CancelFunc
-	ended     chan struct{} // closed when nobody keeps it running any more
+	ended     chan struct{} // closed when the daemon has no keeper any more
 	settled   chan struct{} // closed when it was set up, or when that failed
 	asked     Moment        // the last request for it; MPS.mu guards it
 
@@ -149,7 +149,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 		}
 		break
 	}
-	// Ask it to quit first: a control daemon that is killed leaves its server running.
+	// Send it quit first: a control daemon that is killed leaves its server running.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitPatience)
 	defer cancel()
 	_, _ = d.tell(asking, quit()) // a daemon that does not answer is killed
@@ -195,7 +195,7 @@ func (d *daemon) quitOld(ctx context.Context) error {
 	}
 	asking, cancel := context.WithTimeout(ctx, quitPatience)
 	defer cancel()
-	_, _ = d.tell(asking, quit()) // mostly nobody listens
+	_, _ = d.tell(asking, quit()) // mostly no daemon listens
 	return ctx.Err()
 }
 

@@ -14,13 +14,13 @@ import (
 	"gpufabric.io/drivers/node/tmpfs"
 )
 
-// directory holds what belongs to a claim's daemon:
+// directory has the files of a claim's daemon:
 //
 //	pipe   its sockets, which the claim's containers see too
 //	log    its logs
 //	shm    /dev/shm of the daemon and of the claim's containers
-//	root   what its root directory is mounted on, for it alone
-//	settings.json   what a Keeper was asked for
+//	root   the mount point of its root directory, for it alone
+//	settings.json   the request to the Keeper
 //
 // Containers whose processes are root can write whatever they like into pipe and shm, links to elsewhere among it. The daemon follows those
 // (it opens its lock and its process number's file without O_NOFOLLOW, as version 550.163.01 does): they lead nowhere in its own root.
@@ -37,7 +37,7 @@ func (d directory) path(name string) string { return filepath.Join(d.dir, string
 // control is the socket on which the daemon takes commands.
 func (d directory) control() string { return d.path("pipe/control") }
 
-// prepare makes what is missing, and removes from pipe what an earlier daemon or a container left. The directory itself stays:
+// prepare makes missing directories, and removes leftovers of an earlier daemon or a container from pipe. The directory itself stays:
 // containers have it mounted.
 func (d directory) prepare() error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o700, "root": 0o700, "shm": os.ModeSticky | 0o777} {
@@ -56,7 +56,7 @@ func (d directory) prepare() error {
 
 // clear removes the content of a directory.
 func (d directory) clear(name string) error {
-	root, err := os.OpenRoot(d.path(name)) // nothing below leads out of it
+	root, err := os.OpenRoot(d.path(name)) // no link below leads out of it
 	if err != nil {
 		return err
 	}
@@ -82,10 +82,10 @@ func (d directory) clear(name string) error {
 	}
 }
 
-// errNoDaemon says that there is no daemon to talk to.
+// errNoDaemon means that there is no daemon to talk to.
 var errNoDaemon = errors.New("no MPS control daemon's socket is there")
 
-// check makes sure that control is what a daemon makes: a socket (a FIFO in old versions) owned by root, and no link.
+// check makes sure that control is a daemon's: a socket (a FIFO in old versions) owned by root, and no link.
 func (d directory) check() error {
 	info, err := os.Lstat(d.control())
 	if errors.Is(err, fs.ErrNotExist) {

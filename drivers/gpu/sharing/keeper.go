@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/httpserver"
 	"gpufabric.io/drivers/node/store"
 )
 
@@ -41,14 +41,14 @@ type Keeper struct {
 func socketIn(dir string) string { return filepath.Join(dir, "keeper.sock") }
 func lockIn(dir string) string   { return filepath.Join(dir, "keeper.lock") }
 
-// settingsKind describes how a claim's Settings are stored in the directory of the claim's daemon: byte for byte as the keeper got
-// them, so that it keeps fields that it does not know. Earlier versions stored no checksum, and ignore it.
-func settingsKind() store.Kind[json.RawMessage] {
-	return store.Kind[json.RawMessage]{Name: "gpufabric-mps-settings", Version: 1, Form: store.Object,
+// settingsFormat describes how a claim's Settings are stored in the directory of the claim's daemon: byte for byte as the keeper got
+// them, so that unknown fields are kept.
+func settingsFormat() store.Format[json.RawMessage] {
+	return store.Format[json.RawMessage]{Name: "gpufabric-mps-settings", Version: 1,
 		Check: func(_ string, text json.RawMessage) error { return json.Unmarshal(text, &Settings{}) }}
 }
 
-// claimPattern is what a claim's UID may be: it becomes a directory's name.
+// claimPattern matches valid UIDs of claims: a UID becomes a directory's name.
 var claimPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
 
 // Run keeps daemons until ctx ends.
@@ -62,7 +62,7 @@ func (k Keeper) Run(ctx context.Context) error {
 	}
 	defer unlock()
 	defer k.MPS.Close()
-	// Without the lock nobody else listens.
+	// Only the holder of the lock listens, so an existing socket is stale.
 	if err := os.Remove(socketIn(k.MPS.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("socket of an earlier run: %w", err)
 	}
@@ -73,7 +73,8 @@ func (k Keeper) Run(ctx context.Context) error {
 	if err := os.Chmod(socketIn(k.MPS.Dir), 0o600); err != nil {
 		return errors.Join(fmt.Errorf("closing the socket to others: %w", err), listener.Close())
 	}
-	settings, unreadable, err := store.Open(store.Options{Directory: k.MPS.Dir, Extension: "/settings.json", Writer: k.Writer}, settingsKind())
+	settings, unreadable, err := store.Open(store.Options{Directory: k.MPS.Dir, Extension: "/settings.json", Writer: k.Writer},
+		settingsFormat())
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -92,12 +93,9 @@ func (k Keeper) Run(ctx context.Context) error {
 	defer cancel()
 	r := requests{Keeper: k, settings: settings, last: map[types.UID]Moment{}}
 	resuming.Go(func() { r.resume(ctx) })
-	server := &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second,
-		BaseContext: func(net.Listener) context.Context { return ctx }}
-	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stopped()
+	server := httpserver.Server{Handler: r.mux(), MaxBody: 1 << 20, WriteTimeout: -1} // a daemon may take as long as its caller waits
 	klog.FromContext(ctx).Info("Keeping MPS control daemons", "socket", socketIn(k.MPS.Dir))
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(ctx, listener); err != nil {
 		return fmt.Errorf("listening for the node plugin: %w", err)
 	}
 	return nil
@@ -112,11 +110,11 @@ func (r *requests) resume(ctx context.Context) {
 	}
 }
 
-// resumePause is the time between two attempts to start a daemon of an earlier run. There is no event for what it lacks, such as
-// the driver.
+// resumePause is the time between two attempts to start a daemon of an earlier run. There is no event for the cause of a failure, such as
+// a missing driver.
 const resumePause = 10 * time.Second
 
-// resumeClaim starts the daemon of a claim with stored settings. It retries until the daemon runs or nobody wants it any more.
+// resumeClaim starts the daemon of a claim with stored settings. It retries until the daemon runs or its claim is released.
 func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
 	log := klog.FromContext(ctx).WithValues("claimUID", claim)
 	for {
@@ -142,7 +140,7 @@ func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
 	}
 }
 
-// beginAgain starts to keep a daemon of an earlier run running. It returns nil where its claim was released meanwhile.
+// beginAgain starts to keep a daemon of an earlier run running. It returns nil if its claim was released in between.
 func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, error) {
 	unlock, err := r.locks.Lock(ctx, string(claim))
 	if err != nil {
@@ -174,7 +172,7 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 		select {
 		case <-time.After(lockPause):
 		case <-ctx.Done():
-			_ = f.Close() // nothing was written
+			_ = f.Close() // it was only read
 			return nil, fmt.Errorf("another keeper of MPS control daemons has %s: %w", lockIn(dir), err)
 		}
 	}

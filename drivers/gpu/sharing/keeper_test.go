@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -42,9 +40,9 @@ func keep(t *testing.T, m *MPS) (end func()) {
 // again is an MPS as in a restarted process.
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
-//shows:gpu-mps-keeper
 func TestADaemonOutlivesItsRequester(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
 	if err := plugin.Start(t.Context(), "u1", limited("gpu")); err == nil || !strings.Contains(err.Error(), "gpufabric-mps-keeper") {
 		t.Errorf("without a keeper: %v", err)
@@ -63,7 +61,7 @@ func TestADaemonOutlivesItsRequester(t *testing.T) {
 		if err := ask(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := told(); got != once {
+		if got := commands(); got != once {
 			t.Fatalf("told %q, want %q", got, once)
 		}
 	}
@@ -71,9 +69,9 @@ func TestADaemonOutlivesItsRequester(t *testing.T) {
 	end()
 	end = keep(t, again(m))
 	defer end()
-	for deadline := time.Now().Add(time.Minute); strings.Count(told(), "percentage") < 2; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Count(commands(), "percentage") < 2; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("told %q", told())
+			t.Fatalf("told %q", commands())
 		}
 	}
 	if err := plugin.Stop(t.Context(), "u1"); err != nil {
@@ -84,8 +82,8 @@ func TestADaemonOutlivesItsRequester(t *testing.T) {
 	}
 }
 
-//shows:gpu-mps-keeper
 func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
 	plugin := Kept{Dir: m.Dir}
@@ -103,8 +101,8 @@ func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
 	}
 }
 
-//attack:keeper-names A stolen socket of the MPS keeper is asked for a claim whose name is a path
 func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
 	defer end()
@@ -123,11 +121,9 @@ func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 }
 
 // A container whose processes are root can put anything into its pipe directory.
-//
-//shows:gpu-mps
-//attack:mps-control A tenant puts a link, a socket of its own or a file in the place of the MPS daemon's control
 func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	outside := t.TempDir()
 	kept := filepath.Join(outside, "kept")
 	pipe := m.directory("u1").path("pipe")
@@ -142,7 +138,7 @@ func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+	if got, want := commands(), "start gpu; set_default_active_thread_percentage 50"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	if text, err := os.ReadFile(kept); err != nil || string(text) != "kept" {
@@ -155,7 +151,8 @@ func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 
 // A claim whose pod ended while the node had neither plugin nor keeper has no daemon when they come back.
 func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	end := keep(t, m)
 	plugin := Kept{Dir: m.Dir}
 	for _, claim := range []types.UID{"u1", "u2"} {
@@ -181,14 +178,15 @@ func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
 	if err != nil || !slices.Equal(known, []types.UID{"u1", "u3"}) || len(m.states()) != 2 {
 		t.Errorf("daemons and directories of %v (%v), %v; want u1, which exists, and u3, which was prepared since", known, err, m.states())
 	}
-	if !strings.Contains(told(), "start gpu") {
-		t.Errorf("told %q", told())
+	if !strings.Contains(commands(), "start gpu") {
+		t.Errorf("told %q", commands())
 	}
 }
 
 // Requests use connections of their own: an abandoned request may be read after a later one.
 func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	end := keep(t, m)
 	defer end()
 	plugin := Kept{Dir: m.Dir}
@@ -203,29 +201,12 @@ func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
 		t.Errorf("a request from before the claim's end: %v", err)
 	}
 	if known, err := m.known(); err != nil || len(known) > 0 {
-		t.Errorf("daemons or directories of %v, %v (told %q)", known, err, told())
-	}
-	// A node plugin from before 0.3 sends no moment.
-	if err := plugin.put(t.Context(), "u1", nil, limited("gpu")); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestAnOlderKeeperKeepsWhatItHas(t *testing.T) {
-	dir := t.TempDir()
-	listener, err := net.Listen("unix", socketIn(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-	if err := (Kept{Dir: dir}).Retain(t.Context(), Now(), nil); err != nil {
-		t.Error(err)
+		t.Errorf("daemons or directories of %v, %v (told %q)", known, err, commands())
 	}
 }
 
 func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
 	if err := plugin.Alive(t.Context()); err == nil {
@@ -259,38 +240,11 @@ func settingsOfU1(t *testing.T, m *MPS, text string) {
 	}
 }
 
-// before is the file of the version before checksums, byte for byte. That version can read what is written now.
-func TestSettingsOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
-	const before = `{"devices":["gpu"],"config":{"defaultActiveThreadPercentage":50}}`
-	m, told := newMPS(t, "")
-	settingsOfU1(t, m, before)
-	end := keep(t, m)
-	defer end()
-	if err := (Kept{Dir: m.Dir}).Resume(t.Context(), "u1", limited("another")); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(told(), "percentage 50"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("told %q", told())
-		}
-	}
-	if err := (Kept{Dir: m.Dir}).Start(t.Context(), "u1", limited("gpu")); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(m.Dir, "u1/settings.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s Settings
-	if err := json.Unmarshal(text, &s); err != nil || !equality.Semantic.DeepEqual(s, limited("gpu")) {
-		t.Errorf("the version before reads %s as %v, %v", text, s, err)
-	}
-}
-
 func TestSettingsThatCannotBeReadStartNothingAndKeepNothingBack(t *testing.T) {
+	t.Parallel()
 	for name, text := range map[string]string{
-		"cut": `{"devices":["gpu"`, "empty": "", "changed": `{"version":1,"devices":["gpu"],"sha256":"0"}`, "newer": `{"version":2,` +
-			`"devices":["gpu"]}`,
+		"cut": `{"kind":"gpufabric-mps-settings"`, "empty": "", "no checksum": `{"devices":["gpu"]}`,
+		"changed": `{"kind":"gpufabric-mps-settings","version":1,"sha256":"0","value":{"devices":["gpu"]}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _ := newMPS(t, "")
@@ -332,11 +286,15 @@ gpufabric_state_files_set_aside{kind="gpufabric-mps-settings"} 1
 }
 
 func TestAKeeperKilledAtAnyWriteHasTheOldSettingsOrTheNew(t *testing.T) {
+	t.Parallel()
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			m, _ := newMPS(t, "")
-			const old = `{"devices":["old"]}`
-			settingsOfU1(t, m, old)
+			old, err := settingsFormat().Encode(json.RawMessage(`{"devices":["old"]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			settingsOfU1(t, m, string(old))
 			options := store.Options{Directory: m.Dir, Extension: "/settings.json", Writer: atomicfile.Writer{
 				Before: func(at atomicfile.Step, _ string) error {
 					if at == step {
@@ -345,14 +303,14 @@ func TestAKeeperKilledAtAnyWriteHasTheOldSettingsOrTheNew(t *testing.T) {
 					return nil
 				},
 			}}
-			settings, _, err := store.Open(options, settingsKind())
+			settings, _, err := store.Open(options, settingsFormat())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := settings.Put("u1", json.RawMessage(`{"devices":["new"]}`)); err == nil {
 				t.Fatal("the kill was not noticed")
 			}
-			settings, unreadable, err := store.Open(store.Options{Directory: m.Dir, Extension: "/settings.json"}, settingsKind())
+			settings, unreadable, err := store.Open(store.Options{Directory: m.Dir, Extension: "/settings.json"}, settingsFormat())
 			if err != nil || len(unreadable) > 0 {
 				t.Fatal(unreadable, err)
 			}

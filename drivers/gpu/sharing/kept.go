@@ -22,7 +22,7 @@ import (
 // keeperPause is the time between two looks for a keeper that does not run yet.
 const keeperPause = time.Second
 
-// Kept asks the node's Keeper for daemons.
+// Kept requests daemons from the node's Keeper.
 type Kept struct {
 	// Dir is the Keeper's.
 	Dir string
@@ -40,7 +40,7 @@ func (k Kept) Resume(ctx context.Context, claim types.UID, s Settings) error {
 	query := url.Values{"at": {Now().String()}, "resume": {""}} // the claim exists now, but may be gone when a keeper comes
 	err := whenThere(ctx, func() error { return k.put(ctx, claim, query, s) })
 	if refused(err, http.StatusConflict) {
-		return nil // the claim was prepared again or released meanwhile
+		return nil // the claim was prepared again or released in between
 	}
 	return err
 }
@@ -64,18 +64,13 @@ func (k Kept) Stop(ctx context.Context, claim types.UID) error {
 	return directory{dir: k.Dir, claim: claim}.remove()
 }
 
-// Retain implements Daemons. It waits for a keeper as Resume does. A keeper from before 0.3 does not know this request, and keeps
-// everything.
+// Retain implements Daemons. It waits for a keeper as Resume does.
 func (k Kept) Retain(ctx context.Context, at Moment, claims []types.UID) error {
 	text, err := json.Marshal(claims)
 	if err != nil {
 		return err
 	}
-	err = whenThere(ctx, func() error { return k.ask(ctx, http.MethodPut, "/claims", url.Values{"at": {at.String()}}, text) })
-	if refused(err, http.StatusNotFound) {
-		return nil
-	}
-	return err
+	return whenThere(ctx, func() error { return k.ask(ctx, http.MethodPut, "/claims", url.Values{"at": {at.String()}}, text) })
 }
 
 func (k Kept) put(ctx context.Context, claim types.UID, query url.Values, s Settings) error {
@@ -114,7 +109,7 @@ func refused(err error, code int) bool {
 	return errors.As(err, &r) && r.code == code
 }
 
-// away says whether an error means that no keeper listens.
+// away reports whether an error means that no keeper listens.
 func away(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
@@ -141,7 +136,7 @@ func (k Kept) ask(ctx context.Context, method, path string, query url.Values, bo
 	return errors.Join(&refusal{code: response.StatusCode, said: strings.TrimSpace(string(said))}, err)
 }
 
-// Alive says why the keeper of a directory does not answer, nil where it does.
+// Alive reports why the keeper of a directory does not answer, nil where it does.
 func (k Kept) Alive(ctx context.Context) error {
 	return k.ask(ctx, http.MethodGet, "/healthz", nil, nil)
 }

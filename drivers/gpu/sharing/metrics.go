@@ -36,7 +36,7 @@ func (m *MPS) Collect(collected chan<- prometheus.Metric) {
 	collected <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(m.failures.Load()))
 }
 
-// states say of each claim with a daemon whether that is set up.
+// states has, for each claim with a daemon, whether that is set up.
 func (m *MPS) states() map[types.UID]bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,9 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment orders the requests to a keeper: nanoseconds since the node booted. No clock adjustment changes it, and it goes on across
-// restarts of the node plugin. Requests use connections of their own, so one may arrive after a later one. 0: unknown, as from an
-// older node plugin.
+// Moment orders the requests to a keeper: nanoseconds since the node booted. No clock adjustment changes it, and it continues across
+// restarts of the node plugin. Requests use connections of their own, so one may arrive after a later one.
 type Moment int64
 
 // Now is the moment of the call.
@@ -22,7 +21,7 @@ func Now() Moment {
 
 func (m Moment) String() string { return strconv.FormatInt(int64(m), 10) }
 
-// parseMoment reads what String wrote. Anything else is an unknown moment.
+// parseMoment is the inverse of String. Any other text is 0, the earliest moment.
 func parseMoment(text string) Moment {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {

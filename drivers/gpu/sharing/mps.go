@@ -31,7 +31,7 @@ const (
 	containerPipes = "/tmp/nvidia-mps"
 )
 
-// Daemons runs an MPS control daemon for each claim that asks for one.
+// Daemons runs an MPS control daemon for each claim that requests one.
 type Daemons interface {
 	// Start makes sure that a claim's daemon runs and is set up when it returns. It leaves a daemon with these settings alone, and
 	// ends one with others.
@@ -109,7 +109,7 @@ func (m *MPS) begin(ctx context.Context, claim types.UID, s Settings, any bool) 
 	return m.keep(ctx, claim, s), nil
 }
 
-// errStopped is why a daemon that somebody waits for will never be set up.
+// errStopped is why an awaited daemon will never be set up.
 var errStopped = errors.New("the MPS control daemon was stopped while it was started")
 
 // settle waits until a daemon is set up. If that fails the daemon is no longer kept running.
@@ -133,8 +133,8 @@ func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	return nil
 }
 
-// knowsMultiUser looks for the flag in the control daemon's text. A daemon that does not know the flag (550.163.01, for example)
-// acts as a client, and says that there is no daemon.
+// knowsMultiUser looks for the flag in the control daemon's text. A daemon without the flag (550.163.01, for example)
+// acts as a client, and reports that there is no daemon.
 func knowsMultiUser(program string) error {
 	text, err := os.ReadFile(program)
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *MPS) forget(claim types.UID, at Moment) error {
 	m.mu.Lock()
 	d := m.daemons[claim]
 	if d == nil {
-		defer m.mu.Unlock() // so that no daemon starts to use the directory meanwhile
+		defer m.mu.Unlock() // so that no daemon starts to use the directory before
 		return m.directory(claim).remove()
 	}
 	asked := d.asked

@@ -22,7 +22,7 @@ import (
 
 // newMPS makes an MPS whose daemons run shell commands before they listen. It returns a function that reads the commands that they
 // got.
-func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
+func newMPS(t *testing.T, before string) (m *MPS, commands func() string) {
 	t.Helper()
 	root := t.TempDir()
 	m = &MPS{
@@ -48,7 +48,8 @@ func limited(device string) Settings {
 // A killed plugin takes its daemons with it; their pipes stay. The settings of the ended daemons must be set in those that replace
 // them.
 func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	pipe := m.directory("u1").path("pipe")
 	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600),
 		os.WriteFile(filepath.Join(pipe, "pid"), []byte("0x"), 0o600)); err != nil {
@@ -57,14 +58,15 @@ func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+	if got, want := commands(), "start gpu; set_default_active_thread_percentage 50"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
 // After a reboot a claim's daemon is resumed while its claim is prepared again.
 func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
-	m, told := newMPS(t, "sleep 0.1")
+	t.Parallel()
+	m, commands := newMPS(t, "sleep 0.1")
 	var starts sync.WaitGroup
 	for range 4 {
 		starts.Go(func() {
@@ -74,13 +76,14 @@ func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
 		})
 	}
 	starts.Wait()
-	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+	if got, want := commands(), "start gpu; set_default_active_thread_percentage 50"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
 func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	for _, start := range []func() error{
 		func() error { return m.Start(t.Context(), "u1", Settings{Devices: []string{"MIG-of-the-last-boot"}}) },
 		func() error { return m.Start(t.Context(), "u1", Settings{Devices: []string{"MIG-of-this-boot"}}) },
@@ -90,20 +93,21 @@ func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := told(), "start MIG-of-the-last-boot; quit -t 5; start MIG-of-this-boot"; got != want {
+	if got, want := commands(), "start MIG-of-the-last-boot; quit -t 5; start MIG-of-this-boot"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
 // Every watch of a pipe is one of the 128 inotify instances that a user has on a node.
+// It counts the process's inotify instances, so it does not run beside other tests.
 func TestADaemonThatKeepsEndingCostsNoMoreThanOneWatch(t *testing.T) {
-	m, told := newMPS(t, "echo out of memory; exit 3")
+	m, commands := newMPS(t, "echo out of memory; exit 3")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- m.Start(ctx, "u1", limited("gpu")) }()
-	for deadline := time.Now().Add(time.Minute); strings.Count(told(), "start") < 4; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Count(commands(), "start") < 4; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("told %q", told())
+			t.Fatalf("told %q", commands())
 		}
 	}
 	if n := watches(t); n > 1 {
@@ -133,19 +137,21 @@ func watches(t *testing.T) (n int) {
 }
 
 func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
-	m, told := newMPS(t, "")
+	t.Parallel()
+	m, commands := newMPS(t, "")
 	yes := true
 	s := Settings{Devices: []string{"gpu"}, Config: &v1beta1.MpsConfig{MultiUser: &yes}}
 	if err := m.Start(t.Context(), "u1", s); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := told(), "start gpu -multiuser-server"; got != want {
+	if got, want := commands(), "start gpu -multiuser-server"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
 // A server that goes on after its daemon crashed would hold the GPU, which allows only one process.
 func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch `+
 		`"$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
 	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
@@ -159,7 +165,7 @@ func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
 	if len(servers) != 2 {
 		t.Fatalf("servers %v, want the one of the daemon that crashed and the one of the next", servers)
 	}
-	if state := processState(servers[0]); state != "" && state != "Z" { // nobody may have waited for it
+	if state := processState(servers[0]); state != "" && state != "Z" { // it may not have been reaped
 		t.Errorf("the server of the daemon that crashed lives on, in state %s", state)
 	}
 	if state := processState(servers[1]); state == "" {
@@ -179,9 +185,8 @@ func processState(pid string) string {
 }
 
 // The containers of one claim can fill neither /run nor another claim's directories.
-//
-//shows:gpu-mps tenants
 func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, "")
 	m.Bounds = tmpfs.Bounds{Bytes: 1 << 20, Files: 64}
 	mine, theirs := m.directory("u1"), m.directory("u2")
@@ -198,7 +203,6 @@ func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"shm", "pipe", "log"} {
-		//attack:mps-disk A tenant fills the node through the /dev/shm, the pipes or the log of its MPS daemon
 		err := os.WriteFile(mine.path(name+"/junk"), make([]byte, 17<<20), 0o600)
 		if !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("17 MiB in the directory %s: %v", name, err)
@@ -228,6 +232,7 @@ func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
 
 // Containers from before an upgrade keep their directories.
 func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
+	t.Parallel()
 	m, _ := newMPS(t, "")
 	d := m.directory("u1")
 	if err := d.prepare(); err != nil {
@@ -254,6 +259,7 @@ func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
 }
 
 func TestAnInvalidSizeIsNamed(t *testing.T) {
+	t.Parallel()
 	for size, want := range map[string]int64{"": 0, "0": 0, "1Gi": 1 << 30} {
 		if got, err := ParseBounds(size); err != nil || got.Bytes != want {
 			t.Errorf("%q is %d bytes, %v", size, got.Bytes, err)

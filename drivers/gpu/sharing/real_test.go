@@ -63,8 +63,8 @@ func settings(config v1beta1.MpsConfig) Settings {
 	return Settings{Devices: []string{"GPU-a", "GPU-b"}, Nodes: []string{"nvidia0", "nvidia1"}, Config: &config}
 }
 
-//shows:gpu-mps
 func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
+	t.Parallel()
 	for _, libc := range []string{"libc6_2.31", "libc6_2.41"} {
 		t.Run(libc, func(t *testing.T) {
 			m := real(t, libc)
@@ -96,6 +96,7 @@ func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 }
 
 func TestASettingThatTheRealDaemonIgnoresIsReported(t *testing.T) {
+	t.Parallel()
 	m := real(t, "libc6_2.41")
 	little := resource.MustParse("1000")
 	err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{DefaultPinnedDeviceMemoryLimit: &little}))
@@ -113,9 +114,8 @@ func TestASettingThatTheRealDaemonIgnoresIsReported(t *testing.T) {
 
 // The real daemon opens its lock and its PID file through links, and truncates their targets: as root, on the host, if it did not
 // have its own root.
-//
-//shows:gpu-mps
 func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
+	t.Parallel()
 	m := real(t, "libc6_2.41")
 	if err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{})); err != nil {
 		t.Fatal(err)
@@ -161,8 +161,8 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 	}
 }
 
-//shows:gpu-mps
 func TestTheRealDaemonOutlivesItsRequester(t *testing.T) {
+	t.Parallel()
 	m := real(t, "libc6_2.41")
 	end := keep(t, m)
 	percent := 30

@@ -50,13 +50,10 @@ func (r *requests) mux() http.Handler {
 	return mux
 }
 
-// latest records a request for a claim, and says whether a later one has come before it.
+// latest records a request for a claim, and reports whether a later one has come before it.
 func (r *requests) latest(claim types.UID, at Moment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at == 0 {
-		return true
-	}
 	if at < r.last[claim] {
 		return false
 	}
@@ -109,7 +106,7 @@ func (r *requests) begin(request *http.Request, claim types.UID, text []byte, s 
 func (r *requests) delete(w http.ResponseWriter, request *http.Request) {
 	claim := types.UID(request.PathValue("claim"))
 	if !claimPattern.MatchString(string(claim)) {
-		http.Error(w, fmt.Sprintf("%q is no claim's UID", claim), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("%q is not a UID of a claim", claim), http.StatusBadRequest)
 		return
 	}
 	if err := r.stop(request.Context(), claim, parseMoment(request.URL.Query().Get("at"))); err != nil {

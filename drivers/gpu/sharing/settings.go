@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +17,7 @@ import (
 type Settings struct {
 	// Devices are UUIDs of GPUs and MIG devices in the order of the claim; an index in the limits refers to them.
 	Devices []string `json:"devices,omitempty"`
-	// Nodes are the device nodes below /dev that open them, such as nvidia0; nil, as in versions before 0.2: all of the driver's.
+	// Nodes are the device nodes below /dev that open them, such as nvidia0; nil: all of the driver's.
 	Nodes []string `json:"nodes,omitempty"`
 	// Config may be nil.
 	Config *v1beta1.MpsConfig `json:"config,omitempty"`
@@ -29,7 +30,7 @@ func commonNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
 // read back afterwards.
 type command struct {
 	set, get string
-	// taken says whether an answer is the setting.
+	// taken reports whether an answer is the setting.
 	taken func(answer string) bool
 }
 
@@ -63,7 +64,40 @@ func (s Settings) commands() []command {
 	return out
 }
 
-// multiUser says whether clients of several users share one MPS server.
+// CheckLimits refuses a limit of a single device that would have no effect: of a device that is not in the claim, or that has another
+// limit under its other name. A device without a UUID is not made yet, and a limit of a MIG device may be its.
+func (s Settings) CheckLimits() error {
+	if s.Config == nil {
+		return nil
+	}
+	unmade := slices.Contains(s.Devices, "")
+	names := make([]string, len(s.Devices))
+	for i, device := range s.Devices {
+		if names[i] = strconv.Itoa(i); device != "" {
+			names[i] += " (" + device + ")"
+		}
+	}
+	limited := map[int]string{}
+	for _, key := range slices.Sorted(maps.Keys(s.Config.DefaultPerDevicePinnedMemoryLimit)) {
+		at := fmt.Sprintf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[%s]", key)
+		device := slices.IndexFunc(s.Devices, func(d string) bool { return d == key })
+		if index, err := strconv.Atoi(key); err == nil && index >= 0 && index < len(s.Devices) {
+			device = index
+		}
+		switch other, twice := limited[device]; {
+		case device < 0 && unmade && strings.HasPrefix(key, "MIG-"):
+		case device < 0:
+			return fmt.Errorf("%s: the claim has no such device; allowed are %s, by index or by UUID", at, strings.Join(names, ", "))
+		case twice:
+			return fmt.Errorf("%s: device %s has a limit already, as %s: give one of the two", at, names[device], other)
+		default:
+			limited[device] = key
+		}
+	}
+	return nil
+}
+
+// multiUser reports whether clients of several users share one MPS server.
 func (s Settings) multiUser() bool {
 	return s.Config != nil && s.Config.MultiUser != nil && *s.Config.MultiUser
 }
@@ -81,7 +115,7 @@ func (s Settings) nodes() []string {
 	return slices.Concat(commonNodes(), s.Nodes)
 }
 
-// Edits are what a claim's containers need to be clients of its daemon. dir is the MPS's Dir.
+// Edits make a claim's containers clients of its daemon. dir is the MPS's Dir.
 func Edits(dir string, claim types.UID) specs.ContainerEdits {
 	options := []string{"rw", "nosuid", "nodev", "bind"}
 	d := directory{dir: dir, claim: claim}

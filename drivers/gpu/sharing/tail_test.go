@@ -7,6 +7,7 @@ import (
 )
 
 func TestOnlyTheEndOfWhatADaemonSaysIsKept(t *testing.T) {
+	t.Parallel()
 	var out tail
 	for i := range 100_000 {
 		if n, err := fmt.Fprintf(&out, "client %d\n", i); err != nil || n == 0 {

@@ -4,7 +4,10 @@ package sharing
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os/exec"
 	"strings"
 	"time"
 
@@ -15,6 +18,16 @@ import (
 // smiPatience is how long nvidia-smi may take. On a quiet machine it needs less than a second; on one with a failing GPU it may
 // hang for ever.
 const smiPatience = 20 * time.Second
+
+// ErrNotSupported is wrapped by the error for a GPU whose time slices cannot be set, such as a P4 or T4. No GPU was changed.
+var ErrNotSupported = errors.New("the GPU does not support it")
+
+// Refused reports whether an error is a definite answer that nothing was changed: the program is missing, or it ended by itself with an
+// error. A program that was killed, or did not answer in time, may have changed something.
+func Refused(err error) bool {
+	var exit *exec.ExitError
+	return errors.Is(err, ErrNotSupported) || errors.Is(err, fs.ErrNotExist) || errors.As(err, &exit) && exit.Exited()
+}
 
 // TimeSlicer sets the length of time slices. NVML has no call for it; nvidia-smi does.
 type TimeSlicer struct {
@@ -49,6 +62,8 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("no answer in %s: %w", smiPatience, err)
+		} else if strings.Contains(strings.ToLower(out.String()), "not supported") {
+			err = fmt.Errorf("%w: %w", ErrNotSupported, err)
 		}
 		return fmt.Errorf("setting the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval,
 			t.Programs.Driver().Root.Path, programs.Explain(err), firstLine(out.String()))

@@ -1,5 +1,5 @@
-// Package waiting tells by an Event whoever waits for a GPU in a form that no GPU of the cluster is offered in. The scheduler only says
-// that no node has such a device.
+// Package waiting writes an Event for claims that wait for a GPU in a form that no GPU of the cluster is offered in. The scheduler only
+// reports that no node has such a device.
 package waiting
 
 import (
@@ -26,11 +26,11 @@ import (
 const Reason = "NoSuchForm"
 
 const (
-	// period is how often the cluster's claims are listed. Nothing else is read while none of them waits.
+	// period is how often the cluster's claims are listed. No other object is read while none of them waits.
 	period = time.Minute
-	// patience is how long a claim waits until it is told: the node that can have it may be about to publish.
+	// patience is how long a claim waits until it gets an Event: the node that can have it may be about to publish.
 	patience = time.Minute
-	// again is when a claim that still waits is told again, which is also how long the API server keeps an Event.
+	// again is when a claim that still waits gets one again, which is also how long the API server keeps an Event.
 	again = time.Hour
 	// most bounds the Events of one period. A tenant may have thousands of claims.
 	most = 50
@@ -38,26 +38,26 @@ const (
 	pageSize = 500
 )
 
-// teller writes the Events.
-type teller struct {
-	reader client.Reader
-	events record.EventRecorder
-	now    func() time.Time
-	told   map[types.UID]time.Time // when each claim was last told
+// reporter writes the Events.
+type reporter struct {
+	reader   client.Reader
+	events   record.EventRecorder
+	now      func() time.Time
+	reported map[types.UID]time.Time // when each claim last got an Event
 }
 
-// Adder adds the teller to a manager.
+// Adder adds the reporter to a manager.
 //
-// Rights: resource.k8s.io resourceclaims and resourceslices list, deviceclasses get; events create, patch. Without those of slices and
-// classes, which the controller has where the chart's GPUs are enabled, it tells nobody.
+// Rights: resource.k8s.io resourceclaims and resourceslices list, deviceclasses get; events create, patch. The controller has them where
+// the chart's GPUs are enabled.
 func Adder(events record.EventRecorder) func(context.Context, ctrl.Manager) error {
 	return func(_ context.Context, m ctrl.Manager) error {
-		return m.Add(&teller{reader: m.GetAPIReader(), events: events, now: time.Now, told: map[types.UID]time.Time{}})
+		return m.Add(&reporter{reader: m.GetAPIReader(), events: events, now: time.Now, reported: map[types.UID]time.Time{}})
 	}
 }
 
 // Start implements manager.Runnable.
-func (t *teller) Start(ctx context.Context) error {
+func (r *reporter) Start(ctx context.Context) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
@@ -66,24 +66,24 @@ func (t *teller) Start(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		switch err := t.look(ctx); {
+		switch err := r.look(ctx); {
 		case err == nil || ctx.Err() != nil:
 		case apierrors.IsForbidden(err):
-			klog.FromContext(ctx).V(2).Info("Claims that wait for a form of a GPU are not told: the chart's GPUs are not enabled", "err", err)
+			klog.FromContext(ctx).V(2).Info("Claims that wait for a form of a GPU get no Event: the chart's GPUs are not enabled", "err", err)
 		default:
-			klog.FromContext(ctx).Error(err, "Claims that wait for a form of a GPU are told later")
+			klog.FromContext(ctx).Error(err, "Claims that wait for a form of a GPU get their Events later")
 		}
 	}
 }
 
-// look tells the claims that are due.
-func (t *teller) look(ctx context.Context) error {
+// look writes Events for the claims that are due.
+func (r *reporter) look(ctx context.Context) error {
 	cluster := &explain.Cluster{Classes: map[string]*resourceapi.DeviceClass{}}
 	due := map[string]*resourceapi.ResourceClaim{} // by namespace and name
 	present := map[types.UID]time.Time{}
 	for next := ""; ; {
 		page := &resourceapi.ResourceClaimList{}
-		if err := t.reader.List(ctx, page, client.Limit(pageSize), client.Continue(next)); err != nil {
+		if err := r.reader.List(ctx, page, client.Limit(pageSize), client.Continue(next)); err != nil {
 			return fmt.Errorf("list the ResourceClaims: %w", err)
 		}
 		for i := range page.Items {
@@ -95,11 +95,11 @@ func (t *teller) look(ctx context.Context) error {
 				cluster.Claims = append(cluster.Claims, held)
 				continue
 			}
-			told, known := t.told[c.UID]
+			reported, known := r.reported[c.UID]
 			if known {
-				present[c.UID] = told
+				present[c.UID] = reported
 			}
-			if t.now().Sub(c.CreationTimestamp.Time) >= patience && (!known || t.now().Sub(told) >= again) {
+			if r.now().Sub(c.CreationTimestamp.Time) >= patience && (!known || r.now().Sub(reported) >= again) {
 				cluster.Claims = append(cluster.Claims, *c)
 				due[c.Namespace+"/"+c.Name] = c
 			}
@@ -108,26 +108,26 @@ func (t *teller) look(ctx context.Context) error {
 			break
 		}
 	}
-	t.told = present
+	r.reported = present
 	if len(due) == 0 {
 		return nil
 	}
-	if err := t.read(ctx, cluster, due); err != nil {
+	if err := r.read(ctx, cluster, due); err != nil {
 		return err
 	}
-	t.tell(explain.Explain(cluster), due)
+	r.report(explain.Explain(cluster), due)
 	return nil
 }
 
 // read adds the classes that the claims name, and the devices of the GPU driver.
-func (t *teller) read(ctx context.Context, cluster *explain.Cluster, due map[string]*resourceapi.ResourceClaim) error {
+func (r *reporter) read(ctx context.Context, cluster *explain.Cluster, due map[string]*resourceapi.ResourceClaim) error {
 	for _, claim := range due {
 		for _, name := range classesOf(claim) {
 			if _, known := cluster.Classes[name]; known {
 				continue
 			}
 			class := &resourceapi.DeviceClass{}
-			if err := t.reader.Get(ctx, client.ObjectKey{Name: name}, class); apierrors.IsNotFound(err) {
+			if err := r.reader.Get(ctx, client.ObjectKey{Name: name}, class); apierrors.IsNotFound(err) {
 				class = nil
 			} else if err != nil {
 				return fmt.Errorf("get DeviceClass %s: %w", name, err)
@@ -137,7 +137,7 @@ func (t *teller) read(ctx context.Context, cluster *explain.Cluster, due map[str
 	}
 	for next := ""; ; {
 		page := &resourceapi.ResourceSliceList{}
-		if err := t.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver},
+		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver},
 			client.Limit(pageSize), client.Continue(next)); err != nil {
 			return fmt.Errorf("list the ResourceSlices of %s: %w", devices.Driver, err)
 		}
@@ -162,7 +162,7 @@ func classesOf(claim *resourceapi.ResourceClaim) []string {
 }
 
 // tell writes an Event for each claim with a request whose form no GPU is offered in. Where no GPU is published at all, no form is missing.
-func (t *teller) tell(answer explain.Answer, due map[string]*resourceapi.ResourceClaim) {
+func (r *reporter) report(answer explain.Answer, due map[string]*resourceapi.ResourceClaim) {
 	if len(answer.Nodes) == 0 {
 		return
 	}
@@ -183,16 +183,16 @@ func (t *teller) tell(answer explain.Answer, due map[string]*resourceapi.Resourc
 			continue
 		}
 		left--
-		t.told[claim.UID] = t.now()
-		// Whoever made the claim may be a tenant, and is told how many nodes there are, but not which: doctor shows that to an administrator.
-		t.events.Eventf(about(claim), corev1.EventTypeWarning, Reason,
+		r.reported[claim.UID] = r.now()
+		// The claim's author may be a tenant, and reads the number of nodes, not their names: the doctor shows these to an administrator.
+		r.events.Eventf(about(claim), corev1.EventTypeWarning, Reason,
 			"Claim %s, request %s asks for %s, and no GPU of the cluster is offered so. %d nodes have GPUs of other forms that no claim "+
 				"holds. An administrator can have one offer it with the node label gpufabric.io/gpu-forms: "+
 				"gpufabric doctor gpu --claim=%s says where and how", claim.Name, request, wants, other, waits.Name)
 	}
 }
 
-// missing is the first request that no GPU is offered for in any of its alternatives, and what it asks for; empty: there is none. An
+// missing returns the first request that no GPU is offered for in any of its alternatives, and its form; empty: there is none. An
 // alternative that is not in answers is another driver's, and may be had.
 func missing(claim *resourceapi.ResourceClaim, answers []explain.Request) (name, wants string) {
 	for _, r := range claim.Spec.Devices.Requests {
@@ -209,7 +209,7 @@ func missing(claim *resourceapi.ResourceClaim, answers []explain.Request) (name,
 	return "", ""
 }
 
-// about is what the Event is on: the pod whose claim was made from a template, else the claim.
+// about is the object of the Event: the pod whose claim was made from a template, else the claim.
 func about(claim *resourceapi.ResourceClaim) *corev1.ObjectReference {
 	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
 		return &corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: claim.Namespace, Name: owner.Name,

@@ -97,8 +97,8 @@ func holding(name, node, device string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// tellerOf makes a teller over objects, whose clock stands at *now, and returns the Events that it writes.
-func tellerOf(now *time.Time, funcs interceptor.Funcs, objects ...client.Object) (*teller, *record.FakeRecorder) {
+// reporterOf makes a reporter over objects with the clock at *now, and returns its Events.
+func reporterOf(now *time.Time, funcs interceptor.Funcs, objects ...client.Object) (*reporter, *record.FakeRecorder) {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	reader := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(funcs).
@@ -107,7 +107,7 @@ func tellerOf(now *time.Time, funcs interceptor.Funcs, objects ...client.Object)
 		}).Build()
 	events := record.NewFakeRecorder(1000)
 	events.IncludeObject = true
-	return &teller{reader: reader, events: events, now: func() time.Time { return *now }, told: map[types.UID]time.Time{}}, events
+	return &reporter{reader: reader, events: events, now: func() time.Time { return *now }, reported: map[types.UID]time.Time{}}, events
 }
 
 func all(events *record.FakeRecorder) []string {
@@ -118,7 +118,6 @@ func all(events *record.FakeRecorder) []string {
 	return out
 }
 
-//shows:gpu-forms
 func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
 	for name, test := range map[string]struct {
 		objects []client.Object
@@ -149,8 +148,8 @@ func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := began.Add(patience)
-			teller, events := tellerOf(&now, interceptor.Funcs{}, append(classes(), test.objects...)...)
-			if err := teller.look(t.Context()); err != nil {
+			reporter, events := reporterOf(&now, interceptor.Funcs{}, append(classes(), test.objects...)...)
+			if err := reporter.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			got := all(events)
@@ -171,14 +170,14 @@ func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
 
 func TestAWaitingClaimGetsAnEventOnceAnHour(t *testing.T) {
 	now := began
-	teller, events := tellerOf(&now, interceptor.Funcs{}, slices.Concat(classes(), published(t, "n1", "whole"),
+	reporter, events := reporterOf(&now, interceptor.Funcs{}, slices.Concat(classes(), published(t, "n1", "whole"),
 		[]client.Object{claim("c", "mig.nvidia.com")})...)
 	for _, step := range []struct {
 		after time.Duration
 		want  int
 	}{{patience - time.Second, 0}, {patience, 1}, {patience + period, 0}, {again, 0}, {again + patience, 1}, {again + patience + period, 0}} {
 		now = began.Add(step.after)
-		if err := teller.look(t.Context()); err != nil {
+		if err := reporter.look(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := all(events); len(got) != step.want {
@@ -193,9 +192,9 @@ func TestThousandsOfClaimsGetAFewEventsAMinuteEachInItsTurn(t *testing.T) {
 		objects = append(objects, claim(fmt.Sprintf("c%d", i), "mig.nvidia.com"))
 	}
 	now := began.Add(patience)
-	teller, events := tellerOf(&now, interceptor.Funcs{}, objects...)
+	reporter, events := reporterOf(&now, interceptor.Funcs{}, objects...)
 	for i, want := range []int{most, most, most - 1, 0} {
-		if err := teller.look(t.Context()); err != nil {
+		if err := reporter.look(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := all(events); len(got) != want {
@@ -214,8 +213,8 @@ func TestNothingButClaimsIsReadWhileNoneWaits(t *testing.T) {
 			return c.List(ctx, list, options...)
 		},
 	}
-	teller, _ := tellerOf(&now, funcs, append(published(t, "n1", "whole"), holding("a", "n1", "gpu-0"))...)
-	if err := teller.look(t.Context()); err != nil {
+	reporter, _ := reporterOf(&now, funcs, append(published(t, "n1", "whole"), holding("a", "n1", "gpu-0"))...)
+	if err := reporter.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"*v1.ResourceClaimList"}; !slices.Equal(read, want) {
@@ -230,8 +229,8 @@ func TestWithoutTheChartsGPUsNoClaimGetsAnEvent(t *testing.T) {
 			return apierrors.NewForbidden(resourceapi.Resource("deviceclasses"), key.Name, nil)
 		},
 	}
-	teller, events := tellerOf(&now, funcs, append(published(t, "n1", "whole"), claim("c", "mig.nvidia.com"))...)
-	if err := teller.look(t.Context()); !apierrors.IsForbidden(err) {
+	reporter, events := reporterOf(&now, funcs, append(published(t, "n1", "whole"), claim("c", "mig.nvidia.com"))...)
+	if err := reporter.look(t.Context()); !apierrors.IsForbidden(err) {
 		t.Errorf("got %v, want the API server's refusal", err)
 	}
 	if got := all(events); len(got) > 0 {

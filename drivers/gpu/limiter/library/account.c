@@ -1,13 +1,8 @@
 #define _GNU_SOURCE
 #include "account.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,91 +10,33 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "holders.h"
+#include "ledger.h"
+#include "process.h"
 #include "region.h"
 #include "words.h"
 
-/* Linux 3.15; the headers of glibc 2.17 lack them. */
-#ifndef F_OFD_GETLK
-#define F_OFD_GETLK 36
-#define F_OFD_SETLK 37
-#define F_OFD_SETLKW 38
-#endif
-
-#define MAGIC 0x67706661626c6d31u /* gpfablm1 */
-#define LOCK_HEAD 0
-#define LOCK_SLOT(i) (4096 + (i))
-
-/* The shortest time between two searches for slots of ended processes, while allocations are denied. */
+/* The minimum time between two searches for slots of ended processes while allocations are denied. */
 #define LOOK_NANOSECONDS 100000
 
-/*
- * How long a process waits for the lock on the head, which others keep for microseconds. One that is stopped, as by a debugger or with its cgroup, keeps it
- * until it goes on. Then allocations may be refused, and what is freed may stay counted, but the program runs.
- */
-#ifndef HEAD_NANOSECONDS
-#define HEAD_NANOSECONDS 5000000000ll
-#endif
-#define HEAD_POLL_NANOSECONDS 100000
-
-struct device_account {
-	_Atomic uint64_t total;
-	_Atomic uint32_t dirty; /* the total may be too high */
-	uint32_t unused[13];	/* fills a cache line */
-};
-
-struct slot_account {
-	_Atomic uint64_t pending[MOST_DEVICES];
-	_Atomic uint32_t taken;
-	uint32_t unused[15];
-};
-
-struct totals {
-	_Atomic uint64_t magic;
-	_Atomic uint32_t stop; /* totals are being recounted: change nothing, and wait for the lock on the head */
-	_Atomic uint32_t high; /* slots from here on were never taken */
-	uint64_t limits;       /* a sum over the limits that the files were made for */
-	uint64_t unused[5];
-	struct device_account devices[MOST_DEVICES];
-	struct slot_account slots[REGION_SLOTS];
-};
-
-/* The two files of a directory, as this process uses them. */
+/* An account as this process sees it. */
 struct account {
-	pthread_mutex_t lock; /* the lock on the head keeps other processes out; this one, other threads */
-	_Atomic enum { UNOPENED, SHARED, ALONE, REFUSED } ready; /* REFUSED: nothing may be allocated */
-	atomic_int slot;      /* -1: none */
-	int file;
-	struct totals *totals;
-	struct region *region;
+	pthread_mutex_t lock; /* excludes other threads; the lock on the head excludes other processes */
+	_Atomic enum { UNOPENED, SHARED, ALONE, REFUSED } ready; /* REFUSED: every allocation is denied */
+	struct ledger ledger;
+	struct region *region; /* read by monitors, or NULL */
+	_Atomic uint64_t overhead[MOST_DEVICES][2];
 	_Atomic int64_t looked; /* nanoseconds */
-	bool held_up;           /* the lock on the head did not come in time; nobody waits for it until it does */
+	bool held_up;		/* the lock on the head timed out; do not wait for it until it succeeds */
 };
 
-#define NEW_ACCOUNT {.lock = PTHREAD_MUTEX_INITIALIZER, .slot = -1, .file = -1}
+#define NEW_ACCOUNT {.lock = PTHREAD_MUTEX_INITIALIZER}
 
-/* The container's own, and those that all containers of a claim's share have in common, by the number of the GPU. */
+/* The container's own account, and, by GPU number, the accounts that all containers of a claim's share have in common. */
 static struct account own = NEW_ACCOUNT, common[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = NEW_ACCOUNT};
 
-/* In which of them a GPU's memory is counted. */
+/* The account in which a GPU's memory is counted. */
 static _Atomic enum { UNKNOWN, OWN, COMMON } kinds[MOST_DEVICES];
-
-static bool set_lock(const struct account *a, int command, short type, off_t at)
-{
-	struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
-	int r;
-	do
-		r = fcntl(a->file, command, &l);
-	while (r < 0 && errno == EINTR);
-	return r == 0;
-}
-
-static bool alive(const struct account *a, int slot)
-{
-	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT(slot), .l_len = 1};
-	if (slot == atomic_load(&a->slot))
-		return true;
-	return fcntl(a->file, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
-}
 
 static int64_t now(void)
 {
@@ -108,79 +45,71 @@ static int64_t now(void)
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* Takes the lock on the head. Waiting for a file lock has no time limit in Linux, so it is tried again and again. */
-static bool take_head(struct account *a)
-{
-	const struct timespec pause = {.tv_nsec = HEAD_POLL_NANOSECONDS};
-	int64_t until = now() + (a->held_up ? 0 : HEAD_NANOSECONDS);
-	bool taken;
-	while (!(taken = set_lock(a, F_OFD_SETLK, F_WRLCK, LOCK_HEAD)) && now() < until)
-		nanosleep(&pause, NULL);
-	a->held_up = !taken;
-	return taken;
-}
-
-/* Says it without the lock: nobody may read standard error. */
+/* Call without the lock: writing to standard error may block. */
 static void say_held_up(void)
 {
-	words_once("another process has kept the lock on what is counted for seconds (is it stopped?): until it goes on, allocations may be "
-		   "refused, and what is freed may stay counted");
+	words_once("the lock on what is counted cannot be had (a process that has it may be stopped, or no descriptor is left): until it can, allocations may "
+		   "be refused, and what is freed may stay counted");
 }
 
-/* False: the lock on the head is kept by another. */
+/* Returns false when the lock on the head is not available. */
 static bool enter(struct account *a)
 {
 	pthread_mutex_lock(&a->lock);
-	if (a->file < 0)
+	if (atomic_load(&a->ready) == ALONE)
 		return true;
-	if (!take_head(a)) {
-		pthread_mutex_unlock(&a->lock);
-		say_held_up();
-		return false;
-	}
-	/* The process that set it held the lock, so it has died. */
-	atomic_store(&a->totals->stop, 0);
-	return true;
+	bool had = ledger_enter(&a->ledger, !a->held_up);
+	a->held_up = !had;
+	if (had)
+		return true;
+	pthread_mutex_unlock(&a->lock);
+	say_held_up();
+	return false;
 }
 
 static void leave(struct account *a)
 {
-	if (a->file >= 0)
-		set_lock(a, F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
+	if (atomic_load(&a->ready) != ALONE)
+		ledger_leave(&a->ledger);
 	pthread_mutex_unlock(&a->lock);
 }
 
 /* Clears the slot of a process that has ended. */
-static void bury(const struct account *a, int slot)
+static void bury(struct totals *t, int slot)
 {
-	struct slot_account *s = &a->totals->slots[slot];
+	struct ledger_slot *s = &t->slots[slot];
 	for (int d = 0; d < MOST_DEVICES; d++) {
-		if (atomic_load(&s->pending[d]) || region_has(a->region, slot, d))
-			atomic_store(&a->totals->devices[d].dirty, 1);
+		if (atomic_load(&s->pending[d]) || atomic_load(&s->has[d]))
+			atomic_store(&t->devices[d].dirty, 1);
 		atomic_store(&s->pending[d], 0);
+		atomic_store(&s->has[d], 0);
 	}
-	region_clear(a->region, slot);
+	holders_bury(t, slot);
 	atomic_store(&s->taken, 0);
 }
 
-/* Recounts a total from the processes that live. Where one of them stays in the middle of a change (it may be stopped), the total stays too high. */
-static void sum(const struct account *a, int at)
+static int high(const struct totals *t)
 {
-	struct totals *t = a->totals;
-	int high = (int)atomic_load(&t->high);
+	uint32_t h = atomic_load(&t->high);
+	return h < LEDGER_SLOTS ? (int)h : LEDGER_SLOTS;
+}
+
+/* Computes a total again from the live processes. If one of them is stopped in the middle of a change, the total stays too high. */
+static void sum(struct totals *t, int at)
+{
 	bool quiet = false;
 	atomic_store(&t->stop, 1);
 	for (int tries = 0; !quiet && tries < 1000; tries++) {
 		quiet = true;
-		for (int i = 0; i < high && i < REGION_SLOTS; i++)
+		for (int i = 0; i < high(t); i++)
 			quiet = quiet && !atomic_load(&t->slots[i].pending[at]);
 		if (!quiet)
 			sched_yield();
 	}
 	if (quiet) {
 		uint64_t total = 0;
-		for (int i = 0; i < high && i < REGION_SLOTS; i++)
-			total += region_has(a->region, i, at);
+		for (int i = 0; i < high(t); i++)
+			total += atomic_load(&t->slots[i].has[at]);
 		atomic_store(&t->devices[at].total, total);
 		atomic_store(&t->devices[at].dirty, 0);
 	}
@@ -192,213 +121,109 @@ static bool looked_just_now(const struct account *a)
 	return now() - atomic_load(&a->looked) < LOOK_NANOSECONDS;
 }
 
-/* Clears the slots of processes that have ended. False: not now. */
+/* Clears the slots of ended processes. Returns false when that is not possible now. */
 static bool look(struct account *a)
 {
+	struct totals *t = a->ledger.totals;
 	if (!enter(a))
 		return false;
-	if (a->file >= 0) {
-		for (int i = 0; i < (int)atomic_load(&a->totals->high) && i < REGION_SLOTS; i++)
-			if (atomic_load(&a->totals->slots[i].taken) && !alive(a, i))
-				bury(a, i);
+	if (atomic_load(&a->ready) == SHARED) {
+		for (int i = 0; i < high(t); i++)
+			if (atomic_load(&t->slots[i].taken) && !ledger_alive(&a->ledger, i)) {
+				bury(t, i);
+				if (a->region)
+					region_clear(a->region, i);
+			}
 		for (int d = 0; d < MOST_DEVICES; d++)
-			if (atomic_load(&a->totals->devices[d].dirty))
-				sum(a, d);
+			if (atomic_load(&t->devices[d].dirty))
+				sum(t, d);
 		atomic_store(&a->looked, now());
 	}
 	leave(a);
 	return true;
 }
 
-/* Gives a file its bytes, so that a page for which there is no room is not a SIGBUS later. Signals would interrupt that on some kernels. */
-static bool reserve_space(int file, size_t size)
-{
-	sigset_t all, before;
-	int r;
-	sigfillset(&all);
-	sigprocmask(SIG_BLOCK, &all, &before);
-	do
-		r = posix_fallocate(file, 0, (off_t)size);
-	while (r == EINTR);
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	return r == 0;
-}
-
-/*
- * Makes a file that is whole, and open to all users of the containers, before it has its name. False: it could not be made. Where another process
- * was faster, its file stays.
- */
-static bool make(int directory, const char *name, size_t size)
-{
-	char self[32];
-	int file = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-	bool named = file < 0; /* a file system without such files: the file has its name at once */
-	if (named)
-		file = openat(directory, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-	if (file < 0)
-		return errno == EEXIST;
-	snprintf(self, sizeof self, "/proc/self/fd/%d", file);
-	bool made = fchmod(file, 0666) == 0 && reserve_space(file, size) &&
-		    (named || linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW) == 0 || errno == EEXIST);
-	close(file);
-	return made;
-}
-
-/*
- * Maps a file of an account, which is made where it is missing. A file that is too short grows. A longer one stays: a later version made it, and whose
- * file is cut dies. It is opened without O_CREAT, which fs.protected_regular of Linux refuses for another user's file in a sticky directory.
- */
-static void *map(int directory, const char *name, size_t size, int *file)
-{
-	const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-	struct stat s;
-	*file = openat(directory, name, flags);
-	if (*file < 0 && errno == ENOENT && make(directory, name, size))
-		*file = openat(directory, name, flags);
-	if (*file < 0)
-		return NULL;
-	/* The system call is made directly: the C library's fstat needs glibc 2.33. */
-	if (syscall(SYS_fstat, *file, &s) == 0 && S_ISREG(s.st_mode) && reserve_space(*file, size)) {
-		void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
-		if (at != MAP_FAILED)
-			return at;
-	}
-	close(*file);
-	*file = -1;
-	return NULL;
-}
-
-/* A checksum of the limits (FNV-1a), which shows whether the files were made for other limits. */
-static uint64_t sum_of(const struct limits *l)
-{
-	uint64_t h = 14695981039346656037u;
-	for (int i = 0; i < l->count; i++) {
-		const struct limit *d = &l->devices[i];
-		for (const char *c = d->uuid; *c; c++)
-			h = (h ^ (unsigned char)*c) * 1099511628211u;
-		h = (h ^ d->memory) * 1099511628211u;
-		h = (h ^ d->elsewhere) * 1099511628211u;
-	}
-	return h;
-}
-
 static void forget_account(struct account *a)
 {
+	if (a->ledger.file >= 0 && atomic_load(&a->ready) != UNOPENED)
+		close(a->ledger.file); /* another thread of the parent was about to change a total */
+	memset((void *)a, 0, sizeof *a);
 	pthread_mutex_init(&a->lock, NULL);
-	if (a->file >= 0)
-		close(a->file);
-	a->file = -1;
-	a->held_up = false;
-	atomic_store(&a->slot, -1);
-	atomic_store(&a->ready, UNOPENED);
 }
 
-/* After fork the files and the slots are the parent's. The child must not keep the parent's locks. */
-static void forked(void)
+/* A child has no mappings, and the slots belong to the parent. */
+static void forget_accounts(void)
 {
 	forget_account(&own);
 	for (int d = 0; d < MOST_DEVICES; d++)
 		forget_account(&common[d]);
 }
 
-/* HELD: another process keeps the lock on the head. */
-enum opened { OPENED, UNUSABLE, HELD };
+FORGET_IN_CHILD(forget_accounts);
 
-/* Begins to count in files that no living process uses, whatever a crash of the machine left in them. UNUSABLE: they were made for other limits. */
-static enum opened begin_count(struct account *a, const struct limits *l)
+/* Opens the region for monitors, which other programs may have removed or replaced. */
+static void open_region(struct account *a, const struct limits *l)
 {
-	bool used = false; /* a living process has a slot */
-	if (!take_head(a))
-		return HELD;
-	for (int i = 0; i < REGION_SLOTS; i++)
-		used = used || alive(a, i);
-	bool ours = atomic_load(&a->totals->magic) == MAGIC && a->totals->limits == sum_of(l) && region_is(a->region, l);
-	if (!used) {
-		memset((void *)a->totals, 0, sizeof *a->totals);
+	int file;
+	a->region = ledger_map(REGION_DIRECTORY "/cudevshr.cache", REGION_FILE, true, &file);
+	if (!a->region)
+		return;
+	close(file); /* the mapping stays */
+	if (!region_is(a->region, l))
 		region_make(a->region, l);
-		a->totals->limits = sum_of(l);
-		atomic_store(&a->totals->magic, MAGIC);
-		ours = true;
-	}
-	set_lock(a, F_OFD_SETLK, F_UNLCK, LOCK_HEAD);
-	return ours ? OPENED : UNUSABLE;
+	region_take(a->region, a->ledger.slot, getpid());
 }
 
-static enum opened open_files(struct account *a, const char *path, const struct limits *l)
+/* Candidate paths of the container's own account. The node mounts the first one as a file, and the directory of the second. */
+static const struct {
+	const char *path;
+	bool make;
+} places[] = {{ACCOUNT_FILE, false}, {OWN_DIRECTORY "/account", true}, {REGION_DIRECTORY "/gpufabric.account", true}};
+
+static enum ledger_opened open_own(struct account *a, const struct limits *l)
 {
-	enum opened opened = UNUSABLE;
-	int view = -1, directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (directory < 0)
-		return UNUSABLE;
-	a->totals = map(directory, "gpufabric.account", sizeof *a->totals, &a->file);
-	a->region = a->totals ? map(directory, "cudevshr.cache", REGION_FILE, &view) : NULL;
-	close(directory);
-	if (view >= 0)
-		close(view); /* the mapping stays */
-	if (a->region)
-		opened = begin_count(a, l);
-	if (opened == OPENED)
-		return OPENED;
-	if (a->region)
-		munmap(a->region, REGION_FILE);
-	if (a->totals) {
-		munmap(a->totals, sizeof *a->totals);
-		close(a->file);
-	}
-	a->file = -1;
+	enum ledger_opened opened = LEDGER_UNUSABLE;
+	for (size_t i = 0; opened == LEDGER_UNUSABLE && i < sizeof places / sizeof places[0]; i++)
+		opened = ledger_open(&a->ledger, places[i].path, places[i].make, l, !a->held_up, bury);
+	if (opened == LEDGER_OPENED)
+		open_region(a, l);
 	return opened;
 }
 
-/* Counts this process alone. */
-static bool open_alone(struct account *a, const struct limits *l)
+/* Counts only this process. */
+static bool open_alone(struct account *a)
 {
-	const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
-	void *totals = mmap(NULL, sizeof *a->totals, PROT_READ | PROT_WRITE, anonymous, -1, 0);
-	void *region = mmap(NULL, sizeof *a->region, PROT_READ | PROT_WRITE, anonymous, -1, 0);
-	if (totals == MAP_FAILED || region == MAP_FAILED)
-		return false; /* out of memory; what was mapped is left to the end of the process */
-	a->totals = totals;
-	a->region = region;
-	region_make(a->region, l);
-	atomic_store(&a->slot, 0);
+	void *totals = mmap(NULL, sizeof *a->ledger.totals, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (totals == MAP_FAILED)
+		return false;
+	a->ledger.totals = totals;
+	a->ledger.slot = 0;
 	return true;
 }
 
 /* Opens the account of a GPU, which is the container's own or a common one. */
-static enum opened open_shared(struct account *a, const struct limits *l, const struct limit *common_of)
+static enum ledger_opened open_shared(struct account *a, const struct limits *l, const struct limit *common_of)
 {
-	char directory[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
+	char path[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
 	if (!common_of)
-		return open_files(a, ACCOUNT_DIRECTORY, l);
-	stpcpy(stpcpy(directory, COMMON_DIRECTORY "/"), common_of->uuid);
-	return open_files(a, directory, l);
-}
-
-/* Registers forked, once. */
-static void follow_forks(void)
-{
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-	static bool followed;
-	pthread_mutex_lock(&lock);
-	if (!followed)
-		pthread_atfork(NULL, NULL, forked);
-	followed = true;
-	pthread_mutex_unlock(&lock);
+		return open_own(a, l);
+	stpcpy(stpcpy(path, COMMON_DIRECTORY "/"), common_of->uuid);
+	return ledger_open(&a->ledger, path, false, l, !a->held_up, bury);
 }
 
 /*
- * Opens an account at its first use. common_of is the limit that it is for; NULL for the container's own. A common one is SHARED or REFUSED. UNOPENED: not
- * now.
+ * Opens an account at its first use. common_of is the limit of a common account, or NULL for the container's own. A common one is SHARED or
+ * REFUSED. UNOPENED: try again later.
  */
 static int prepare(struct account *a, const struct limit *common_of)
 {
 	int ready = atomic_load_explicit(&a->ready, memory_order_acquire);
 	if (ready != UNOPENED)
 		return ready;
-	follow_forks();
 	pthread_mutex_lock(&a->lock);
 	ready = atomic_load(&a->ready);
-	bool opens = ready == UNOPENED, closed = false, held = false;
+	bool opens = ready == UNOPENED, closed = false;
+	enum ledger_opened opened = LEDGER_OPENED;
 	if (opens) {
 		struct limits l = *limits_get();
 		if (common_of) {
@@ -406,36 +231,37 @@ static int prepare(struct account *a, const struct limit *common_of)
 			l.devices[0] = *common_of;
 		}
 		closed = l.closed;
-		enum opened opened = open_shared(a, &l, common_of);
-		held = opened == HELD;
-		if (opened == OPENED)
+		opened = open_shared(a, &l, common_of);
+		a->held_up = opened == LEDGER_BUSY;
+		if (opened == LEDGER_OPENED)
 			ready = SHARED;
-		else if (!held)
-			ready = !common_of && !closed && open_alone(a, &l) ? ALONE : REFUSED;
+		else if (opened == LEDGER_UNUSABLE)
+			ready = !common_of && !closed && open_alone(a) ? ALONE : REFUSED;
 		atomic_store_explicit(&a->ready, ready, memory_order_release);
 	}
 	pthread_mutex_unlock(&a->lock);
-	/* Without the lock: nobody may read standard error. */
-	if (held)
+	/* Call without the lock: writing to standard error may block. */
+	if (opened == LEDGER_BUSY)
 		say_held_up();
+	else if (opened == LEDGER_FULL)
+		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
 	else if (opens && ready == REFUSED && common_of)
 		words_once("the files in " COMMON_DIRECTORY " cannot be used: the container is held to its share by itself");
 	else if (opens && ready == REFUSED && closed)
-		words_once("the files in " ACCOUNT_DIRECTORY " cannot be used, and the administrator lets nobody allocate on a GPU without them");
+		words_once("the file " ACCOUNT_FILE " cannot be used, and the administrator lets nobody allocate on a GPU without it");
 	else if (opens && ready == ALONE)
-		words_once("the files in " ACCOUNT_DIRECTORY " cannot be used: each process is held to the limits by itself");
+		words_once("the file " ACCOUNT_FILE " cannot be used: each process is held to the limits by itself");
 	return ready;
 }
 
-/* Whether the node mounted a common account for the GPU. What a program makes in its place does not count. */
+/* Reports whether the node mounted a common account for the GPU. A file that a program put in its place is ignored. */
 static bool has_common(const char *uuid)
 {
 	struct stat here, above;
-	char directory[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
-	stpcpy(stpcpy(directory, COMMON_DIRECTORY "/"), uuid);
-	/* The system call is made directly: the C library's stat needs glibc 2.33. */
-	if (syscall(SYS_newfstatat, AT_FDCWD, directory, &here, 0) != 0 || !S_ISDIR(here.st_mode) ||
-	    syscall(SYS_newfstatat, AT_FDCWD, COMMON_DIRECTORY, &above, 0) != 0)
+	char path[sizeof COMMON_DIRECTORY "/" + UUID_BYTES];
+	stpcpy(stpcpy(path, COMMON_DIRECTORY "/"), uuid);
+	/* Direct system call: the C library's stat needs glibc 2.33. */
+	if (syscall(SYS_newfstatat, AT_FDCWD, path, &here, 0) != 0 || syscall(SYS_newfstatat, AT_FDCWD, COMMON_DIRECTORY, &above, 0) != 0)
 		return false;
 #ifdef LIMITS_ANYWHERE
 	return true; /* tests mount nothing */
@@ -443,26 +269,27 @@ static bool has_common(const char *uuid)
 	return here.st_dev != above.st_dev;
 }
 
-/* An account, and a GPU's number in it. account is NULL where nothing can be counted. */
+/* An account, and a GPU's number in it. account is NULL when counting is not possible. */
 struct place {
 	struct account *account;
 	int at;
 };
 
-/* Where a GPU's memory is counted. */
+/* The account of a GPU's memory. */
 static struct place place_of(int device)
 {
+	process_check();
 	const struct limit *d = &limits_get()->devices[device];
 	int kind = atomic_load_explicit(&kinds[device], memory_order_relaxed);
 	if (kind == UNKNOWN) {
-		/* Several shares of one GPU are one sum here, which no other container has. */
+		/* Several shares of one GPU are one sum in this container's own account. */
 		kind = !d->several && has_common(d->uuid) ? COMMON : OWN;
 		atomic_store(&kinds[device], kind);
 	}
 	struct account *a = kind == COMMON ? &common[device] : &own;
 	int ready = prepare(a, kind == COMMON ? d : NULL);
 	if (kind == COMMON && ready == REFUSED) {
-		atomic_store(&kinds[device], OWN); /* it cannot be used */
+		atomic_store(&kinds[device], OWN); /* not usable */
 		return place_of(device);
 	}
 	if (ready == REFUSED || ready == UNOPENED)
@@ -470,99 +297,85 @@ static struct place place_of(int device)
 	return (struct place){a, a == &own ? device : 0};
 }
 
-/* This process's slot; -1 where it cannot have one now. */
-static int slot(struct account *a)
-{
-	int mine = atomic_load_explicit(&a->slot, memory_order_acquire);
-	if (mine >= 0 || !enter(a))
-		return mine;
-	mine = atomic_load(&a->slot);
-	for (int i = 0; mine < 0 && i < REGION_SLOTS; i++) {
-		struct slot_account *s = &a->totals->slots[i];
-		if (!set_lock(a, F_OFD_SETLK, F_WRLCK, LOCK_SLOT(i)))
-			continue; /* another's */
-		if (atomic_load(&s->taken))
-			bury(a, i);
-		atomic_store(&s->taken, 1);
-		if (atomic_load(&a->totals->high) < (uint32_t)i + 1)
-			atomic_store(&a->totals->high, (uint32_t)i + 1);
-		region_take(a->region, i, getpid());
-		mine = i;
-		atomic_store_explicit(&a->slot, mine, memory_order_release);
-	}
-	leave(a);
-	if (mine < 0)
-		words_once("more processes use GPUs in this container than can be counted: this one can allocate nothing");
-	return mine;
-}
-
-/* What this process has in an account, and is about to. */
+/* The GPU memory of this process in its account; account is NULL when counting is not possible now. */
 struct entry {
 	struct account *account;
-	struct slot_account *changes;
-	int slot, at;
+	struct ledger_device *device;
+	struct ledger_slot *mine;
+	int at;
 };
 
-/* The entry of this process at a place; account is NULL where it can have none. */
 static struct entry entry_of(int device)
 {
 	struct place p = place_of(device);
-	int mine = p.account ? slot(p.account) : -1;
-	if (mine < 0)
-		return (struct entry){NULL, NULL, -1, 0};
-	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
+	if (!p.account)
+		return (struct entry){0};
+	struct totals *t = p.account->ledger.totals;
+	return (struct entry){p.account, &t->devices[p.at], &t->slots[p.account->ledger.slot], p.at};
 }
 
-/* The entry that this process has already. */
-static struct entry standing(int device)
-{
-	struct place p = place_of(device);
-	int mine = p.account ? atomic_load(&p.account->slot) : -1; /* -1 also where it is the parent's, before fork */
-	if (mine < 0)
-		return (struct entry){NULL, NULL, -1, 0};
-	return (struct entry){p.account, &p.account->totals->slots[mine], mine, p.at};
-}
-
-/* Announces a change of so many bytes. False: totals are being recounted by a process that does not end with it, and the change was not begun. */
+/*
+ * Announces a change by this many bytes. Returns false, without a change, while another process computes the totals again and does not
+ * finish.
+ */
 static bool begin(const struct entry *e, uint64_t bytes)
 {
 	for (;;) {
-		atomic_fetch_add(&e->changes->pending[e->at], bytes);
-		if (!atomic_load(&e->account->totals->stop))
+		atomic_fetch_add(&e->mine->pending[e->at], bytes);
+		if (!atomic_load(&e->account->ledger.totals->stop))
 			return true;
-		atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+		atomic_fetch_sub(&e->mine->pending[e->at], bytes);
 		if (!enter(e->account))
 			return false;
 		leave(e->account);
 	}
 }
 
-/* Adds to the total; false: it is above the limit then, or cannot be changed now, and nothing was added. A limit of 0 is none. */
+static void end(const struct entry *e, uint64_t bytes)
+{
+	atomic_fetch_sub(&e->mine->pending[e->at], bytes);
+}
+
+/* Copies this process's amounts to the region for monitors. */
+static void show(const struct entry *e)
+{
+	struct account *a = e->account;
+	uint64_t has;
+	if (!a->region)
+		return;
+	do {
+		has = atomic_load(&e->mine->has[e->at]);
+		region_show(a->region, a->ledger.slot, e->at, has, atomic_load(&a->overhead[e->at][0]), atomic_load(&a->overhead[e->at][1]));
+	} while (has != atomic_load(&e->mine->has[e->at])); /* another thread's copy may have been overwritten */
+}
+
+/* Adds to the total. Returns false, without adding, when it would exceed the limit or cannot be changed now. A limit of 0 is unlimited. */
 static bool add(const struct entry *e, uint64_t bytes, uint64_t limit)
 {
-	struct device_account *a = &e->account->totals->devices[e->at];
 	if (!begin(e, bytes))
 		return false;
-	uint64_t total = atomic_load(&a->total);
+	uint64_t total = atomic_load(&e->device->total);
 	do
 		if (limit && (bytes > limit || total > limit - bytes)) {
-			atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+			end(e, bytes);
 			return false;
 		}
-	while (!atomic_compare_exchange_weak(&a->total, &total, total + bytes));
-	region_add(e->account->region, e->slot, e->at, bytes);
-	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+	while (!atomic_compare_exchange_weak(&e->device->total, &total, total + bytes));
+	atomic_fetch_add(&e->mine->has[e->at], bytes);
+	end(e, bytes);
+	show(e);
 	return true;
 }
 
-/* Where the total cannot be changed now, the bytes stay counted until the process ends: too much is counted, and never too little. */
+/* If the total cannot be changed now, the bytes stay counted until the process ends: the count may be too high, never too low. */
 static void take_away(const struct entry *e, uint64_t bytes)
 {
 	if (!begin(e, bytes))
 		return;
-	region_take_away(e->account->region, e->slot, e->at, bytes);
-	atomic_fetch_sub(&e->account->totals->devices[e->at].total, bytes);
-	atomic_fetch_sub(&e->changes->pending[e->at], bytes);
+	atomic_fetch_sub(&e->mine->has[e->at], bytes);
+	atomic_fetch_sub(&e->device->total, bytes);
+	end(e, bytes);
+	show(e);
 }
 
 bool account_reserve(int device, uint64_t bytes)
@@ -588,7 +401,7 @@ bool account_charge(int device, uint64_t bytes)
 
 void account_release(int device, uint64_t bytes)
 {
-	struct entry e = standing(device);
+	struct entry e = entry_of(device);
 	if (e.account)
 		take_away(&e, bytes);
 }
@@ -599,25 +412,27 @@ bool account_overhead(int device, const uint64_t bytes[2])
 	if (!e.account)
 		return false;
 	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++) {
-		uint64_t had = atomic_load(region_overhead(e.account->region, e.slot, e.at, kind));
+		_Atomic uint64_t *of = &e.account->overhead[e.at][kind];
+		uint64_t had = atomic_load(of);
 		if (bytes[kind] > had && !add(&e, bytes[kind] - had, 0))
 			return false;
-		region_kind(e.account->region, e.slot, e.at, kind, bytes[kind]);
+		atomic_store(of, bytes[kind]);
 		if (bytes[kind] < had)
 			take_away(&e, had - bytes[kind]);
 	}
+	show(&e);
 	return true;
 }
 
 void account_mine(int device, uint64_t *total, uint64_t overhead[2])
 {
-	struct entry e = standing(device);
+	struct entry e = entry_of(device);
 	*total = overhead[0] = overhead[1] = 0;
 	if (!e.account)
 		return;
-	*total = region_has(e.account->region, e.slot, e.at);
+	*total = atomic_load(&e.mine->has[e.at]);
 	for (enum overhead kind = OVERHEAD_CONTEXT; kind <= OVERHEAD_MODULE; kind++)
-		overhead[kind] = atomic_load(region_overhead(e.account->region, e.slot, e.at, kind));
+		overhead[kind] = atomic_load(&e.account->overhead[e.at][kind]);
 }
 
 uint64_t account_used(int device)
@@ -627,5 +442,62 @@ uint64_t account_used(int device)
 		return 0;
 	if (!looked_just_now(p.account))
 		look(p.account);
-	return atomic_load(&p.account->totals->devices[p.at].total);
+	return atomic_load(&p.account->ledger.totals->devices[p.at].total);
+}
+
+/* Locks the account in which a GPU's memory is counted; e->account is NULL when that is not possible now. */
+static struct entry enter_entry(int device)
+{
+	struct entry e = entry_of(device);
+	if (e.account && !enter(e.account))
+		e.account = NULL;
+	return e;
+}
+
+bool account_exported(int device, uint64_t key, uint64_t bytes)
+{
+	struct entry e = enter_entry(device);
+	if (!e.account)
+		return false;
+	struct ledger *l = &e.account->ledger;
+	bool added = holders_add(l->totals, &(struct ledger_holder){key, bytes, (uint32_t)l->slot, 1, (uint32_t)e.at, 1});
+	leave(e.account);
+	return added;
+}
+
+bool account_imported(int device, uint64_t key, uint64_t *bytes)
+{
+	struct entry e = enter_entry(device);
+	if (!e.account)
+		return false;
+	struct ledger *l = &e.account->ledger;
+	struct ledger_holder *other = holders_any(l->totals, key), *mine = holders_find(l->totals, key, l->slot);
+	bool known = other && other->device == (uint32_t)e.at;
+	if (known)
+		*bytes = other->bytes;
+	if (known && mine)
+		mine->uses++;
+	else if (known)
+		known = holders_add(l->totals, &(struct ledger_holder){key, other->bytes, (uint32_t)l->slot, 1, (uint32_t)e.at, 0});
+	leave(e.account);
+	return known;
+}
+
+void account_let_go(int device, uint64_t key)
+{
+	struct entry e = enter_entry(device);
+	if (!e.account)
+		return; /* counted for this process until it ends */
+	struct ledger *l = &e.account->ledger;
+	struct ledger_holder *mine = holders_find(l->totals, key, l->slot);
+	bool last = mine && --mine->uses == 0;
+	uint64_t bytes = last && mine->pays ? mine->bytes : 0;
+	const struct ledger_holder *heir = last ? holders_remove(l->totals, mine) : NULL;
+	if (heir)
+		atomic_fetch_sub(&e.mine->has[e.at], bytes); /* the heir takes them over: the total does not change */
+	leave(e.account);
+	if (bytes && !heir)
+		take_away(&e, bytes);
+	else
+		show(&e);
 }

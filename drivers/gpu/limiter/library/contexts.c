@@ -1,4 +1,4 @@
-/* CUDA's functions that make and end contexts and load modules, whose memory NVML alone tells. */
+/* CUDA's functions that create and destroy contexts and load modules. Only NVML reports their memory. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static bool active(CUdevice device)
 	return state && state(device, &flags, &is) == CUDA_SUCCESS && is;
 }
 
-/* Programs and libraries retain the primary context often; only the first one of them makes it. */
+/* Programs and libraries retain the primary context often; only the first call creates it. */
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 {
 	CUresult (*real)(CUcontext *, CUdevice) = REAL(cuda, cuDevicePrimaryCtxRetain);
@@ -46,12 +46,16 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 	return r;
 }
 
-/* A context takes its memory with it. */
+static bool in_context(const struct holding *h, uint64_t context)
+{
+	return h->context && (uintptr_t)h->context == context;
+}
+
+/* A destroyed context frees its memory. */
 static void context_gone(CUcontext context)
 {
-	struct holding h;
-	while (context && limits_get() && holdings_take_context(context, &h))
-		memory_freed(&h);
+	if (context && limits_get())
+		holdings_take_all(in_context, (uintptr_t)context, memory_freed);
 	stocks_reset();
 	for (int i = 0; limits_get() && i < limits_get()->count; i++)
 		overhead_less(memory_limit(i));
@@ -73,7 +77,7 @@ static CUcontext primary(CUdevice device)
 	CUcontext context = NULL;
 	CUresult (*retain)(CUcontext *, CUdevice) = REAL(cuda, cuDevicePrimaryCtxRetain);
 	CUresult (*release)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxRelease_v2);
-	/* Retaining a context that does not exist would create it. */
+	/* Retaining a missing context would create it. */
 	if (!limits_get() || !retain || !release || !active(device) || retain(&context, device) != CUDA_SUCCESS)
 		return NULL;
 	release(device);
@@ -104,7 +108,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	return r;
 }
 
-/* Calls that load something, or look up what the next launch loads, or unload. */
+/* Calls that load, unload, or look up a function for the next launch. */
 #define MODULE(name, then, parameters, arguments)                   \
 	EXPORT CUresult name parameters                             \
 	{                                                           \

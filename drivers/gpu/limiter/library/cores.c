@@ -1,12 +1,9 @@
 #define _GNU_SOURCE
 #include "cores.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -16,22 +13,25 @@
 #include "devices.h"
 #include "hooks.h"
 #include "lanes.h"
+#include "process.h"
 #include "words.h"
 
-/* A GPU that did nothing for so long in a turn is given back, in nanoseconds. */
-#define IDLE 500000
-
-/* How far ahead of the GPU a process is when its turn ends, and how far apart its events should be, in nanoseconds. Before that it is further ahead, by what is
- * left of its turn: where a busy machine lets the process wait, the GPU goes on. */
-#define AHEAD 8000000
-#define APART 1000000
-
+/* The interval between events, and the maximum number of launches behind one event. */
+#define APART GATE_MILLISECOND
 #define MOST_BATCH 128
-#define PROBES 8
 
-struct lane lanes[MOST_DEVICES] = {[0 ... MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .batch = 1, .most = 2, .turns = {.file = -1}}};
-static atomic_int wanted = -1; /* whether any GPU has a limit of cores; -1: not known yet */
+/* The thread's interval while a launch waits and while none does; and the lifetime of the numbers that it computed. */
+#define OFTEN (GATE_MILLISECOND / 2)
+#define SELDOM GATE_MILLISECOND
+#define VALID (5 * GATE_MILLISECOND)
+
+/* A waiting launch checks again after this time even without a wake-up. */
+#define AGAIN (5 * GATE_MILLISECOND)
+
+static struct lane *_Atomic lanes[MOST_DEVICES];
+static atomic_int wanted = -1; /* whether any GPU has a limit of cores; -1: unknown */
 static atomic_bool ending;
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 bool lanes_any(void)
 {
@@ -46,264 +46,103 @@ bool lanes_any(void)
 	return known;
 }
 
-static const struct limit *limit_in(const struct lane *l)
+struct lane *lanes_get(int limit)
 {
-	return &limits_get()->devices[l - lanes];
+	return atomic_load_explicit(&lanes[limit], memory_order_acquire);
 }
 
-void lanes_sleep(struct lane *l, unsigned int seen, int64_t nanoseconds)
+/* NULL: out of memory, so the process is not limited. */
+static struct lane *make(int limit)
+{
+	pthread_mutex_lock(&making);
+	struct lane *l = lanes_get(limit);
+	struct seat *seat = l ? NULL : seats_of(limit);
+	if (!l && seat && (l = calloc(1, sizeof *l))) {
+		pthread_mutex_init(&l->lock, NULL);
+		l->seat = seat;
+		l->gate.mean = GATE_FIRST_MEAN;
+		atomic_store(&l->mean, GATE_FIRST_MEAN);
+		atomic_store(&l->batch, 1);
+		for (int i = 0; i < MOST_MARKS; i++)
+			l->marks[i].next = i + 1 < MOST_MARKS ? i + 1 : NO_MARK;
+		atomic_store_explicit(&lanes[limit], l, memory_order_release);
+	}
+	pthread_mutex_unlock(&making);
+	return l;
+}
+
+static void await(atomic_uint *futex, unsigned int seen, int64_t nanoseconds)
 {
 	struct timespec t = {.tv_sec = nanoseconds / 1000000000, .tv_nsec = nanoseconds % 1000000000};
-	syscall(SYS_futex, &l->news, FUTEX_WAIT_PRIVATE, seen, nanoseconds < 0 ? NULL : &t, NULL, 0);
+	syscall(SYS_futex, futex, FUTEX_WAIT_PRIVATE, seen, nanoseconds < 0 ? NULL : &t, NULL, 0);
 }
 
-static void tell(struct lane *l)
+static void wake(atomic_uint *futex)
 {
-	atomic_fetch_add(&l->news, 1);
-	syscall(SYS_futex, &l->news, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+	atomic_fetch_add(futex, 1);
+	syscall(SYS_futex, futex, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
 }
 
-/* Whether a stream only records what it is given. Unknown counts as such: an event there could end somebody's capture. */
-static bool capturing(CUstream s)
+/* Computes the slot again when it is old, and the numbers by which launches pass without the lock. The caller holds the lock. */
+static void arrange(struct lane *l, int64_t now, const struct gate_account *account)
 {
-	CUresult (*ask)(CUstream, int *) = REAL(cuda, cuStreamIsCapturing);
-	int status = 0;
-	return ask && (ask(s, &status) != CUDA_SUCCESS || status != 0);
+	int64_t next;
+	seats_arrange(l->seat, now, &l->gate.slot);
+	int64_t left = gate_left(&l->gate.slot, now, &next), valid = now + VALID;
+	bool debt = account->paid > now && l->gate.slot.rate < 1;
+	atomic_store(&l->mean, l->gate.mean);
+	atomic_store(&l->credit, left == GATE_ALWAYS ? 0 : account->credit);
+	atomic_store(&l->slot_end, left == GATE_ALWAYS ? GATE_ALWAYS / 2 : now + left);
+	atomic_store(&l->open_until, debt || left <= 0 ? 0 : left < VALID ? now + left : valid);
+	int64_t batch = APART / l->gate.mean;
+	atomic_store(&l->batch, (int)(batch < 1 ? 1 : batch > MOST_BATCH ? MOST_BATCH : batch));
 }
 
-static CUevent event_for(struct lane *l, CUcontext context)
+/* Reads the GPU's progress and charges it. The caller holds the lock. Returns true when a waiting launch should check again. */
+static bool tick(struct lane *l)
 {
-	CUresult (*create)(CUevent *, unsigned int) = REAL(cuda, cuEventCreate);
-	CUevent e = NULL;
-	for (int i = l->spares - 1; i >= 0; i--)
-		if (l->spare[i].context == context) {
-			e = l->spare[i].event;
-			l->spare[i] = l->spare[--l->spares];
-			return e;
-		}
-	return create && create(&e, EVENT_BLOCKING_WITHOUT_TIME) == CUDA_SUCCESS ? e : NULL;
+	int64_t now = seats_now(), since = atomic_load(&l->since), opened = l->gate.opened, had = atomic_load(&l->stalled);
+	struct ended ended = streams_look(l, now);
+	int out = atomic_load(&l->out);
+	bool waiting = atomic_load(&l->waiting) > 0;
+	seats_arrange(l->seat, now, &l->gate.slot);
+	gate_tick(&l->gate, l->seat->page, now, since, ended.launches, ended.born, out);
+	if (out <= 0)
+		atomic_compare_exchange_strong(&l->since, &since, 0);
+	if (out > 0 || waiting)
+		atomic_store(&l->active, now);
+	seats_promise(l->seat, now, out > 0 || waiting, out > 0);
+	struct gate_account account = seats_account(now);
+	arrange(l, now, &account);
+	return waiting && (ended.launches > 0 || l->gate.opened != opened || (had && now - had >= GATE_PERIOD / 2));
 }
 
-void lanes_destroy(CUevent e)
+/* The thread. */
+static void *attend(void *argument)
 {
-	CUresult (*real)(CUevent) = REAL(cuda, cuEventDestroy_v2);
-	if (real)
-		real(e);
-}
-
-static void keep(struct lane *l, struct mark m)
-{
-	if (l->spares < MOST_MARKS)
-		l->spare[l->spares++] = m;
-	else
-		lanes_destroy(m.event);
-}
-
-bool lanes_mark(struct lane *l, CUcontext context, CUstream stream, struct tail *t)
-{
-	CUresult (*record)(CUevent, CUstream) = REAL(cuda, cuEventRecord);
-	int marked = atomic_load(&l->marked);
-	if (marked == MOST_MARKS)
-		return false; /* it is counted on */
-	if (t)
-		atomic_store(&t->unmarked, 0);
-	if (!record || capturing(stream))
-		return false;
-	struct mark m = {event_for(l, context), context};
-	if (!m.event)
-		return false;
-	if (record(m.event, stream) != CUDA_SUCCESS) {
-		keep(l, m);
-		return false;
-	}
-	l->marks[(l->first + (unsigned int)marked) % MOST_MARKS] = m;
-	atomic_store(&l->marked, marked + 1);
-	return true;
-}
-
-static unsigned int place(CUcontext context, CUstream stream)
-{
-	return (unsigned int)((((uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 7) * 0x9e3779b97f4a7c15u) >> 56);
-}
-
-/* The tail of a stream, NULL where it has none. */
-static struct tail *tail_of(struct lane *l, CUcontext context, CUstream stream)
-{
-	for (unsigned int i = place(context, stream), end = i + PROBES; i < end; i++) {
-		struct tail *t = &l->tails[i % MOST_TAILS];
-		if (atomic_load_explicit(&t->context, memory_order_acquire) == (uintptr_t)context &&
-		    atomic_load_explicit(&t->stream, memory_order_acquire) == (uintptr_t)stream)
-			return t;
-	}
-	return NULL;
-}
-
-/* Gives a stream a tail. NULL: there is no room, and each launch gets an event. The caller has the lock. */
-static struct tail *new_tail(struct lane *l, CUcontext context, CUstream stream)
-{
-	struct tail *t = tail_of(l, context, stream);
-	for (unsigned int i = place(context, stream), end = i + PROBES; !t && i < end; i++)
-		if (!atomic_load(&l->tails[i % MOST_TAILS].stream)) {
-			t = &l->tails[i % MOST_TAILS];
-			atomic_store(&t->unmarked, 0);
-			atomic_store(&t->context, (uintptr_t)context);
-			atomic_store(&t->stream, (uintptr_t)stream);
-		}
-	return t;
-}
-
-/* Another thread's own stream cannot be named: each launch into one gets its event at once. */
-static bool nameless(CUstream s)
-{
-	return s == (CUstream)STREAM_PER_THREAD;
-}
-
-static void count(struct lane *l, CUcontext context, CUstream stream)
-{
-	struct tail *t = nameless(stream) ? NULL : tail_of(l, context, stream);
-	if (t && atomic_fetch_add(&t->unmarked, 1) + 1 < atomic_load_explicit(&l->batch, memory_order_relaxed))
-		return;
-	pthread_mutex_lock(&l->lock);
-	bool first = atomic_load(&l->marked) == 0;
-	if (!t && !nameless(stream) && (t = new_tail(l, context, stream)))
-		atomic_fetch_add(&t->unmarked, 1);
-	bool done = lanes_mark(l, context, stream, t);
-	pthread_mutex_unlock(&l->lock);
-	if (done && first)
-		tell(l);
-}
-
-/* Waits for the oldest event. False: there is none. */
-static bool reap(struct lane *l)
-{
-	CUresult (*current)(CUcontext) = REAL(cuda, cuCtxSetCurrent);
-	CUresult (*synchronize)(CUevent) = REAL(cuda, cuEventSynchronize);
-	pthread_mutex_lock(&l->lock);
-	bool some = atomic_load(&l->marked) > 0;
-	struct mark m = l->marks[l->first];
-	l->watched = some ? m.context : NULL;
-	pthread_mutex_unlock(&l->lock);
-	if (!some)
-		return false;
-	if (current && synchronize && current(m.context) == CUDA_SUCCESS)
-		synchronize(m.event); /* a context with an error answers at once, and has nothing to wait for */
-	int64_t now = turns_now();
-	pthread_mutex_lock(&l->lock);
-	l->watched = NULL;
-	l->first = (l->first + 1) % MOST_MARKS;
-	atomic_fetch_sub(&l->marked, 1);
-	keep(l, m);
-	pthread_mutex_unlock(&l->lock);
-	if (l->seen) {
-		l->apart = l->apart ? (l->apart * 3 + now - l->seen) / 4 : now - l->seen;
-		unsigned int batch = atomic_load(&l->batch);
-		if (l->apart < APART / 2 && batch < MOST_BATCH) {
-			atomic_store(&l->batch, batch * 2);
-			l->apart *= 2;
-		} else if (l->apart > 2 * APART && batch > 1) {
-			atomic_store(&l->batch, batch / 2);
-			l->apart /= 2;
-		}
-		int64_t most = (AHEAD + (l->until > now ? l->until - now : 0)) / (l->apart ? l->apart : 1);
-		atomic_store(&l->most, (int)(most < 2 ? 2 : most > MOST_MARKS / 2 ? MOST_MARKS / 2 : most));
-	}
-	l->seen = now;
-	tell(l);
-	return true;
-}
-
-/* Records events behind all launches that have none. False: there were no such launches. */
-static bool mark_tails(struct lane *l)
-{
-	CUresult (*current)(CUcontext) = REAL(cuda, cuCtxSetCurrent);
-	bool some = false;
-	pthread_mutex_lock(&l->lock);
-	for (int i = 0; i < MOST_TAILS; i++) {
-		struct tail *t = &l->tails[i];
-		if (!atomic_load(&t->unmarked))
-			continue;
-		if (current && current((CUcontext)atomic_load(&t->context)) == CUDA_SUCCESS)
-			some = lanes_mark(l, (CUcontext)atomic_load(&t->context), (CUstream)atomic_load(&t->stream), t) || some;
-		else
-			atomic_store(&t->unmarked, 0);
-	}
-	pthread_mutex_unlock(&l->lock);
-	return some;
-}
-
-/* Counts what the GPU did until the last event, after which it has nothing. What is launched in the very moment is not counted, unless more follows. */
-static void rest(struct lane *l)
-{
-	int64_t since = atomic_exchange(&l->since, 0);
-	if (since && l->seen > since)
-		l->worked += l->seen - since;
-}
-
-/* Lets launches pass for a turn, and returns when the turn is over and the GPU has done them. */
-static void hold(struct lane *l, int64_t length)
-{
-	int64_t now = turns_now(), quiet = now;
-	l->until = now + length;
-	l->seen = l->worked = 0;
-	atomic_store(&l->since, 0);
-	atomic_store(&l->open, true);
-	tell(l);
-	while (!atomic_load(&ending)) {
-		unsigned int seen = atomic_load(&l->news);
-		now = turns_now();
-		if (now >= l->until) {
-			length = turns_more(&l->turns, limit_in(l));
-			if (length <= 0)
-				break;
-			l->until = now + length;
-		}
-		if (reap(l)) {
-			quiet = turns_now();
-			continue;
-		}
-		if (mark_tails(l))
-			continue;
-		if (atomic_load(&l->inside))
-			quiet = now; /* the GPU may have something already */
-		else
-			rest(l);
-		l->seen = 0; /* what comes next is no time between two events */
-		if (now - quiet >= IDLE)
-			break;
-		lanes_sleep(l, seen, (l->until < quiet + IDLE ? l->until : quiet + IDLE) - now);
-	}
-	atomic_store(&l->open, false);
-	for (;;) {
-		unsigned int seen = atomic_load(&l->news);
-		if (!atomic_load(&l->inside))
-			break;
-		lanes_sleep(l, seen, -1);
-	}
-	while (!atomic_load(&ending) && (reap(l) || mark_tails(l)))
-		;
-	rest(l);
-}
-
-static void *take_turns(void *argument)
-{
-	CUresult (*exchange)(int *) = REAL(cuda, cuThreadExchangeStreamCaptureMode);
 	struct lane *l = argument;
-	int mode = CAPTURE_RELAXED;
-	if (exchange)
-		exchange(&mode); /* so that this thread's calls end nobody's capture */
+	capture_relax(); /* for good */
 	while (!atomic_load(&ending)) {
-		unsigned int seen = atomic_load(&l->news);
-		if (!atomic_load(&l->waiting)) {
-			lanes_sleep(l, seen, -1);
+		unsigned int seen = atomic_load(&l->call);
+		pthread_mutex_lock(&l->lock);
+		bool news = tick(l);
+		pthread_mutex_unlock(&l->lock);
+		if (news)
+			wake(&l->news);
+		bool waiting = atomic_load(&l->waiting) > 0;
+		if (atomic_load(&l->out) > 0 || waiting || seats_now() - atomic_load(&l->active) < GATE_LINGER) {
+			await(&l->call, seen, waiting ? OFTEN : SELDOM);
 			continue;
 		}
-		hold(l, turns_take(&l->turns, limit_in(l)));
-		turns_give(&l->turns, limit_in(l), l->worked);
+		atomic_store(&l->asleep, true);
+		if (atomic_load(&l->out) <= 0 && !atomic_load(&l->waiting) && !atomic_load(&ending))
+			await(&l->call, seen, -1);
+		atomic_store(&l->asleep, false);
 	}
 	return NULL;
 }
 
-/* The library must not need pthread_create to be loaded: before glibc 2.34 only programs with threads have it. */
+/* The library must load without pthread_create: before glibc 2.34 only programs with threads have it. */
 static int create(pthread_t *t, const pthread_attr_t *a, void *(*run)(void *), void *argument)
 {
 #ifdef UNIT
@@ -314,66 +153,111 @@ static int create(pthread_t *t, const pthread_attr_t *a, void *(*run)(void *), v
 #endif
 }
 
-/* The driver's own end must not meet calls of ours. */
+/* Our calls must not run while the driver shuts down. */
 static void end(void)
 {
+	struct lane *l;
 	atomic_store(&ending, true);
 	for (int i = 0; i < MOST_DEVICES; i++)
-		tell(&lanes[i]);
+		if ((l = lanes_get(i))) {
+			wake(&l->call);
+			wake(&l->news);
+		}
 }
 
+/* Starts the thread. The caller holds the lock. */
 static void start(struct lane *l)
 {
 	static atomic_flag once = ATOMIC_FLAG_INIT;
 	pthread_attr_t attributes;
 	pthread_t thread;
 	sigset_t all, had;
+	if (l->running || atomic_load(&l->unlimited))
+		return;
+	if (!atomic_flag_test_and_set(&once))
+		atexit(end); /* registered after the driver was loaded, so it runs before the driver's handler */
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, &had); /* signals are for the program's own threads */
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	l->running = create(&thread, &attributes, attend, l) == 0;
+	sigprocmask(SIG_SETMASK, &had, NULL);
+	if (!l->running) {
+		words_once("no thread could be started: this process is not held to its percentage of the cores");
+		atomic_store(&l->unlimited, true);
+	}
+}
+
+/* The last progress, on any GPU, of the stream without progress for the longest time. */
+static int64_t stalled(void)
+{
+	int64_t oldest = 0;
+	for (int i = 0; i < MOST_DEVICES; i++) {
+		struct lane *l = lanes_get(i);
+		int64_t one = l ? atomic_load(&l->stalled) : 0;
+		if (one && (!oldest || one < oldest))
+			oldest = one;
+	}
+	return oldest;
+}
+
+/* Counts a launch that passes. */
+static void enter(struct lane *l, int64_t now)
+{
+	if (atomic_fetch_add(&l->out, 1) <= 0)
+		atomic_store(&l->since, now);
+}
+
+/* Waits at the gate. Returns false when the process is not limited. */
+static bool queue(struct lane *l, CUcontext context, CUstream stream)
+{
+	struct gate_wait w = {.came = seats_now()};
+	atomic_fetch_add(&l->waiting, 1);
 	pthread_mutex_lock(&l->lock);
-	if (!l->running && !atomic_load(&l->unlimited)) {
-		if (!atomic_flag_test_and_set(&once))
-			atexit(end); /* after the driver was loaded, so before its own */
-		sigfillset(&all);
-		sigprocmask(SIG_SETMASK, &all, &had); /* the program's signals are for its own threads */
-		pthread_attr_init(&attributes);
-		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		l->running = create(&thread, &attributes, take_turns, l) == 0;
-		sigprocmask(SIG_SETMASK, &had, NULL);
-		if (!l->running) {
-			words_once("no thread could be started: this process is not held to its percentage of the cores");
-			atomic_store(&l->unlimited, true);
+	start(l);
+	for (bool first = true;; first = false) {
+		if (atomic_load(&ending) || atomic_load(&l->unlimited))
+			break;
+		int64_t now = seats_now(), next;
+		struct gate_account account = seats_account(now);
+		struct stream *s = streams_find(l, context, stream);
+		arrange(l, now, &account);
+		w.drained = !s || atomic_load(&s->outstanding) <= 0;
+		if (gate_look(&l->gate, now, atomic_load(&l->out), &account, stalled(), &w)) {
+			enter(l, now);
+			atomic_fetch_sub(&l->waiting, 1);
+			pthread_mutex_unlock(&l->lock);
+			return true;
 		}
+		int64_t left = gate_left(&l->gate.slot, now, &next), sleep = left <= 0 && next < AGAIN ? next : AGAIN;
+		unsigned int seen = atomic_load(&l->news);
+		pthread_mutex_unlock(&l->lock);
+		if (first)
+			wake(&l->call); /* a kernel may have ended */
+		await(&l->news, seen, sleep);
+		pthread_mutex_lock(&l->lock);
 	}
 	pthread_mutex_unlock(&l->lock);
-}
-
-static bool passes(struct lane *l)
-{
-	return atomic_load(&l->open) && atomic_load_explicit(&l->marked, memory_order_relaxed) <= atomic_load_explicit(&l->most, memory_order_relaxed);
-}
-
-static void step_out(struct lane *l)
-{
-	if (atomic_fetch_sub(&l->inside, 1) == 1 && !atomic_load(&l->open))
-		tell(l);
-}
-
-/* Waits before the gate. False: nothing limits the process. */
-static bool queue(struct lane *l)
-{
-	atomic_fetch_add(&l->waiting, 1);
-	start(l);
-	tell(l);
-	while (!atomic_load(&ending) && !atomic_load(&l->unlimited)) {
-		unsigned int seen = atomic_load(&l->news);
-		if (passes(l))
-			break;
-		lanes_sleep(l, seen, -1);
-	}
 	atomic_fetch_sub(&l->waiting, 1);
-	return !atomic_load(&ending) && !atomic_load(&l->unlimited);
+	return false;
 }
 
-void cores_begin(struct launch *l)
+/* Reports whether a launch passes by the numbers of the last check. */
+static bool passes(struct lane *l, int64_t now)
+{
+	int64_t ahead = (int64_t)(atomic_load_explicit(&l->out, memory_order_relaxed) + 1) * atomic_load_explicit(&l->mean, memory_order_relaxed);
+	return now < atomic_load_explicit(&l->open_until, memory_order_relaxed) && ahead <= GATE_AHEAD &&
+	       ahead <= atomic_load_explicit(&l->slot_end, memory_order_relaxed) - now + atomic_load_explicit(&l->credit, memory_order_relaxed);
+}
+
+/* Counts a launch of a stream. Returns the number of launches without an event. */
+static int count(struct stream *s)
+{
+	atomic_fetch_add(&s->outstanding, 1);
+	return atomic_fetch_add(&s->unmarked, 1) + 1;
+}
+
+void cores_begin(struct launch *l, CUstream stream, bool per_thread)
 {
 	l->lane = NULL;
 	if (!lanes_any())
@@ -381,48 +265,52 @@ void cores_begin(struct launch *l)
 	int limit = limit_of_current(&l->context);
 	if (limit < 0 || !limits_get()->devices[limit].cores)
 		return;
-	struct lane *lane = &lanes[limit];
-	for (;;) {
-		atomic_fetch_add(&lane->inside, 1);
-		if (passes(lane)) {
-			if (!atomic_load_explicit(&lane->since, memory_order_relaxed))
-				atomic_store(&lane->since, turns_now());
-			l->lane = lane;
-			return;
-		}
-		step_out(lane);
-		if (!queue(lane))
-			return;
-	}
+	struct lane *lane = lanes_get(limit);
+	if (!lane && !(lane = make(limit)))
+		return;
+	int64_t now = seats_now();
+	l->stream = streams_name(stream, per_thread);
+	if (passes(lane, now))
+		enter(lane, now);
+	else if (!queue(lane, l->context, l->stream))
+		return;
+	l->lane = lane;
 }
 
-CUresult cores_end(const struct launch *l, CUstream stream, bool per_thread, CUresult r)
+CUresult cores_end(const struct launch *launch, CUresult r)
 {
-	if (!l->lane)
+	struct lane *l = launch->lane;
+	if (!l)
 		return r;
-	if (!stream)
-		stream = (CUstream)(uintptr_t)(per_thread ? STREAM_PER_THREAD : STREAM_LEGACY);
-	if (r == CUDA_SUCCESS)
-		count(l->lane, l->context, stream);
-	step_out(l->lane);
+	if (r != CUDA_SUCCESS) {
+		atomic_fetch_sub(&l->out, 1);
+		return r;
+	}
+	/* Only this thread can record an event in its own stream, so it does so now. */
+	int batch = streams_nameless(launch->stream) ? 1 : atomic_load_explicit(&l->batch, memory_order_relaxed);
+	struct stream *s = streams_find(l, launch->context, launch->stream);
+	if (!s || count(s) >= batch) {
+		pthread_mutex_lock(&l->lock);
+		if (!s && (s = streams_make(l, launch->context, launch->stream)))
+			count(s);
+		if (s)
+			streams_mark(l, s, seats_now());
+		else
+			atomic_fetch_sub(&l->out, 1); /* too many streams: it is not charged */
+		pthread_mutex_unlock(&l->lock);
+	}
+	if (atomic_load(&l->asleep))
+		wake(&l->call);
 	return r;
 }
 
-/* The child has no turn, and none of the parent's threads. */
-static void forked(void)
+/* The child has no GPU work and none of the parent's threads. */
+static void forget_cores(void)
 {
-	for (int i = 0; i < MOST_DEVICES; i++) {
-		struct turns had = lanes[i].turns;
-		turns_forget(&had);
-		memset((void *)&lanes[i], 0, sizeof lanes[i]);
-		pthread_mutex_init(&lanes[i].lock, NULL);
-		lanes[i].turns = had;
-		atomic_store(&lanes[i].batch, 1);
-		atomic_store(&lanes[i].most, 2);
-	}
+	for (int i = 0; i < MOST_DEVICES; i++)
+		atomic_store(&lanes[i], NULL);
+	pthread_mutex_init(&making, NULL);
+	atomic_store(&wanted, -1);
+	seats_forget();
 }
-
-__attribute__((constructor)) static void prepare(void)
-{
-	pthread_atfork(NULL, NULL, forked);
-}
+FORGET_IN_CHILD(forget_cores);

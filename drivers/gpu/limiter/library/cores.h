@@ -1,9 +1,10 @@
 /*
- * The limit of cores: a process launches on a GPU only in its turn, and gives the turn back when the GPU has done what was launched.
+ * The limit of cores: a process launches on a GPU when its gate lets it (gate.h). Every wait there is bounded.
  *
- * A launch passes a gate, which is open during a turn. A thread of the library, one for each GPU with a limit of cores that the process launches on, takes the
- * turns, opens the gate and closes it. It sees by events, recorded in the streams behind the launches, what the GPU has done. Not every launch gets one: the time
- * between two of them is measured, and their number follows from it. So many of them may be outstanding that the GPU has work for some milliseconds.
+ * A launch reads a few numbers, and passes without a system call while its container is in its slot and the GPU's queue is short. Otherwise
+ * it waits for a bounded time. The library has one thread for each GPU with a limit of cores on which the process launches. Each
+ * millisecond it checks events in the streams behind the launches, charges the GPU's progress, and computes the numbers. About one launch a
+ * millisecond gets an event. The thread never waits in the driver, and sleeps while the process has no GPU work.
  */
 #pragma once
 #include <stdbool.h>
@@ -11,22 +12,24 @@
 #include "cuda.h"
 
 struct lane;
+struct stream;
 
-/* A launch between its beginning and its end; lane is NULL where nothing limits it. */
+/* A launch in progress; lane is NULL when it is not limited. */
 struct launch {
 	struct lane *lane;
 	CUcontext context;
+	CUstream stream; /* as it is known here */
 };
 
-/* Waits until the calling thread may launch on its current device. */
-void cores_begin(struct launch *l);
+/* Waits until the calling thread may launch into a stream on its current device. per_thread: the default stream is the thread's own. */
+void cores_begin(struct launch *l, CUstream stream, bool per_thread);
 
-/* Ends a launch into a stream, with the driver's result. Returns that. */
-CUresult cores_end(const struct launch *l, CUstream stream, bool per_thread, CUresult r);
+/* Ends a launch with the driver's result, and returns that result. */
+CUresult cores_end(const struct launch *l, CUresult r);
 
-/* Calls the driver's function that begins a capture, while the library does nothing to any stream. */
+/* Calls the driver's function that begins a capture, while the library does not use any stream. */
 CUresult cores_capture(CUresult (*begin)(CUstream, int), CUstream stream, int mode);
 
-/* Must be called before a stream, or a context, is destroyed. */
+/* Call before a stream or a context is destroyed. */
 void cores_forget_stream(CUstream stream);
 void cores_forget_context(CUcontext context);

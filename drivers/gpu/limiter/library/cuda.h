@@ -1,4 +1,4 @@
-/* The part of CUDA's driver interface that is intercepted: types and numbers as CUDA's documentation gives them. */
+/* The part of CUDA's driver API that the library intercepts: types and numbers from CUDA's documentation. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -76,7 +76,9 @@ typedef struct {
 enum {
 	CUDA_SUCCESS = 0,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_READY = 600,
 	LOCATION_DEVICE = 1,
+	HANDLE_DESCRIPTOR = 1,	/* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 	POOL_RESERVED = 5,	/* CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT */
 	GRAPHS_RESERVED = 2,	/* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
 	NODE_GRAPH = 4,		/* CU_GRAPH_NODE_TYPE_GRAPH */
@@ -85,6 +87,6 @@ enum {
 	GET_PROC_ADDRESS_PER_THREAD = 2,
 	STREAM_LEGACY = 1,
 	STREAM_PER_THREAD = 2,
-	EVENT_BLOCKING_WITHOUT_TIME = 1 | 2,
+	EVENT_WITHOUT_TIME = 2,
 	CAPTURE_RELAXED = 2,
 };

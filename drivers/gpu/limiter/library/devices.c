@@ -9,7 +9,7 @@
 #define MOST_ORDINALS 64
 #define UNKNOWN (-2)
 
-/* The number of the limit of each device of the process, -1 for none. */
+/* The limit's number of each device of the process; -1: none. */
 static atomic_int ordinals[MOST_ORDINALS] = {[0 ... MOST_ORDINALS - 1] = UNKNOWN};
 
 int limit_of(CUdevice device)
@@ -24,7 +24,7 @@ int limit_of(CUdevice device)
 		uuid = REAL(cuda, cuDeviceGetUuid);
 	CUuuid u;
 	if (!uuid || uuid(&u, device) != CUDA_SUCCESS)
-		return -1; /* not initialised: the driver says so itself */
+		return -1; /* not initialised: the driver returns the error */
 	char text[UUID_BYTES] = "GPU-", *at = text + 4;
 	for (int i = 0; i < 16; i++) {
 		if (i == 4 || i == 6 || i == 8 || i == 10)
@@ -49,7 +49,7 @@ int limit_of_current(CUcontext *context)
 	return limit_of(device);
 }
 
-/* A stream can be another context's than the calling thread's current one; where the process has one device, that makes no difference. */
+/* A stream can belong to another context than the current one; with one device that makes no difference. */
 int limit_of_stream(CUstream stream, CUdevice *device)
 {
 	CUresult (*count)(int *) = REAL(cuda, cuDeviceGetCount);
@@ -68,6 +68,24 @@ int limit_of_stream(CUstream stream, CUdevice *device)
 		pop(&context);
 	}
 	return limit_of(*device);
+}
+
+static int exchange(int mode)
+{
+	CUresult (*real)(int *) = REAL(cuda, cuThreadExchangeStreamCaptureMode);
+	if (real)
+		real(&mode);
+	return mode;
+}
+
+int capture_relax(void)
+{
+	return exchange(CAPTURE_RELAXED);
+}
+
+void capture_restore(int mode)
+{
+	exchange(mode);
 }
 
 void devices_forget(void)

@@ -1,7 +1,7 @@
 /*
- * The library is loaded into whatever image a pod has, and a loader ends a program whose preloaded library asks for a newer glibc. So it asks
- * for 2.17 at most, which every supported CUDA needs. Each function here has an older version that does the same; before 2.34 dlopen and dlvsym
- * stand in libdl.so.2, which is why the library is linked against that, too.
+ * The library is loaded into any pod's image, and a loader ends a program whose preloaded library needs a newer glibc. So it needs at most
+ * 2.17, which every supported CUDA needs too. Each function here has an older version with the same behaviour. Before 2.34 dlopen and
+ * dlvsym are in libdl.so.2, so the library is also linked against that.
  */
 #pragma once
 

@@ -19,7 +19,7 @@
 #include "devices.h"
 #include "memory.h"
 
-/* Graphs in graphs, as far as they are followed. */
+/* The maximum depth of nested graphs. */
 #define DEEPEST 64
 
 #define BUCKETS 256
@@ -29,11 +29,11 @@ struct executable {
 	CUgraphExec key;
 	CUdevice device[MOST_DEVICES]; /* by limit */
 	uint64_t bytes[MOST_DEVICES];
-	bool keeps; /* it leaves allocations unfreed */
+	bool keeps; /* does not free all its allocations */
 	struct executable *next;
 };
 
-/* What graphs of a stream share of a device's memory. */
+/* The memory of a device that graphs of a stream share. */
 struct lane {
 	CUstream stream;
 	int limit;
@@ -43,10 +43,10 @@ struct lane {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_int known; /* executables, so that other programs' launches cost one look */
+static atomic_int known; /* executables, so that launches of other programs cost one check */
 static struct executable *executables[BUCKETS];
 static struct lane *lanes;
-static unsigned int trims[MOST_DEVICES]; /* of the device's stock, when the lanes were last right */
+static unsigned int trims[MOST_DEVICES]; /* of the device's stock when the lanes were last correct */
 
 /* The addresses that a graph allocates and frees. */
 struct nodes {
@@ -56,7 +56,7 @@ struct nodes {
 
 static bool append(CUdeviceptr **list, size_t *count, CUdeviceptr address)
 {
-	if ((*count & (*count - 1)) == 0) { /* a power of two: it is full */
+	if ((*count & (*count - 1)) == 0) { /* a power of two: full */
 		CUdeviceptr *more = realloc(*list, (*count ? *count * 2 : 1) * sizeof **list);
 		if (!more)
 			return false;
@@ -80,7 +80,10 @@ static bool add_allocation(struct executable *e, struct nodes *n, CUgraphNode no
 	return append(&n->allocated, &n->allocations, m.address);
 }
 
-/* Adds what a graph's nodes need, and those of the graphs in it. False: it may have none, or there is no memory for the list of nodes. */
+/*
+ * Adds the memory of a graph's nodes, and of the graphs in it. Returns false when the graph may not have any, or on lack of memory for the
+ * list of nodes.
+ */
 static bool add_nodes(struct executable *e, struct nodes *n, CUgraph graph, int depth)
 {
 	CUresult (*list)(CUgraph, CUgraphNode *, size_t *) = REAL(cuda, cuGraphGetNodes);
@@ -119,7 +122,7 @@ static int by_address(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Whether a graph leaves something that it allocates unfreed. */
+/* Reports whether a graph leaves an allocation unfreed. */
 static bool keeps(struct nodes *n)
 {
 	if (n->frees)
@@ -135,12 +138,42 @@ static struct executable **bucket_of(CUgraphExec key)
 	return &executables[(uintptr_t)key * 0x9e3779b97f4a7c15u >> 56];
 }
 
-/* Remembers an instantiated graph, if it has memory nodes. False: it may not, or there is no memory for that. */
+static struct executable **place(CUgraphExec key)
+{
+	struct executable **at = bucket_of(key);
+	while (*at && (*at)->key != key)
+		at = &(*at)->next;
+	return at;
+}
+
+/* Forgets an executable, and its memory in each stream. The caller holds the lock and frees it. */
+static struct executable *take_out(CUgraphExec key)
+{
+	struct executable **at = place(key), *gone = *at;
+	if (gone) {
+		*at = gone->next;
+		atomic_fetch_sub(&known, 1);
+	}
+	for (struct lane *l = lanes; l; l = l->next)
+		if (l->last == key)
+			l->last = NULL;
+	return gone;
+}
+
+/*
+ * Stores an instantiated graph with memory nodes in place of its former record. Returns false when it is not allowed, or on lack of memory.
+ */
 static bool remember(CUgraphExec key, CUgraph graph)
 {
+	struct executable *had = NULL;
 	struct nodes n = {0};
 	struct executable *e = calloc(1, sizeof *e);
 	bool good = e && add_nodes(e, &n, graph, 0), some = good && n.allocations;
+	if (good && atomic_load(&known)) {
+		pthread_mutex_lock(&lock);
+		had = take_out(key);
+		pthread_mutex_unlock(&lock);
+	}
 	if (some) {
 		e->key = key;
 		e->keeps = keeps(&n);
@@ -152,20 +185,13 @@ static bool remember(CUgraphExec key, CUgraph graph)
 	} else {
 		free(e);
 	}
+	free(had);
 	free(n.allocated);
 	free(n.freed);
 	return good;
 }
 
-static struct executable **place(CUgraphExec key)
-{
-	struct executable **at = bucket_of(key);
-	while (*at && (*at)->key != key)
-		at = &(*at)->next;
-	return at;
-}
-
-/* Whether the nodes of graphs matter: they take time to read. */
+/* Reports whether nodes of graphs matter: reading them takes time. */
 static bool any_memory(void)
 {
 	const struct limits *l = limits_get();
@@ -206,16 +232,9 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
 	CUresult (*real)(CUgraphExec) = REAL(cuda, cuGraphExecDestroy);
 	struct executable *gone = NULL;
 	NEED(real);
-	if (atomic_load(&known)) { /* before: the driver may give the handle to another thread's graph at once */
+	if (atomic_load(&known)) { /* first, because the driver may give the handle to another thread's graph at once */
 		pthread_mutex_lock(&lock);
-		struct executable **at = place(graph);
-		if ((gone = *at)) {
-			*at = gone->next;
-			atomic_fetch_sub(&known, 1);
-		}
-		for (struct lane *l = lanes; l; l = l->next)
-			if (l->last == graph)
-				l->last = NULL;
+		gone = take_out(graph);
 		pthread_mutex_unlock(&lock);
 	}
 	free(gone);
@@ -224,7 +243,22 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
 	return r;
 }
 
-/* The lane of a stream; NULL: there is no memory for it. The caller has the lock. */
+/* An update cannot be undone. On lack of memory for the new record the old one stays. */
+#define UPDATE(name, parameters, arguments)                                         \
+	EXPORT CUresult name parameters                                             \
+	{                                                                           \
+		CUresult(*real) parameters = REAL(cuda, name);                      \
+		NEED(real);                                                         \
+		CUresult r = real arguments;                                        \
+		if (r == CUDA_SUCCESS && any_memory())                              \
+			remember(executable, graph);                                \
+		return r;                                                           \
+	}
+
+UPDATE(cuGraphExecUpdate, (CUgraphExec executable, CUgraph graph, CUgraphNode *error, int *result), (executable, graph, error, result))
+UPDATE(cuGraphExecUpdate_v2, (CUgraphExec executable, CUgraph graph, void *result), (executable, graph, result))
+
+/* The lane of a stream; NULL: out of memory. The caller holds the lock. */
 static struct lane *lane_of(CUstream stream, int limit)
 {
 	for (struct lane *l = lanes; l; l = l->next)
@@ -238,7 +272,7 @@ static struct lane *lane_of(CUstream stream, int limit)
 	return l;
 }
 
-/* After a trim the lanes have no more together than the driver has reserved. The caller has the lock. */
+/* After a trim the lanes together have at most what the driver has reserved. The caller holds the lock. */
 static void look_for_trims(const struct stock *s, int limit)
 {
 	uint64_t together = 0;
@@ -258,7 +292,7 @@ static void look_for_trims(const struct stock *s, int limit)
 		}
 }
 
-/* The most by which the device's memory of graphs grows at a launch into a stream. */
+/* The maximum growth of the device's graph memory at a launch into a stream. */
 static uint64_t growth_of(const struct executable *e, int limit, CUstream stream, const struct stock *s)
 {
 	pthread_mutex_lock(&lock);
@@ -308,7 +342,7 @@ bool graphs_begin(struct graph_draw *d, CUgraphExec graph, CUstream stream, bool
 	return true;
 }
 
-/* Remembers what a stream has after a launch. */
+/* Stores a stream's memory after a launch. */
 static void launched(CUgraphExec graph, CUstream stream, int limit)
 {
 	pthread_mutex_lock(&lock);
@@ -316,7 +350,7 @@ static void launched(CUgraphExec graph, CUstream stream, int limit)
 	struct lane *l = e ? lane_of(stream, limit) : NULL;
 	if (l && !e->keeps)
 		l->bytes = l->bytes > e->bytes[limit] ? l->bytes : e->bytes[limit];
-	else if (l && l->last != graph) /* it may have what was shared before */
+	else if (l && l->last != graph) /* it may have the memory that was shared before */
 		l->bytes = 0;
 	if (l)
 		l->last = graph;
@@ -328,7 +362,7 @@ CUresult graphs_end(struct graph_draw *d, CUresult r)
 	for (int i = 0; i < d->count; i++) {
 		if (r == CUDA_SUCCESS)
 			launched(d->graph, d->stream, d->draws[i].from->limit);
-		stocks_end(&d->draws[i], r == CUDA_SUCCESS); /* a launch cannot be undone: what it took beyond the limit is charged */
+		stocks_end(&d->draws[i], r == CUDA_SUCCESS); /* a launch cannot be undone: charge what exceeds the limit */
 	}
 	return r;
 }
@@ -378,7 +412,7 @@ void graphs_forget_stream(CUstream stream)
 void graphs_forget(void)
 {
 	pthread_mutex_init(&lock, NULL);
-	memset(executables, 0, sizeof executables); /* these leak in the child, once for each fork */
+	memset(executables, 0, sizeof executables); /* the child leaks these, once for each fork */
 	lanes = NULL;
 	atomic_store(&known, 0);
 }

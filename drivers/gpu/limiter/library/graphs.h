@@ -1,4 +1,4 @@
-/* Graphs that allocate memory. A launch maps what their nodes need, so it is the launch that is refused where that does not fit. */
+/* Graphs that allocate memory. A launch maps the memory of their nodes, so the launch is refused when that does not fit. */
 #pragma once
 #include <stdbool.h>
 
@@ -13,14 +13,14 @@ struct graph_draw {
 	struct draw draws[MOST_DEVICES];
 };
 
-/* Before a launch, or an upload. False: its memory does not fit. per_thread: stream 0 is the thread's own. */
+/* Before a launch or an upload. Returns false when its memory does not fit. per_thread: stream 0 is the thread's own. */
 bool graphs_begin(struct graph_draw *d, CUgraphExec graph, CUstream stream, bool per_thread);
 
-/* After it; returns the driver's answer. */
+/* After it; returns the driver's result. */
 CUresult graphs_end(struct graph_draw *d, CUresult r);
 
-/* Forgets what is known of a stream that ends. */
+/* Forgets a stream that ends. */
 void graphs_forget_stream(CUstream stream);
 
-/* Forgets all graphs, which after a fork are the parent's. */
+/* Forgets all graphs: after a fork they belong to the parent. */
 void graphs_forget(void);

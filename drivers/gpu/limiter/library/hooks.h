@@ -1,9 +1,10 @@
 /*
- * Every function that is intercepted: X(base, exported, type...). The base name is what programs give cuGetProcAddress, the exported name what the
- * library's symbol is called. T is X for the variants whose default stream is the thread's own.
+ * Every intercepted function: X(base, exported, type...). The base name is the argument of cuGetProcAddress, the exported name the
+ * library's symbol. T replaces X for variants whose default stream is the thread's own.
  */
 #pragma once
 #include "cuda.h"
+#include "process.h"
 
 #define CUDA_HOOKS(X, T)                                                                                                       \
 	X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                                  \
@@ -28,6 +29,13 @@
 	X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (CUhandle *, void *))                                      \
 	X(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                                     \
 	X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                                       \
+	X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, (void *, CUhandle, int, unsigned long long))             \
+	X(cuMulticastCreate, cuMulticastCreate, (CUhandle *, const void *))                                                    \
+	X(cuMulticastBindMem, cuMulticastBindMem, (CUhandle, CUdevice, size_t, CUhandle, size_t, size_t, unsigned long long))   \
+	X(cuMulticastBindAddr, cuMulticastBindAddr, (CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long))      \
+	X(cuMulticastUnbind, cuMulticastUnbind, (CUhandle, CUdevice, size_t, size_t))                                          \
+	X(cuGraphExecUpdate, cuGraphExecUpdate, (CUgraphExec, CUgraph, CUgraphNode *, int *))                                  \
+	X(cuGraphExecUpdate, cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, void *))                                             \
 	X(cuArrayCreate, cuArrayCreate_v2, (CUarray *, const CUarray_descriptor *))                                            \
 	X(cuArray3DCreate, cuArray3DCreate_v2, (CUarray *, const CUarray3d_descriptor *))                                      \
 	X(cuArrayDestroy, cuArrayDestroy, (CUarray))                                                                           \
@@ -88,11 +96,11 @@
 #define LAUNCH_ARGUMENTS(extra)                                                                                            \
 	(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **, extra)
 
-/* Where an error is told, which CUDA 12 has no more. */
+/* Error functions that CUDA 12 no longer has. */
 #define INSTANTIATE_ARGUMENTS (CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t)
 #define LIBRARY_ARGUMENTS(code) (void **, code, void *, void **, unsigned int, void *, void **, unsigned int)
 
-/* The functions by which programs look up others. */
+/* The functions by which programs find others. */
 #define PROC_HOOKS(X)                                                                                 \
 	X(cuGetProcAddress, cuGetProcAddress, (const char *, void **, int, unsigned long long))      \
 	X(cuGetProcAddress, cuGetProcAddress_v2, (const char *, void **, int, unsigned long long, int *))
@@ -107,19 +115,20 @@ PROC_HOOKS(DECLARE)
 NVML_HOOKS(DECLARE)
 #undef DECLARE
 
-/* The driver's own function of an exported name, NULL where the driver has none. */
+/* The driver's function of an exported name; NULL: none. */
 void *real_cuda(const char *exported);
 void *real_nvml(const char *exported);
 
-/* The C library's pthread_create, NULL where the program has none. */
+/* The C library's pthread_create; NULL: the program has none. */
 void *real_thread(void);
 
-/* This library's replacement of a function that was looked up by its exported name; NULL: there is none. */
+/* This library's replacement of an exported name; NULL: none. */
 void *hook_of(const char *exported);
 
-/* The driver's function, looked up once. */
+/* The driver's function, looked up once. Each hook begins with it. */
 #define REAL(library, exported)                                                                              \
 	({                                                                                                   \
+		process_check();                                                                             \
 		static void *_Atomic found_##exported;                                                       \
 		void *f = atomic_load_explicit(&found_##exported, memory_order_relaxed);                     \
 		if (!f) {                                                                                    \

@@ -1,63 +1,92 @@
-/* What the limit of cores has for each GPU (cores.h): its gate, and the events behind what was launched. */
+/* The state of the limit of cores for each GPU on which the process launches (cores.h): its gate, and the events behind launches. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 #include "cuda.h"
+#include "gate.h"
 #include "limits.h"
-#include "turns.h"
+#include "seats.h"
 
-#define MOST_MARKS 64
-#define MOST_TAILS 64
+#define MOST_MARKS 256
+#define MOST_STREAMS 256
+#define NO_MARK (-1)
 
-/* An event behind launches. */
+/* An event behind launches of a stream. */
 struct mark {
 	CUevent event;
 	CUcontext context;
+	int launches; /* since the previous event */
+	int64_t born; /* when it was recorded */
+	int next;     /* in the stream, or in the list of free ones */
 };
 
-/* The launches into a stream since its last event. */
-struct tail {
+/* A stream with launches. */
+struct stream {
 	_Atomic uintptr_t context, stream; /* stream 0: nobody's */
-	atomic_uint unmarked;
+	atomic_int unmarked;		   /* launches since the last event */
+	atomic_int outstanding;		   /* launches whose end was not seen */
+	int first, last;		   /* its marks */
+	int64_t begun, progress;	   /* when the oldest of them was recorded, and when the last end was seen */
 };
 
 struct lane {
 	pthread_mutex_t lock;
-	atomic_uint news;    /* a futex: it changes when somebody who waits should look again */
-	atomic_bool open;    /* launches may pass */
-	atomic_int inside;   /* launches that passed and have not ended */
-	atomic_int waiting;  /* threads before the gate */
-	atomic_uint batch;   /* launches to an event */
-	atomic_int marked;   /* events that are outstanding */
-	atomic_int most;     /* events that may be */
-	_Atomic int64_t since; /* when the GPU was given something after it had nothing; 0: it has nothing */
-	struct mark marks[MOST_MARKS], spare[MOST_MARKS];
-	unsigned int first; /* the oldest of the outstanding ones */
-	int spares;
-	struct tail tails[MOST_TAILS];
-	CUcontext watched; /* the thread waits for an event of this context */
-	int64_t seen;	   /* when the last event was over; 0: none was since the GPU had nothing */
-	int64_t until;	   /* the end of this turn */
-	int64_t worked;	   /* how long the GPU worked in this turn, but for what it does now */
-	int64_t apart;	   /* the measured time between two events */
-	bool running;	   /* the thread was started */
-	atomic_bool unlimited; /* it could not be */
-	struct turns turns;
+	struct seat *seat;
+	atomic_uint news;	/* a futex: it changes when a waiting launch should check again */
+	atomic_uint call;	/* a futex: it changes when the thread should check */
+	atomic_bool asleep;	/* the thread waits only for a call */
+	atomic_int out;		/* launches that passed and whose end was not seen */
+	atomic_int waiting;	/* launches that wait */
+	_Atomic int64_t since;	/* when the first launch passed after none was outstanding; 0: none yet */
+	_Atomic int64_t active; /* when a launch was last outstanding or waiting */
+	_Atomic int64_t stalled; /* the last progress of the stream without progress for the longest time; 0: none has work */
+
+	/* Until then a launch passes without the lock if the GPU's queue has room. */
+	_Atomic int64_t open_until;
+	_Atomic int64_t slot_end, credit, mean;
+	atomic_int batch; /* launches to an event */
+
+	struct gate gate;
+	struct mark marks[MOST_MARKS];
+	int free;
+	struct stream streams[MOST_STREAMS];
+	bool running;	       /* the thread was started */
+	atomic_bool unlimited; /* the thread could not be started */
 };
 
 #pragma GCC visibility push(hidden)
-extern struct lane lanes[MOST_DEVICES];
-#pragma GCC visibility pop
 
-/* Whether any GPU has a limit of cores. */
+/* The lane of a limit; NULL: the process has not launched there. */
+struct lane *lanes_get(int limit);
+
+/* Reports whether any GPU has a limit of cores. */
 bool lanes_any(void);
 
-/* Records an event in a stream of the calling thread's context. The caller has the lock. False: none was recorded. */
-bool lanes_mark(struct lane *l, CUcontext context, CUstream stream, struct tail *t);
+/* The launches that have ended since the last look. */
+struct ended {
+	int launches;
+	int64_t born; /* the oldest of them */
+};
 
-void lanes_destroy(CUevent e);
+/* The library's name of a stream: the default streams by their handles, a thread's own by one that streams_nameless recognises. */
+CUstream streams_name(CUstream stream, bool per_thread);
+bool streams_nameless(CUstream name);
 
-/* Waits for news after those that were seen, for so long at most; below 0: for ever. */
-void lanes_sleep(struct lane *l, unsigned int seen, int64_t nanoseconds);
+/* Assigns a place to a launch's stream; NULL: none is left. The caller holds the lock. */
+struct stream *streams_make(struct lane *l, CUcontext context, CUstream stream);
+
+/* Its place; NULL: none. */
+struct stream *streams_find(struct lane *l, CUcontext context, CUstream stream);
+
+/*
+ * Records an event behind the launches of a stream of the calling thread's context. The caller holds the lock. If that is not possible, as
+ * in a capture, the launches are forgotten. Without a free mark they wait for the next one.
+ */
+void streams_mark(struct lane *l, struct stream *s, int64_t now);
+
+/* Collects ended launches, and records events where launches have none. The caller holds the lock, and may set contexts. */
+struct ended streams_look(struct lane *l, int64_t now);
+
+#pragma GCC visibility pop

@@ -1,4 +1,4 @@
-/* CUDA's functions that launch work on a GPU: each waits for the process's turn. */
+/* CUDA's functions that launch GPU work: each waits at the gate of the limit of cores. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 
@@ -7,7 +7,10 @@
 #include "hooks.h"
 #include "overhead.h"
 
-/* A function that launches into a stream: its name, whether its default stream is the thread's own, its parameters, the stream, and its arguments. */
+/*
+ * A function that launches into a stream: its name, whether its default stream is the thread's own, its parameters, the stream, and its
+ * arguments.
+ */
 #define LAUNCH(name, per_thread, parameters, stream, arguments)                       \
 	EXPORT CUresult name parameters                                               \
 	{                                                                             \
@@ -15,13 +18,13 @@
 		struct launch l;                                                      \
 		if (!real)                                                            \
 			return NOT_THERE;                                             \
-		cores_begin(&l);                                                      \
-		CUresult r = cores_end(&l, stream, per_thread, real arguments);       \
+		cores_begin(&l, stream, per_thread);                                  \
+		CUresult r = cores_end(&l, real arguments);                           \
 		overhead_settle();                                                    \
 		return r;                                                             \
 	}
 
-/* A graph may allocate memory, which is looked at before it waits for its turn. */
+/* A graph may allocate memory, which is checked before it waits. */
 #define GRAPH(name, per_thread)                                                                         \
 	EXPORT CUresult name(CUgraphExec g, CUstream s)                                                 \
 	{                                                                                               \
@@ -32,8 +35,8 @@
 			return NOT_THERE;                                                               \
 		if (!graphs_begin(&d, g, s, per_thread))                                                \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                                \
-		cores_begin(&l);                                                                        \
-		CUresult r = graphs_end(&d, cores_end(&l, s, per_thread, real(g, s)));                  \
+		cores_begin(&l, s, per_thread);                                                         \
+		CUresult r = graphs_end(&d, cores_end(&l, real(g, s)));                                 \
 		overhead_settle();                                                                      \
 		return r;                                                                               \
 	}

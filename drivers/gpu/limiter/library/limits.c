@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "process.h"
 #include "words.h"
 
 /* A line for each GPU, the first line, and "closed". */
@@ -46,7 +47,7 @@ static bool named(const char *text, size_t length)
 	return true;
 }
 
-/* GPU-... MEMORY CORES, where a MEMORY of - is limited elsewhere. */
+/* GPU-... MEMORY CORES; a MEMORY of - is limited elsewhere. */
 static bool device(const char *line, const char *end, struct limits *out)
 {
 	const char *first = memchr(line, ' ', (size_t)(end - line));
@@ -84,7 +85,7 @@ bool limits_parse(const char *text, size_t length, struct limits *out)
 	return out->count > 0;
 }
 
-/* The sum of two amounts, where 0 means no limit. */
+/* The sum of two amounts; 0 is unlimited. */
 static uint64_t both(uint64_t a, uint64_t b, uint64_t most)
 {
 	if (a == 0 || b == 0)
@@ -120,7 +121,7 @@ static struct limits here;
 static atomic_int state; /* 0: not read, 1: none, 2: read */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Adds the limits of one file, in a directory that is open or by its whole path. False: it exists and cannot be read as limits. */
+/* Adds the limits of one file, in an open directory or by its whole path. Returns false when it exists and cannot be parsed. */
 static bool read_file(int directory, const char *name, dev_t not_on, bool *found)
 {
 	static char text[MOST_BYTES + 1];
@@ -132,7 +133,7 @@ static bool read_file(int directory, const char *name, dev_t not_on, bool *found
 			words_once("cannot read " LIMITS_FILE ": it limits nothing in this container");
 		return true; /* a link in the directory: the container itself made it */
 	}
-	/* The system call is made directly: the C library's fstat needs glibc 2.33. */
+	/* Direct system call: the C library's fstat needs glibc 2.33. */
 	if (directory != AT_FDCWD && (syscall(SYS_fstat, file, &s) != 0 || !S_ISREG(s.st_mode) || s.st_dev == not_on)) {
 		close(file);
 		return true;
@@ -159,7 +160,7 @@ static bool read_directory(bool *found)
 		if (e->d_name[0] != '.')
 			good = read_file(dirfd(d), e->d_name, on, found);
 	closedir(d);
-	/* Sorted, because all processes of the container must count by the same numbers, whatever the directory's order is. */
+	/* Sorted, because all processes of the container must use the same numbers, whatever the directory's order is. */
 	for (int i = 1; i < here.count; i++)
 		for (int j = i; j > 0 && strcmp(here.devices[j - 1].uuid, here.devices[j].uuid) > 0; j--) {
 			struct limit l = here.devices[j];
@@ -173,13 +174,23 @@ static int read_here(void)
 {
 	bool found = false;
 	if (!read_file(AT_FDCWD, LIMITS_FILE, 0, &found) || !read_directory(&found)) {
-		/* The node wrote a valid file, so something else is mounted in its place. Nothing may be allocated then. */
+		/* The node wrote a valid file, so another one is mounted in its place. Deny every allocation. */
 		words_once("a file of limits at " LIMITS_FILE " is none: nothing can be allocated on a GPU; tell the administrator of the node");
 		here = (struct limits){.closed = true};
 		return 2;
 	}
 	return found ? 2 : 1;
 }
+
+/* Another thread of the parent may have been reading them. */
+static void forget_reading(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	if (atomic_load(&state) == 0)
+		memset(&here, 0, sizeof here);
+}
+
+FORGET_IN_CHILD(forget_reading);
 
 const struct limits *limits_get(void)
 {

@@ -1,4 +1,4 @@
-/* What a container may use of its GPUs: a file that the node's plugin mounts read-only, so that nothing in the container changes it. */
+/* The limits of a container's GPUs: a file that the node's plugin mounts read-only, so that programs in the container cannot change it. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -9,14 +9,14 @@
 #endif
 
 /*
- * Further files of the same kind, one for each claim that the container uses: the amounts that two of them give of one GPU are added. Only what is mounted there
- * counts, which a program in the container cannot do.
+ * More files of the same format, one for each claim that the container uses: amounts of one GPU are added. Only mounted files count,
+ * because a program in the container cannot mount.
  */
 #ifndef LIMITS_DIRECTORY
 #define LIMITS_DIRECTORY LIMITS_FILE ".d"
 #endif
 
-/* The most GPUs that a container has, which is also what the region for monitors has room for. */
+/* The maximum number of GPUs of a container, which is also the size of the region for monitors. */
 #define MOST_DEVICES 16
 
 /* "GPU-" and 36 characters, and a NUL. */
@@ -26,24 +26,24 @@ struct limit {
 	char uuid[UUID_BYTES];
 	uint64_t memory; /* bytes; 0: no limit */
 	bool several;	 /* the sum of several shares */
-	bool elsewhere;	 /* the driver itself limits the memory: it is neither counted nor shown here */
+	bool elsewhere;	 /* the driver limits the memory: the library neither counts nor shows it */
 	unsigned int cores; /* percent of the GPU's SMs; 0: no limit */
 };
 
 struct limits {
 	int count;
-	bool closed; /* allocate nothing where nothing can be accounted */
+	bool closed; /* deny allocations when accounting is not possible */
 	struct limit devices[MOST_DEVICES];
 };
 
-/* Reads limits from text of so many bytes. False: a part of the text is malformed. */
+/* Parses limits from text of this many bytes. Returns false when a part of the text is malformed. */
 bool limits_parse(const char *text, size_t length, struct limits *out);
 
-/* Adds further limits to those that a container has. False: there are more GPUs than can be counted. */
+/* Adds limits to those of a container. Returns false when there are more GPUs than the maximum. */
 bool limits_join(struct limits *have, const struct limits *more);
 
-/* The limits of this container, read once; NULL where it has none. */
+/* The limits of this container, read once; NULL: none. */
 const struct limits *limits_get(void);
 
-/* The number of a GPU among the limits, -1 for one that has none. */
+/* The number of a GPU among the limits; -1: no limit. */
 int limits_find(const char *uuid);

@@ -1,6 +1,5 @@
-/* CUDA's functions that allocate and free memory. Each allocation reserves first, then allocates, and releases what it did not use. */
+/* CUDA's functions that allocate and free memory. Each allocation first reserves, then allocates, then releases the unused part. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -16,7 +15,7 @@ struct grant {
 	CUcontext context;
 };
 
-/* Reserves for the current context's device. False: it does not fit. */
+/* Reserves for the current context's device. Returns false when it does not fit. */
 static bool reserve(struct grant *g, uint64_t bytes)
 {
 	g->limit = memory_limit(limit_of_current(&g->context));
@@ -32,7 +31,7 @@ static void give_back(const struct grant *g)
 		account_release(g->limit, g->bytes);
 }
 
-/* Records what was allocated, or releases the reservation. Where there is no memory for the record, the bytes stay reserved until the process ends. */
+/* Records an allocation, or releases the reservation. On lack of memory for the record, the bytes stay reserved until the process ends. */
 static CUresult settle(const struct grant *g, CUresult r, enum kind kind, uint64_t key)
 {
 	if (g->limit < 0)
@@ -99,72 +98,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 	MEMORY_FREE(MEMORY, address, real(address));
 }
 
-/* Physical memory stays as long as a handle or a mapping of it does; programs often release the handle as soon as it is mapped. */
-
-static void last_use(CUhandle handle)
-{
-	struct holding h;
-	if (holdings_use(handle, -1, &h))
-		account_release(h.device, h.bytes);
-}
-
-EXPORT CUresult cuMemCreate(CUhandle *out, size_t size, const CUallocation *what, unsigned long long flags)
-{
-	CUresult (*real)(CUhandle *, size_t, const CUallocation *, unsigned long long) = REAL(cuda, cuMemCreate);
-	struct grant g = {.limit = -1, .bytes = memory_rounded(size)};
-	NEED(real);
-	if (what && what->location.type == LOCATION_DEVICE)
-		g.limit = memory_limit(limit_of(what->location.id));
-	if (g.limit >= 0 ? !stocks_reserve(g.limit, g.bytes) : memory_refused())
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult r = real(out, size, what, flags);
-	return settle(&g, r, PHYSICAL, r == CUDA_SUCCESS ? *out : 0);
-}
-
-EXPORT CUresult cuMemRelease(CUhandle handle)
-{
-	CUresult (*real)(CUhandle) = REAL(cuda, cuMemRelease);
-	NEED(real);
-	CUresult r = real(handle);
-	if (r == CUDA_SUCCESS)
-		last_use(handle);
-	return r;
-}
-
-EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *out, void *address)
-{
-	CUresult (*real)(CUhandle *, void *) = REAL(cuda, cuMemRetainAllocationHandle);
-	struct holding h;
-	NEED(real);
-	CUresult r = real(out, address);
-	if (r == CUDA_SUCCESS)
-		holdings_use(*out, 1, &h);
-	return r;
-}
-
-EXPORT CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
-{
-	CUresult (*real)(CUdeviceptr, size_t, size_t, CUhandle, unsigned long long) = REAL(cuda, cuMemMap);
-	struct holding h;
-	NEED(real);
-	CUresult r = real(at, size, offset, handle, flags);
-	if (r == CUDA_SUCCESS && limits_get() && holdings_put(&(struct holding){.kind = MAPPING, .key = at, .other = handle}))
-		holdings_use(handle, 1, &h);
-	return r;
-}
-
-EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t size)
-{
-	CUresult (*real)(CUdeviceptr, size_t) = REAL(cuda, cuMemUnmap);
-	struct holding h;
-	NEED(real);
-	CUresult r = real(at, size);
-	while (r == CUDA_SUCCESS && limits_get() && holdings_take_mapping(at, size, &h))
-		last_use(h.other);
-	return r;
-}
-
-/* What another process has allocated counts there. */
+/* Memory of another process counts there. */
 #define IMPORT(name, parameters, arguments)                         \
 	EXPORT CUresult name parameters                             \
 	{                                                           \
@@ -177,7 +111,6 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t size)
 	}
 
 IMPORT(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipc_handle handle, unsigned int flags), (out, handle, flags))
-IMPORT(cuMemImportFromShareableHandle, (CUhandle * out, void *handle, int type), (out, handle, type))
 IMPORT(cuMemPoolImportPointer, (CUdeviceptr * out, CUmemoryPool pool, void *data), (out, pool, data))
 IMPORT(cuImportExternalMemory, (void **out, const void *what), (out, what))
 
@@ -240,7 +173,9 @@ EXPORT CUresult cuMipmappedArrayCreate(CUarray *out, const CUarray3d_descriptor 
 	NEED(real);
 	if (!d)
 		return real(out, d, levels);
-	/* Each level has half the sides of the one before. With one dimension, the worst case, all levels together have twice the first. */
+	/*
+	 * Each level has half the sides of the previous one. With one dimension, the worst case, all levels together need twice the first.
+	 */
 	if (!reserve(&g, array_bytes(d) * (levels > 1 ? 2 : 1)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = real(out, d, levels);
@@ -287,8 +222,8 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	return r;
 }
 
-/* The child owns nothing that the parent has allocated. */
-static void forked(void)
+/* The child does not own allocations of the parent. */
+static void forget_memory(void)
 {
 	holdings_forget();
 	devices_forget();
@@ -297,7 +232,4 @@ static void forked(void)
 	overhead_forget();
 }
 
-__attribute__((constructor)) static void begin(void)
-{
-	pthread_atfork(NULL, NULL, forked);
-}
+FORGET_IN_CHILD(forget_memory);

@@ -1,4 +1,4 @@
-/* What the functions that allocate and free have in common. */
+/* Shared parts of the functions that allocate and free. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,27 +9,27 @@
 #include "stocks.h"
 
 /*
- * The driver allocates in steps of so many bytes (CUDA's programming guide promises at least 256; allocations have been seen 512 apart). Of what is larger than
+ * The driver allocates in steps of this size (CUDA's programming guide promises at least 256; allocations have been seen 512 apart). Above
  * its granule of physical memory it takes whole granules (cuMemGetAllocationGranularity answers 2 MiB for every GPU so far).
  */
 #define MEMORY_STEP ((uint64_t)512)
 #define MEMORY_GRANULE ((uint64_t)2 << 20)
 
-/* Rounds up as the driver does. An amount above 2^47 is cut to that: it fits no GPU either. */
+/* Rounds up as the driver does. An amount above 2^47 becomes 2^47, which fits no GPU either. */
 static inline uint64_t memory_rounded(uint64_t bytes)
 {
 	uint64_t step = bytes > MEMORY_GRANULE ? MEMORY_GRANULE : MEMORY_STEP;
 	return bytes > (uint64_t)1 << 47 ? (uint64_t)1 << 47 : (bytes + step - 1) & ~(step - 1);
 }
 
-/* A device without a limit of its own is not limited. Where the limits could not be read, no device allocates anything. */
+/* A device without a limit of its own is not limited. If the limits cannot be read, every device denies allocations. */
 static inline bool memory_refused(void)
 {
 	const struct limits *l = limits_get();
 	return l && l->count == 0;
 }
 
-/* The number of the limit by which a device's memory is counted, -1 where it is not. */
+/* The number of the limit that counts a device's memory; -1: none. */
 static inline int memory_limit(int limit)
 {
 	return limit >= 0 && limits_get()->devices[limit].elsewhere ? -1 : limit;
@@ -48,7 +48,10 @@ static inline void memory_freed(const struct holding *h)
 	if (!(f))         \
 		return NOT_THERE
 
-/* Removes a record before the driver frees, since the driver may give the address to another thread at once. Restores it where the driver refused. */
+/*
+ * Removes a record before the driver frees, because the driver may give the address to another thread at once. Restores it if the driver
+ * refused.
+ */
 #define MEMORY_FREE(kind, key, call)                     \
 	do {                                             \
 		struct holding h;                        \

@@ -1,4 +1,4 @@
-/* NVML shows a container its slice, so that nvidia-smi in it does. */
+/* NVML functions that show a container its share, for nvidia-smi in it. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 #include "account.h"
 #include "hooks.h"
 
-/* nvmlMemory_t and nvmlMemory_v2_t, as nvml.h gives them. */
+/* nvmlMemory_t and nvmlMemory_v2_t from nvml.h. */
 struct memory {
 	unsigned long long total, free, used;
 };
@@ -16,7 +16,7 @@ struct memory_v2 {
 	unsigned long long total, reserved, free, used;
 };
 
-/* The limit of a GPU, found by its handle, and what the container has of it. False: it has no limit. */
+/* Finds the limit of a GPU by its handle, and the container's use of it. Returns false when it has no limit. */
 static bool slice(void *device, uint64_t *limit, uint64_t *used)
 {
 	int (*uuid)(void *, char *, unsigned int) = REAL(nvml, nvmlDeviceGetUUID);

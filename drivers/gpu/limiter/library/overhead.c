@@ -11,20 +11,20 @@
 #include "memory.h"
 #include "words.h"
 
-/* The shortest time between two questions to NVML about a GPU, in nanoseconds. */
+/* The minimum time between two NVML queries for a GPU, in nanoseconds. */
 #ifndef OVERHEAD_APART
 #define OVERHEAD_APART 100000000
 #endif
 
 #define MOST_PROCESSES 1024
 
-/* The machine's first PID namespace (PROC_PID_INIT_INO of Linux). PIDs there are those that NVML reports. */
+/* The machine's first PID namespace (PROC_PID_INIT_INO of Linux), whose PIDs NVML reports. */
 #define FIRST_NAMESPACE "pid:[4026531836]"
 
-/* NVML_VALUE_NOT_AVAILABLE: the driver does not say how much. */
+/* NVML_VALUE_NOT_AVAILABLE: the driver does not report the amount. */
 #define UNKNOWN (~0ull)
 
-/* nvmlProcessInfo_v2_t, which versions 2 and 3 of the call fill in. */
+/* nvmlProcessInfo_v2_t, which versions 2 and 3 of the call fill. */
 struct process {
 	unsigned int pid;
 	unsigned long long bytes;
@@ -43,10 +43,10 @@ static struct {
 	pthread_mutex_t lock;
 	_Atomic bool looking;
 	bool opened, there; /* NVML */
-	unsigned int pid;   /* this process, as NVML knows it; 0: not known */
+	unsigned int pid;   /* NVML's PID of this process; 0: unknown */
 	bool imported;
 	struct {
-		bool due, less, context; /* it is to be asked; there may be less; it is about a context */
+		bool due, less, context; /* a query is due; memory may have shrunk; it concerns a context */
 		int64_t asked;
 	} gpus[MOST_DEVICES];
 	struct list before, now;
@@ -61,16 +61,21 @@ static int64_t clock_now(void)
 
 static bool open_nvml(void)
 {
+	if (own.opened)
+		return own.there; /* search for a missing library only once: that is the largest cost at a short process's start */
 	int (*init)(void) = REAL(nvml, nvmlInit_v2);
-	if (!own.opened)
-		own.there = init && init() == 0;
+	own.there = init && init() == 0;
 	own.opened = true;
 	return own.there;
 }
 
-/* The processes on a GPU. Where there are more than fit, or NVML does not answer, none is known. */
+/* The processes on a GPU; none if there are more than fit, or NVML does not answer. */
 static void list_processes(int limit, struct list *l)
 {
+	l->count = 0;
+	l->known = false;
+	if (!open_nvml())
+		return;
 	int (*by_uuid)(const char *, void **) = REAL(nvml, nvmlDeviceGetHandleByUUID);
 	int (*list)(void *, unsigned int *, struct process *) = REAL(nvml, nvmlDeviceGetComputeRunningProcesses_v3);
 	void *device;
@@ -96,7 +101,7 @@ static bool in_first_namespace(void)
 	return readlink("/proc/self/ns/pid", target, sizeof target) == (ssize_t)sizeof target - 1 && memcmp(target, FIRST_NAMESPACE, sizeof target - 1) == 0;
 }
 
-/* A GPU whose memory is limited here, and NVML is there to tell. */
+/* A GPU with a memory limit, while NVML is available. */
 static bool asks(int limit)
 {
 	return limit >= 0 && limits_get()->devices[limit].memory && open_nvml();
@@ -118,7 +123,7 @@ void overhead_before(CUdevice device)
 	pthread_mutex_unlock(&own.lock);
 }
 
-/* In a PID namespace of its own a process does not know its PID outside. It is the one that came with its first context, if only one came. */
+/* In its own PID namespace a process cannot see its outside PID. It is the PID that appeared with its first context, if only one did. */
 static void learn_pid(int limit)
 {
 	unsigned int came = 0, pid = 0, here = (unsigned int)getpid();
@@ -136,13 +141,13 @@ static void learn_pid(int limit)
 	own.before.known = false;
 }
 
-/* Called without the lock: nobody may read standard error, and then only the thread that writes waits. */
+/* Call without the lock: writing to standard error may block, and then only the writing thread waits. */
 static void tell_uncounted(void)
 {
 	words_once("NVML does not say how much memory this process has: its contexts and modules do not count against its limit");
 }
 
-/* Charges what NVML says above what is counted. The caller has the lock. It returns whether NVML says something. */
+/* Charges what NVML reports above the counted memory. The caller holds the lock. Returns whether NVML reported a value. */
 static bool ask(int limit)
 {
 	uint64_t total, had[2], now[2];
@@ -156,8 +161,8 @@ static bool ask(int limit)
 		return false;
 	uint64_t counted = total - had[0] - had[1], above = p && p->bytes > counted ? p->bytes - counted : 0;
 	/*
-	 * What allocations of other threads have reserved and not yet got makes this too low, and nothing makes it too high. So it is believed when it is
-	 * more, or when something has ended.
+	 * Pending reservations of other threads make this value too low, never too high. So use it when it is higher, or after something has
+	 * ended.
 	 */
 	bool less = own.gpus[limit].less || !p, context = own.gpus[limit].context || had[0] == 0;
 	bool told = p || !own.gpus[limit].context;
@@ -166,7 +171,7 @@ static bool ask(int limit)
 		return told;
 	if (!p)
 		now[0] = now[1] = 0;
-	else if (context) /* modules were there before, or none */
+	else if (context) /* modules were loaded before, or none */
 		now[1] = above < had[1] ? above : had[1], now[0] = above - now[1];
 	else
 		now[0] = above < had[0] ? above : had[0], now[1] = above - now[0];
@@ -174,7 +179,7 @@ static bool ask(int limit)
 	return told;
 }
 
-/* Notes that a GPU is to be asked about. */
+/* Marks a GPU for a query. */
 static void note(int limit, bool context, bool less)
 {
 	if (limit < 0)
@@ -197,7 +202,7 @@ void overhead_context(CUdevice device)
 	pthread_mutex_lock(&own.lock);
 	learn_pid(limit);
 	bool uncounted = limits_get()->devices[limit].memory && (!open_nvml() || !own.pid);
-	own.gpus[limit].asked = 0; /* contexts are few, and each is asked about at once */
+	own.gpus[limit].asked = 0; /* contexts are few: query at once */
 	pthread_mutex_unlock(&own.lock);
 	if (uncounted)
 		tell_uncounted();

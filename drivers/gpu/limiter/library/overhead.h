@@ -1,6 +1,6 @@
 /*
- * What contexts and modules take of a GPU. The driver does not tell a program that, and NVML tells what a process has in all: what is above that which is
- * counted is theirs. Asking takes long, so it is done when a context or a module is made, and once behind the launches that load kernels, but at no other time.
+ * The GPU memory of contexts and modules. The driver does not report it; NVML reports a process's total, and the part above the counted
+ * memory is theirs. A query takes long, so it runs when a context or module is made, and once behind launches that load kernels.
  */
 #pragma once
 #include <stdatomic.h>
@@ -8,10 +8,10 @@
 
 #include "cuda.h"
 
-/* Some GPU is to be asked about. */
+/* A query of some GPU is due. */
 extern _Atomic bool overhead_due;
 
-/* Before a context is made on a device, when it may be the first of the process. */
+/* Before a context is made on a device, if it may be the first of the process. */
 void overhead_before(CUdevice device);
 
 /* After it. */
@@ -20,16 +20,16 @@ void overhead_context(CUdevice device);
 /* A module of the current context was loaded. */
 void overhead_module(void);
 
-/* The next launch may load one: the driver loads kernels lazily (CUDA's programming guide, "Lazy Loading"). */
+/* The next launch may load a module: the driver loads kernels lazily (CUDA's programming guide, "Lazy Loading"). */
 void overhead_kernel(void);
 
-/* Something was unloaded, or a context has ended: there may be less. limit: -1: of the current context's device. */
+/* Memory may have shrunk after an unload or the end of a context. limit: -1: of the current context's device. */
 void overhead_less(int limit);
 
-/* The process has memory of others, which NVML may report as its own: what is above the counted is not overhead alone any more. */
+/* The process has imported memory, which NVML may count as its own: then the rest is not only overhead. */
 void overhead_imported(void);
 
-/* Asks now, where something is due and was not asked a short time ago. */
+/* Queries now, if due and not queried a short time ago. */
 void overhead_look(void);
 static inline void overhead_settle(void)
 {

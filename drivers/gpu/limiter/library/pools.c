@@ -1,4 +1,4 @@
-/* CUDA's functions that allocate from memory pools, and those after which a pool may have given something back. */
+/* CUDA's functions that allocate from memory pools, and those after which a pool may have returned memory. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stddef.h>
@@ -25,8 +25,8 @@ static CUresult call(const struct request *q)
 }
 
 /*
- * Whether the stream is captured: the allocation is then a node of a graph (graphs.c). The driver refuses to say for the legacy stream while another stream is
- * captured; it refuses the allocation then, too.
+ * Reports whether the stream is captured: the allocation is then a node of a graph (graphs.c), and takes nothing yet. For the legacy stream the driver returns an
+ * error while another stream is captured; it refuses the allocation then, too.
  */
 static bool captured(const struct request *q)
 {
@@ -36,7 +36,7 @@ static bool captured(const struct request *q)
 	return ask && ask(s, &status) == CUDA_SUCCESS && status != 0;
 }
 
-/* The device whose default pool a handle is, -1: it is no device's. */
+/* The device whose default pool a handle is; -1: none. */
 static CUdevice device_of_default(CUmemoryPool pool)
 {
 	CUresult (*count)(int *) = REAL(cuda, cuDeviceGetCount);
@@ -52,7 +52,7 @@ static CUdevice device_of_default(CUmemoryPool pool)
 	return -1;
 }
 
-/* The stock that an allocation is from; NULL: nothing is counted for it. False: it is counted, and there is no memory for a record. */
+/* The stock of an allocation; NULL: not counted. Returns false when it is counted, and there is no memory for a record. */
 static bool stock_of(const struct request *q, struct stock **out)
 {
 	CUresult (*current)(CUmemoryPool *, CUdevice) = REAL(cuda, cuDeviceGetMemPool);
@@ -69,7 +69,7 @@ static bool stock_of(const struct request *q, struct stock **out)
 	}
 	if (!pool || (*out = stocks_find(STOCK_POOL, (uintptr_t)pool)))
 		return true;
-	/* Every other pool was seen when it was made, or is not of a GPU's memory. A current pool can be another's default. */
+	/* Every other pool was seen at its creation, or is not GPU memory. A current pool can be another device's default. */
 	if (q->from_pool && (device = device_of_default(pool)) >= 0)
 		limit = memory_limit(limit_of(device));
 	return limit < 0 || (*out = stocks_of(STOCK_POOL, (uintptr_t)pool, limit));
@@ -80,16 +80,21 @@ static CUresult allocate(const struct request *q)
 	struct stock *from;
 	struct draw d;
 	uint64_t bytes = (q->size + MEMORY_STEP - 1) & ~(MEMORY_STEP - 1);
-	if (!stock_of(q, &from) || (!from && memory_refused()))
+	if (captured(q))
+		return memory_refused() ? CUDA_ERROR_OUT_OF_MEMORY : call(q);
+	int mode = capture_relax();
+	bool known = stock_of(q, &from);
+	capture_restore(mode);
+	if (!known || (!from && memory_refused()))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!from || !bytes)
-		return call(q); /* nothing is counted, or the driver refuses the size */
+		return call(q); /* not counted, or the driver refuses the size */
 	if (bytes > (uint64_t)1 << 47)
 		bytes = (uint64_t)1 << 47;
 	if (!stocks_begin(&d, from, bytes) && (!stocks_reclaim(from->limit) || !stocks_begin(&d, from, bytes)))
-		return captured(q) ? call(q) : CUDA_ERROR_OUT_OF_MEMORY;
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = call(q);
-	if (r != CUDA_SUCCESS || captured(q)) {
+	if (r != CUDA_SUCCESS) {
 		stocks_end(&d, false);
 		return r;
 	}
@@ -97,7 +102,7 @@ static CUresult allocate(const struct request *q)
 		holdings_put(&(struct holding){.kind = MEMORY, .key = *q->out, .bytes = bytes, .device = from->limit, .stock = from, .uses = 1});
 		return r;
 	}
-	/* The pool has grown by more than the allocation, and past the limit. */
+	/* The pool has grown by more than the allocation, and above the limit. */
 	if (q->undo)
 		q->undo(*q->out, q->stream);
 	stocks_freed(from, bytes);
@@ -152,7 +157,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 	NEED(real);
 	struct stock *s = pool ? stocks_find(STOCK_POOL, (uintptr_t)pool) : NULL;
 	if (s)
-		stocks_destroyed(s); /* before: the driver may give the handle to another thread's pool at once */
+		stocks_destroyed(s); /* first, because the driver may give the handle to another thread's pool at once */
 	CUresult r = real(pool);
 	if (r != CUDA_SUCCESS && s)
 		stocks_kept(s, (uintptr_t)pool);

@@ -1,6 +1,6 @@
 /*
- * HAMi-core's shared region, layout 1.2, as far as monitors read it. The offsets are those that gpufabric.io/drivers/gpu/limiter/region reads by, and
- * HAMi's own monitor does.
+ * HAMi-core's shared region, layout 1.2, as far as monitors read it: a copy of the account (ledger.h), on which no decision depends.
+ * gpufabric.io/drivers/gpu/limiter/region and HAMi's own monitor read it at these offsets.
  */
 #pragma once
 #include <stdatomic.h>
@@ -15,7 +15,7 @@
 #define REGION_MAGIC 19920718
 
 struct region_memory {
-	_Atomic uint64_t context, module, data; /* what the total consists of */
+	_Atomic uint64_t context, module, data; /* the parts of the total */
 	uint64_t offset;
 	_Atomic uint64_t total;
 	uint64_t unused[3];
@@ -62,7 +62,7 @@ _Static_assert(sizeof(struct region) == 2008952, "the layout's");
 /* The file is one byte longer than the region. */
 #define REGION_FILE (sizeof(struct region) + 1)
 
-/* Whether a region was made for these limits. */
+/* Reports whether a region was made for these limits. */
 static inline bool region_is(const struct region *r, const struct limits *l)
 {
 	bool same = r->magic == REGION_MAGIC && r->major == 1 && r->minor == 2 && r->devices == (uint64_t)l->count;
@@ -73,7 +73,10 @@ static inline bool region_is(const struct region *r, const struct limits *l)
 
 static inline void region_make(struct region *r, const struct limits *l)
 {
-	memset((void *)r, 0, sizeof *r);
+	memset((void *)r, 0, offsetof(struct region, processes));
+	atomic_store(&r->process_count, 0); /* a slot is cleared when it is taken */
+	r->utilization_switch = r->recent_kernel = 0;
+	r->last_kernel = 0;
 	r->major = 1;
 	r->minor = 2;
 	r->initialised = 1;
@@ -83,18 +86,13 @@ static inline void region_make(struct region *r, const struct limits *l)
 		r->memory[i] = l->devices[i].memory;
 		r->cores[i] = l->devices[i].cores;
 	}
-	r->priority = 1; /* the lower one, which is every container's */
+	r->priority = 1; /* the lower priority, which every container has */
 	r->magic = REGION_MAGIC;
 }
 
-static inline uint64_t region_has(struct region *r, int slot, int device)
-{
-	return atomic_load(&r->processes[slot].used[device].total);
-}
-
-/* A new process finds its slot cleared. */
 static inline void region_take(struct region *r, int slot, int pid)
 {
+	memset((void *)&r->processes[slot], 0, sizeof r->processes[slot]);
 	r->processes[slot].status = 1;
 	atomic_store(&r->processes[slot].pid, pid);
 	if (atomic_load(&r->process_count) < slot + 1)
@@ -113,28 +111,12 @@ static inline void region_clear(struct region *r, int slot)
 	}
 }
 
-static inline void region_add(struct region *r, int slot, int device, uint64_t bytes)
-{
-	atomic_fetch_add(&r->processes[slot].used[device].total, bytes);
-	atomic_fetch_add_explicit(&r->processes[slot].used[device].data, bytes, memory_order_relaxed);
-}
-
-static inline void region_take_away(struct region *r, int slot, int device, uint64_t bytes)
-{
-	atomic_fetch_sub(&r->processes[slot].used[device].total, bytes);
-	atomic_fetch_sub_explicit(&r->processes[slot].used[device].data, bytes, memory_order_relaxed);
-}
-
-/* What a process has as its contexts (0) or modules (1). */
-static inline _Atomic uint64_t *region_overhead(struct region *r, int slot, int device, int kind)
+/* The GPU memory of a process, and the part of its contexts and modules. */
+static inline void region_show(struct region *r, int slot, int device, uint64_t total, uint64_t contexts, uint64_t modules)
 {
 	struct region_memory *m = &r->processes[slot].used[device];
-	return kind == 0 ? &m->context : &m->module;
-}
-
-/* Says so many bytes of the total to be contexts or modules, and the rest data. */
-static inline void region_kind(struct region *r, int slot, int device, int kind, uint64_t bytes)
-{
-	uint64_t had = atomic_exchange(region_overhead(r, slot, device, kind), bytes);
-	atomic_fetch_add(&r->processes[slot].used[device].data, had - bytes);
+	atomic_store(&m->total, total);
+	atomic_store_explicit(&m->context, contexts, memory_order_relaxed);
+	atomic_store_explicit(&m->module, modules, memory_order_relaxed);
+	atomic_store_explicit(&m->data, total > contexts + modules ? total - contexts - modules : 0, memory_order_relaxed);
 }

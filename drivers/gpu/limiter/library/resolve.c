@@ -8,7 +8,7 @@
 
 typedef void *(*dlsym_function)(void *, const char *);
 
-/* The C library's dlsym, which this library's dlsym hides. These are its versions on x86-64 and arm64. */
+/* The C library's dlsym, which this library's dlsym hides, in its versions of x86-64 and arm64. */
 static dlsym_function real_dlsym(void)
 {
 	static void *_Atomic found;
@@ -37,7 +37,7 @@ void *real_nvml(const char *exported)
 	return symbol_of("libnvidia-ml.so.1", exported);
 }
 
-/* Before glibc 2.34 it stands in libpthread, which CUDA's driver loads. */
+/* Before glibc 2.34 it is in libpthread, which CUDA's driver loads. */
 void *real_thread(void)
 {
 	dlsym_function look = real_dlsym();
@@ -72,21 +72,24 @@ EXPORT void *dlsym(void *handle, const char *name)
 	dlsym_function look = real_dlsym();
 	if ((name[0] == 'c' && name[1] == 'u') || strncmp(name, "nvml", 4) == 0) {
 		void *hook = hook_of(name);
-		/* A program must not find by a handle what the handle does not have. Other libraries that intercept ask by RTLD_NEXT: they get the driver's function. */
+		/*
+		 * A handle must not return functions that it does not have. Other intercepting libraries look up by RTLD_NEXT and get the driver's
+		 * function.
+		 */
 		if (hook && handle != RTLD_NEXT && look(handle, name))
 			return hook;
 	}
-	/* A jump, so that RTLD_NEXT and RTLD_DEFAULT mean what they mean to the caller. */
+	/* A jump, so that RTLD_NEXT and RTLD_DEFAULT refer to the caller. */
 	return look(handle, name);
 }
 
-/* Functions of one base name that take other arguments than the first one of it, and the CUDA versions that brought them (cudaTypedefs.h). */
+/* Functions of one base name with other arguments than the first, and the CUDA versions that introduced them (cudaTypedefs.h). */
 static const struct {
 	const char *exported;
 	int version;
 } later[] = {
 	{"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxSynchronize_v2", 13000}, {"cuGraphInstantiate_v2", 11000},
-	{"cuGraphInstantiateWithFlags", 12000},
+	{"cuGraphInstantiateWithFlags", 12000}, {"cuGraphExecUpdate_v2", 12000},
 };
 
 static int version_of(const struct entry *e)
@@ -97,7 +100,7 @@ static int version_of(const struct entry *e)
 	return 0;
 }
 
-/* How well a hook fits what was looked up; 0: not at all. */
+/* Rates how well a hook matches a lookup; 0: not at all. */
 static int fit(const struct entry *e, const char *symbol, const void *found, int version, int per_thread)
 {
 	if (strcmp(e->base, symbol) != 0)
@@ -106,20 +109,24 @@ static int fit(const struct entry *e, const char *symbol, const void *found, int
 		return 0;
 	if (real_cuda(e->exported) == found)
 		return 1 << 20; /* certainly this one */
-	/* A driver that is older than the version asked for gives the newest that it has. */
+	/* A driver older than the requested version returns its newest. */
 	if (version_of(e) > version || (version_of(e) && !real_cuda(e->exported)))
 		return 0;
 	return 2 + version_of(e) + (e->per_thread ? 1 : 0);
 }
 
-/* Replaces a function that the driver returned for a base name by ours. */
+/* Replaces the driver's function of a base name by ours. */
 static void replace(const char *symbol, void **out, int version, unsigned long long flags)
 {
+	if (strcmp(symbol, "cuGetProcAddress_v2") == 0) {
+		*out = (void *)cuGetProcAddress_v2;
+		return;
+	}
 	if (strcmp(symbol, "cuGetProcAddress") == 0) {
 		*out = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
 		return;
 	}
-	if (version < 3020) /* functions of 32 bits, which take other arguments */
+	if (version < 3020) /* 32-bit functions, which take other arguments */
 		return;
 	void *found = *out;
 	int best = 0;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "account.h"
+#include "devices.h"
 #include "hooks.h"
 
 /* The driver's granule of physical memory (cuMemGetAllocationGranularity). */
@@ -46,7 +47,7 @@ struct stock *stocks_of(enum stock_kind kind, uint64_t key, int limit)
 	return s;
 }
 
-/* What the driver has reserved for a stock. False: it does not say. */
+/* The driver's reserved bytes of a stock. Returns false when it does not report them. */
 static bool reserved(const struct stock *s, uint64_t *bytes)
 {
 	CUresult (*pool)(CUmemoryPool, int, void *) = REAL(cuda, cuMemPoolGetAttribute);
@@ -55,17 +56,19 @@ static bool reserved(const struct stock *s, uint64_t *bytes)
 	CUresult r = NOT_THERE;
 	if (s->gone)
 		return false;
+	int mode = capture_relax();
 	if (s->kind == STOCK_POOL && pool)
 		r = pool((CUmemoryPool)(uintptr_t)atomic_load(&s->key), POOL_RESERVED, &value);
 	else if (s->kind == STOCK_GRAPHS && graphs)
 		r = graphs((CUdevice)atomic_load(&s->key), GRAPHS_RESERVED, &value);
+	capture_restore(mode);
 	*bytes = value;
 	return r == CUDA_SUCCESS;
 }
 
 /*
- * Charges what the driver has reserved, after a call for which so much was promised. While others are under way, what was promised for them stays charged.
- * False: it is more than fits. The caller has the stock's lock.
+ * Charges the driver's reserved bytes after a call for which promised bytes were reserved. Promises of calls in progress stay charged.
+ * Returns false when it exceeds the limit. The caller holds the stock's lock.
  */
 static bool settle(struct stock *s, uint64_t promised)
 {
@@ -74,7 +77,7 @@ static bool settle(struct stock *s, uint64_t promised)
 	if (!reserved(s, &has))
 		has = used;
 	else if (has < used && !s->drawing)
-		atomic_store(&s->used, has); /* a reset of its device has freed more than the program did */
+		atomic_store(&s->used, has); /* a device reset has freed more than the program */
 	if (s->drawing && has < charged - promised)
 		has = charged - promised;
 	if (has < charged)
@@ -88,7 +91,7 @@ static bool settle(struct stock *s, uint64_t promised)
 	return fits;
 }
 
-/* The caller has the lock. */
+/* The caller holds the lock. */
 static bool promise(struct draw *d, uint64_t growth)
 {
 	if (!account_reserve(d->from->limit, growth))
@@ -126,7 +129,7 @@ bool stocks_begin_growth(struct draw *d, struct stock *from, uint64_t growth)
 	return begun;
 }
 
-/* The caller has the lock. */
+/* The caller holds the lock. */
 static void take_used(struct stock *s, uint64_t bytes)
 {
 	uint64_t used = atomic_load(&s->used);
@@ -147,7 +150,7 @@ bool stocks_end(struct draw *d, bool taken)
 	return fits;
 }
 
-/* Frees the record of a pool that is gone with all that it gave. The caller has the lock. */
+/* Frees the record of a pool that is destroyed with all its allocations. The caller holds the lock. */
 static void end(struct stock *s)
 {
 	if (!s->gone || s->count)
@@ -180,7 +183,7 @@ void stocks_destroyed(struct stock *s)
 void stocks_kept(struct stock *s, uint64_t key)
 {
 	pthread_mutex_lock(&s->lock);
-	if (s->gone) { /* else it had given nothing, and its record is free: the next allocation makes another */
+	if (s->gone) { /* otherwise it had no allocations, and its record is free: the next allocation makes another */
 		s->gone = false;
 		atomic_store(&s->key, key);
 	}
@@ -195,7 +198,7 @@ void stocks_settle(struct stock *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
-/* Whether a stock may give something back; or take more, for graphs: the driver maps their memory when it likes. */
+/* Reports whether a stock may shrink, or, for graphs, grow: the driver maps their memory at any time. */
 static bool may_change(const struct stock *s)
 {
 	return atomic_load(&s->kind) == STOCK_GRAPHS || atomic_load(&s->charged) > atomic_load(&s->used);
@@ -218,10 +221,7 @@ void stocks_trim(struct stock *s)
 {
 	CUresult (*pool)(CUmemoryPool, size_t) = REAL(cuda, cuMemPoolTrimTo);
 	CUresult (*graphs)(CUdevice) = REAL(cuda, cuDeviceGraphMemTrim);
-	CUresult (*exchange)(int *) = REAL(cuda, cuThreadExchangeStreamCaptureMode);
-	int mode = CAPTURE_RELAXED;
-	if (exchange)
-		exchange(&mode); /* so that it ends nobody's capture */
+	int mode = capture_relax();
 	pthread_mutex_lock(&s->lock);
 	if (s->kind == STOCK_POOL && !s->gone && pool)
 		pool((CUmemoryPool)(uintptr_t)atomic_load(&s->key), 0);
@@ -232,8 +232,7 @@ void stocks_trim(struct stock *s)
 	if (s->kind && !s->gone)
 		settle(s, 0);
 	pthread_mutex_unlock(&s->lock);
-	if (exchange)
-		exchange(&mode);
+	capture_restore(mode);
 }
 
 void stocks_trimmed(struct stock *s)
@@ -263,5 +262,5 @@ bool stocks_reserve(int limit, uint64_t bytes)
 void stocks_forget(void)
 {
 	pthread_mutex_init(&adding, NULL);
-	atomic_store(&first, NULL); /* the records leak in the child, once for each fork */
+	atomic_store(&first, NULL); /* the child leaks the records, once for each fork */
 }

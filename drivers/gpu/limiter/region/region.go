@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -138,6 +139,11 @@ func Decode(r io.ReaderAt, size int64) (*Region, error) {
 		}
 	}
 	return region, nil
+}
+
+// Keep removes the processes that have ended: the library clears their slots only when a process needs more than is left.
+func (r *Region) Keep(lives func(slot int) bool) {
+	r.Processes = slices.DeleteFunc(r.Processes, func(p Process) bool { return !lives(p.Slot) })
 }
 
 // Used is the container's memory on device i in bytes, over all its processes.

@@ -1,4 +1,3 @@
-//shows:vgpu-monitor
 package region
 
 import (
@@ -53,43 +52,6 @@ func layoutV12() layout {
 	return l
 }
 
-// A process that lives holds a lock on its slot's byte in the file beside the region.
-func TestProcessesThatHaveEndedAreLeftOut(t *testing.T) {
-	directory := t.TempDir()
-	three := func() *Region {
-		return &Region{Processes: []Process{{Slot: 0, PID: 7}, {Slot: 3, PID: 8}, {Slot: 1023, PID: 9}}}
-	}
-	if r := three(); r.KeepLiving(directory) != nil || len(r.Processes) != 3 {
-		t.Errorf("without the library's file %d processes are left, want 3", len(r.Processes))
-	}
-	file, err := os.Create(filepath.Join(directory, "gpufabric.account"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: 4096 + 3, Len: 1}
-	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
-		t.Fatal(err)
-	}
-	if r := three(); r.KeepLiving(directory) != nil || len(r.Processes) != 1 || r.Processes[0].PID != 8 {
-		t.Errorf("%v are left, want PID 8", r.Processes)
-	}
-	if err := file.Close(); err != nil { // as the end of the process does
-		t.Fatal(err)
-	}
-	if r := three(); r.KeepLiving(directory) != nil || len(r.Processes) != 0 {
-		t.Errorf("%v are left, want none", r.Processes)
-	}
-	if err := os.Remove(file.Name()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/dev/zero", file.Name()); err != nil {
-		t.Fatal(err)
-	}
-	if r := three(); r.KeepLiving(directory) == nil {
-		t.Error("a link was followed")
-	}
-}
-
 func TestReadUnderstandsEveryLayout(t *testing.T) {
 	process := Process{PID: 7, HostPID: 4711, Memory: []Memory{{Context: 100, Data: 300, Total: 400}}, Utilization: []uint64{42}}
 	withoutUtilization := process
@@ -125,7 +87,6 @@ func TestReadUnderstandsEveryLayout(t *testing.T) {
 	}
 }
 
-//attack:region-garbage A tenant writes an accounting file that is none, too short, or of another version
 func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
 	changed := func(change func(b []byte)) []byte {
 		b := write(layoutV12())
@@ -150,7 +111,6 @@ func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
 	}
 }
 
-//attack:region-counts A tenant writes counts into its accounting file that lie far behind its end
 func TestDecodeBoundsWhatATenantWrites(t *testing.T) {
 	l := layoutV12()
 	b := write(l)
@@ -168,7 +128,6 @@ func TestDecodeBoundsWhatATenantWrites(t *testing.T) {
 	}
 }
 
-//attack:region-spin A tenant leaves a slot of its accounting file locked to have the monitor spin
 func TestDecodeLeavesOutASlotThatStaysLocked(t *testing.T) {
 	l := layoutV12()
 	b := write(l)
@@ -189,7 +148,6 @@ func TestUsedSaturates(t *testing.T) {
 	}
 }
 
-//attack:region-link A tenant puts a link to a file of the node, or a pipe, in the place of its accounting file
 func TestReadRefusesLinksAndPipes(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "real")

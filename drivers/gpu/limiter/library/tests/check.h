@@ -1,4 +1,4 @@
-/* What the tests share: a container's files, and a check that says where it failed. */
+/* Shared parts of the tests: a container's files, and a check that prints where it failed. */
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +18,13 @@
 		}                                                                  \
 	} while (0)
 
-/* Makes the container's directory, empty, with these limits. */
+/* Makes the container's directories, empty, with these limits. */
 static inline void container(const char *limits)
 {
-	mkdir(ACCOUNT_DIRECTORY, 0700);
-	unlink(ACCOUNT_DIRECTORY "/gpufabric.account");
-	unlink(ACCOUNT_DIRECTORY "/cudevshr.cache");
+	mkdir(TESTS_DIRECTORY, 0755);
+
+	unlink(OWN_DIRECTORY "/account");
+	unlink(REGION_DIRECTORY "/cudevshr.cache");
 	unlink(LIMITS_FILE);
 	if (!limits)
 		return;

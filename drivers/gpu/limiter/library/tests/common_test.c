@@ -17,17 +17,18 @@
 #define GPU "GPU-01010101-0101-0101-0101-010101010101"
 #define SHARE "gpufabric-limits 1\n" GPU " 1073741824 0\n"
 
+/* The file that the node mounts for the share. */
+#define COMMON COMMON_DIRECTORY "/" GPU
+
 static void make_common(bool wanted)
 {
-	static const char *const files[] = {"/gpufabric.account", "/cudevshr.cache", ""};
-	char path[256];
-	for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-		snprintf(path, sizeof path, COMMON_DIRECTORY "/" GPU "%s", files[i]);
-		CHECK(remove(path) == 0 || errno == ENOENT, "remove %s", path);
-	}
+	CHECK(remove(COMMON) == 0 || errno == ENOENT, "remove " COMMON);
 	CHECK(remove(COMMON_DIRECTORY) == 0 || errno == ENOENT, "remove " COMMON_DIRECTORY);
-	if (wanted)
-		CHECK(mkdir(COMMON_DIRECTORY, 0700) == 0 && mkdir(COMMON_DIRECTORY "/" GPU, 0700) == 0, "make the common directory");
+	if (!wanted)
+		return;
+	CHECK(mkdir(COMMON_DIRECTORY, 0700) == 0, "make " COMMON_DIRECTORY);
+	int file = open(COMMON, O_WRONLY | O_CREAT, 0666);
+	CHECK(file >= 0 && fchmod(file, 0666) == 0 && close(file) == 0, "make " COMMON);
 }
 
 /* The limits of a container with so many shares of the GPU. */
@@ -103,7 +104,7 @@ static void containers_of_several_users_have_one_limit(void)
 	}
 	for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
 		make_common(true);
-		CHECK(chmod(ACCOUNT_DIRECTORY, 0755) == 0 && chmod(COMMON_DIRECTORY, 0755) == 0 && chmod(COMMON_DIRECTORY "/" GPU, 01777) == 0, "modes");
+		CHECK(chmod(TESTS_DIRECTORY, 0755) == 0 && chmod(COMMON_DIRECTORY, 0755) == 0, "modes");
 		give_shares(1);
 		umask(022);
 		pid_t first = start_as(users[i][0], 1000 * MIB, true), second = start_as(users[i][1], 25 * MIB, false);
@@ -118,7 +119,7 @@ static void containers_of_several_users_have_one_limit(void)
 static void where_the_common_directory_cannot_be_used_the_container_counts(void)
 {
 	make_common(true);
-	CHECK(mkdir(COMMON_DIRECTORY "/" GPU "/gpufabric.account", 0700) == 0, "something else in the file's place");
+	CHECK(remove(COMMON) == 0 && mkdir(COMMON, 0700) == 0, "something else in the file's place");
 	give_shares(1);
 	pid_t first = start(1000 * MIB, true), second = start(25 * MIB, false);
 	end(first);
@@ -137,8 +138,8 @@ static void without_the_nodes_directory_each_container_has_its_own(void)
 }
 
 /*
- * A process that is stopped while it has the lock on the totals, and has told others to change nothing if it recounts them. The test knows where the file
- * has that word, and the byte of the lock: account.c.
+ * A process that is stopped while it holds the lock on the totals, and has announced a recount. The test uses the file's offset of that
+ * word, and of the lock's byte: account.c.
  */
 static pid_t stopped_with_the_lock(const char *path, bool recounts)
 {
@@ -157,7 +158,7 @@ static pid_t stopped_with_the_lock(const char *path, bool recounts)
 	return pid;
 }
 
-/* Whoever is not stopped goes on: it is refused memory, and what it frees stays counted. */
+/* A process that is not stopped continues: its allocations are refused, and what it frees stays counted. */
 static void goes_on_beside_a_stopped_process(const char *path)
 {
 	CHECK(account_reserve(0, 1000 * MIB), "before the lock is kept");
@@ -188,14 +189,14 @@ static void a_stopped_process_keeps_nobody_waiting(void)
 		CHECK(pid >= 0, "fork");
 		if (pid == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			goes_on_beside_a_stopped_process(own ? ACCOUNT_DIRECTORY "/gpufabric.account" : COMMON_DIRECTORY "/" GPU "/gpufabric.account");
+			goes_on_beside_a_stopped_process(own ? OWN_DIRECTORY "/account" : COMMON);
 			_exit(0);
 		}
 		CHECK(waitpid(pid, &status, 0) == pid && status == 0, "beside a stopped process: status %d", status);
 	}
 }
 
-/* Two shares of one GPU are one sum, which is nobody else's. */
+/* Two shares of one GPU are one sum, which no other container shares. */
 static void two_shares_of_a_gpu_are_counted_for_the_container(void)
 {
 	make_common(true);

@@ -1,7 +1,7 @@
-/* The unit tests of turns on a GPU. */
+/* The unit tests of the limit of cores. */
 #pragma once
 
 void test_cores(void);
 
-/* What a launch costs with a limit of cores and without, printed. */
+/* The cost of a launch with a limit of cores and without, printed. */
 void bench_cores(void);

@@ -2,6 +2,8 @@
  * A driver for the unit tests: it counts what is allocated and nothing else, so that a test can compare that with what the limiter counts. It takes
  * the place of the real driver by real_cuda, through which the limiter looks up the driver's functions.
  */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -128,6 +130,46 @@ static CUresult unmap(CUdeviceptr at, size_t n)
 	return at == mapped_at ? use(mapped, -1) : 1;
 }
 
+/* The descriptor is of a file in place of the memory; the import's handle is not counted here. */
+static CUresult export_memory(void *out, CUhandle h, int type, unsigned long long f)
+{
+	(void)h, (void)f;
+	*(int *)out = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+	return type == HANDLE_DESCRIPTOR && *(int *)out >= 0 ? CUDA_SUCCESS : 1;
+}
+
+static CUresult import_memory(CUhandle *out, void *handle, int type)
+{
+	(void)handle, (void)type;
+	uint64_t id;
+	CUresult r = make(&id, 0, 0);
+	*out = id;
+	return r;
+}
+
+static CUresult properties(CUallocation *out, CUhandle h)
+{
+	*out = (CUallocation){.type = 1, .location = {LOCATION_DEVICE, atomic_load(&items[h / 512 % MOST_ITEMS].device)}};
+	return CUDA_SUCCESS;
+}
+
+static CUresult multicast(CUhandle *out, const void *what)
+{
+	return import_memory(out, (void *)(uintptr_t)what, 0);
+}
+
+static CUresult bind_memory(CUhandle m, CUdevice d, size_t offset, CUhandle h, size_t from, size_t n, unsigned long long f)
+{
+	(void)m, (void)d, (void)offset, (void)h, (void)from, (void)n, (void)f;
+	return CUDA_SUCCESS;
+}
+
+static CUresult unbind_memory(CUhandle m, CUdevice d, size_t offset, size_t n)
+{
+	(void)m, (void)d, (void)offset, (void)n;
+	return CUDA_SUCCESS;
+}
+
 static CUresult array(CUarray *out, const CUarray_descriptor *d)
 {
 	uint64_t id;
@@ -205,7 +247,9 @@ void *real_cuda(const char *exported)
 	} table[] = {
 		{"cuDeviceGetUuid_v2", uuid}, {"cuCtxGetDevice", get_device}, {"cuCtxGetCurrent", get_context}, {"cuMemAlloc_v2", alloc},
 		{"cuMemAllocPitch_v2", pitch}, {"cuMemAllocManaged", managed}, {"cuMemFree_v2", release}, {"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
-		{"cuArrayCreate_v2", array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
+		{"cuMemExportToShareableHandle", export_memory}, {"cuMemImportFromShareableHandle", import_memory},
+		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast}, {"cuMulticastBindMem", bind_memory},
+		{"cuMulticastUnbind", unbind_memory}, {"cuArrayCreate_v2", array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
 		{"cuDeviceTotalMem_v2", total}, {"cuCtxCreate_v2", create_context}, {"cuModuleLoadData", load}, {"cuModuleUnload", unload},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

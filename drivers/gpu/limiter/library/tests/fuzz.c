@@ -6,8 +6,8 @@
 
 #include "check.h"
 
-/* What a link in the container leads to: nothing may ever be written there. */
-#define DECOY ACCOUNT_DIRECTORY "/decoy"
+/* The target of a link in the container: it must never be written. */
+#define DECOY TESTS_DIRECTORY "/decoy"
 
 static void scribble(const char *path, unsigned int *seed)
 {
@@ -69,7 +69,7 @@ int main(int argc, char **argv)
 			}
 			int status;
 			CHECK(waitpid(pid, &status, 0) == pid && status == 0, "round %d, turn %d ended with %d", rounds, turn, status);
-			scribble(turn ? ACCOUNT_DIRECTORY "/cudevshr.cache" : ACCOUNT_DIRECTORY "/gpufabric.account", &seed);
+			scribble(turn ? REGION_DIRECTORY "/cudevshr.cache" : OWN_DIRECTORY "/account", &seed);
 		}
 	}
 	struct stat s;

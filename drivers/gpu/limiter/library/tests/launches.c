@@ -6,16 +6,24 @@
 #include "driver.h"
 #include "hooks.h"
 #include "launches.h"
-#include "turns.h"
+#include "seats.h"
 
-_Atomic uint64_t launches_nanoseconds, launches_done, launches_outside, launches_wrong;
-_Atomic int launches_allowed, launches_events, launches_capturing;
+_Atomic uint64_t launches_nanoseconds, launches_done, launches_wrong;
+_Atomic int launches_events, launches_capturing;
 static _Atomic int64_t idle_at[2];
+static _Atomic uintptr_t waiting; /* the stream whose kernel waits */
+static _Atomic uint64_t waits, sets;
 
 struct event {
 	CUcontext context;
 	_Atomic int64_t at;
+	_Atomic uint64_t behind; /* the launch that it waits for, 0: none */
 };
+
+bool launches_drained(CUstream s)
+{
+	return atomic_load(&waiting) != (uintptr_t)s || atomic_load(&sets) >= atomic_load(&waits);
+}
 
 int64_t launches_idle_at(int device)
 {
@@ -24,10 +32,8 @@ int64_t launches_idle_at(int device)
 
 static CUresult run(void)
 {
-	int64_t had = atomic_load(&idle_at[driver_current()]), now = turns_now(), length = (int64_t)atomic_load(&launches_nanoseconds);
+	int64_t had = atomic_load(&idle_at[driver_current()]), now = seats_now(), length = (int64_t)atomic_load(&launches_nanoseconds);
 	atomic_fetch_add(&launches_done, 1);
-	if (!atomic_load(&launches_allowed))
-		atomic_fetch_add(&launches_outside, 1);
 	if (length && !atomic_load(&launches_capturing))
 		while (!atomic_compare_exchange_weak(&idle_at[driver_current()], &had, (had > now ? had : now) + length))
 			;
@@ -37,7 +43,14 @@ static CUresult run(void)
 static CUresult kernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
 		       CUstream s, void **parameters, void **extra)
 {
-	(void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)s, (void)parameters, (void)extra;
+	(void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)parameters, (void)extra;
+	if (f == LAUNCHES_WAITS) {
+		atomic_store(&waiting, (uintptr_t)s);
+		atomic_fetch_add(&waits, 1);
+		return CUDA_SUCCESS;
+	}
+	if (f == LAUNCHES_SETS)
+		atomic_fetch_add(&sets, 1);
 	return run();
 }
 
@@ -73,21 +86,19 @@ static CUresult destroy(CUevent e)
 static CUresult record(CUevent out, CUstream s)
 {
 	struct event *e = out;
-	int64_t now = turns_now(), end = atomic_load(&idle_at[driver_current()]);
-	(void)s;
+	int64_t now = seats_now(), end = atomic_load(&idle_at[driver_current()]);
 	if (atomic_load(&launches_capturing) || e->context != (CUcontext)(uintptr_t)(driver_current() + 1))
 		atomic_fetch_add(&launches_wrong, 1);
 	atomic_store(&e->at, end > now ? end : now);
+	atomic_store(&e->behind, launches_drained(s) ? 0 : atomic_load(&waits));
 	return CUDA_SUCCESS;
 }
 
-static CUresult synchronize(CUevent in)
+static CUresult query(CUevent in)
 {
 	struct event *e = in;
-	int64_t left = atomic_load(&e->at) - turns_now();
-	if (left > 0)
-		nanosleep(&(struct timespec){.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000}, NULL);
-	return CUDA_SUCCESS;
+	bool ended = atomic_load(&e->at) <= seats_now() && atomic_load(&e->behind) <= atomic_load(&sets);
+	return ended ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult capturing(CUstream s, int *status)
@@ -130,7 +141,7 @@ void *launches_function(const char *name)
 		void *function;
 	} table[] = {
 		{"cuLaunchKernel", kernel}, {"cuLaunchKernel_ptsz", kernel}, {"cuLaunchKernelEx", with_config}, {"cuGraphLaunch", graph},
-		{"cuEventCreate", create}, {"cuEventDestroy_v2", destroy}, {"cuEventRecord", record}, {"cuEventSynchronize", synchronize},
+		{"cuEventCreate", create}, {"cuEventDestroy_v2", destroy}, {"cuEventRecord", record}, {"cuEventQuery", query},
 		{"cuStreamIsCapturing", capturing}, {"cuStreamBeginCapture_v2", capture}, {"cuCtxSetCurrent", set_context},
 		{"cuStreamDestroy_v2", destroy_stream}, {"cuThreadExchangeStreamCaptureMode", exchange},
 	};

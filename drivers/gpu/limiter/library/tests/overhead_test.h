@@ -1,4 +1,4 @@
 #pragma once
 
-/* What a process says of contexts and modules that cannot be counted. It forks before this process has said anything. */
+/* Messages of a process about contexts and modules that cannot be counted. It forks before this process has written any. */
 void test_overhead(void);

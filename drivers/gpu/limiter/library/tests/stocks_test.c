@@ -160,6 +160,22 @@ static void a_graph_is_charged_when_it_is_launched(void)
 	counted("destroyed, with an allocation that was not freed", 300);
 }
 
+static void a_graph_that_was_updated_is_charged_for_its_new_nodes(void)
+{
+	CUstream s = (CUstream)(uintptr_t)20;
+	CUgraphExec e = graph(100, true);
+	CUgraph larger = warehouse_graph(0, 700 * MIB, true), too_large = warehouse_graph(0, LIMIT, true);
+	CHECK(cuGraphLaunch(e, s) == 0, "launch");
+	counted("before the update", 300 + 100);
+	CHECK(cuGraphExecUpdate_v2(e, too_large, NULL) == 0 && cuGraphLaunch(e, s) == CUDA_ERROR_OUT_OF_MEMORY, "updated past the limit");
+	CHECK(cuGraphExecUpdate_v2(e, larger, NULL) == 0 && cuGraphLaunch(e, s) == 0, "launch after an update");
+	counted("after the update", 300 + 700);
+	CHECK(cuGraphExecDestroy(e) == 0 && cuDeviceGraphMemTrim(0) == 0, "destroy");
+	counted("trimmed", 300);
+	free(larger);
+	free(too_large);
+}
+
 static void contexts_and_modules_are_charged_by_what_nvml_tells(void)
 {
 	CUcontext c;
@@ -250,9 +266,10 @@ void test_stocks(void)
 	a_pool_that_a_reset_has_emptied_is_charged_for_nothing();
 	what_is_allocated_in_a_capture_costs_nothing_yet();
 	a_graph_is_charged_when_it_is_launched();
+	a_graph_that_was_updated_is_charged_for_its_new_nodes();
 	contexts_and_modules_are_charged_by_what_nvml_tells();
 	threads_leave_nothing(300);
 	a_child_counts_its_own_pools();
-	/* What the graph of a test above keeps stays to the end of the process. */
+	/* Memory of the graph of a test above stays to the end of the process. */
 	counted("at last", 300);
 }

@@ -9,7 +9,9 @@
 #include "common_test.h"
 #include "cores_test.h"
 #include "driver.h"
+#include "gate_test.h"
 #include "hooks.h"
+#include "lives_test.h"
 #include "overhead_test.h"
 #include "stocks_test.h"
 
@@ -185,6 +187,19 @@ static double least(int threads, const struct pair *by, clockid_t which)
 	return best;
 }
 
+/* Programs that keep many allocations free the oldest first. */
+static void bench_many(void)
+{
+	static CUdeviceptr many[100000];
+	const int count = sizeof many / sizeof many[0];
+	for (int i = 0; i < count; i++)
+		CHECK(cuMemAlloc_v2(&many[i], 512) == 0, "allocate");
+	int64_t began = read_clock(CLOCK_PROCESS_CPUTIME_ID);
+	for (int i = 0; i < count; i++)
+		cuMemFree_v2(many[i]);
+	printf("free, the oldest of %d first: %.0f ns of a processor\n", count, (double)(read_clock(CLOCK_PROCESS_CPUTIME_ID) - began) / count);
+}
+
 static void bench(void)
 {
 	const struct pair alone = {real_cuda("cuMemAlloc_v2"), real_cuda("cuMemFree_v2")};
@@ -196,6 +211,7 @@ static void bench(void)
 		printf("allocate and free, a pair, %d threads: %.0f ns of a processor beside the driver's own %.0f; %.0f ns by the wall in all\n", threads,
 		       with - without, without, least(threads, &limited, CLOCK_MONOTONIC));
 	}
+	bench_many();
 	CHECK(cuMemAlloc_v2(&p, LIMIT) == 0, "all of it");
 	int64_t began = read_clock(CLOCK_MONOTONIC);
 	for (int i = 0; i < 100000; i++)
@@ -208,8 +224,12 @@ int main(int argc, char **argv)
 	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
 		bench_cores();
 	} else {
+		test_lives(); /* before the limits of this process are read */
 		test_common(); /* first: their processes read limits of their own, and say things once */
 		test_overhead();
+#ifndef __SANITIZE_THREAD__
+		test_gate(); /* simulations of one thread, which take minutes there */
+#endif
 		test_cores();
 	}
 	container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");

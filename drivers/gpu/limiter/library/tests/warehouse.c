@@ -19,7 +19,7 @@ _Atomic int warehouse_scattered;
 struct pool {
 	bool made, gone;
 	int device;
-	uint64_t reserved, used, lost; /* lost: freed, and used by nobody again until it is trimmed */
+	uint64_t reserved, used, lost; /* lost: freed, and unused until it is trimmed */
 };
 
 struct node {
@@ -232,6 +232,15 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long 
 	return CUDA_SUCCESS;
 }
 
+static CUresult update(CUgraphExec executable, CUgraph graph, void *result)
+{
+	uint64_t kept = ((struct graph *)executable)->kept;
+	(void)result;
+	*(struct graph *)executable = *(struct graph *)graph;
+	((struct graph *)executable)->kept = kept;
+	return CUDA_SUCCESS;
+}
+
 /* Graphs of one stream share what they free, and what one keeps is its own. */
 static CUresult launch(CUgraphExec graph, CUstream s)
 {
@@ -287,7 +296,7 @@ void *warehouse_function(const char *name)
 		{"cuMemPoolCreate", create}, {"cuMemPoolDestroy", destroy}, {"cuMemPoolTrimTo", trim}, {"cuMemPoolGetAttribute", pool_attribute},
 		{"cuStreamSynchronize", synchronize}, {"cuGraphGetNodes", nodes_of}, {"cuGraphNodeGetType", type_of},
 		{"cuGraphMemAllocNodeGetParams", allocates}, {"cuGraphMemFreeNodeGetParams", frees}, {"cuGraphInstantiateWithFlags", instantiate},
-		{"cuGraphLaunch", launch}, {"cuGraphUpload", launch}, {"cuGraphExecDestroy", destroy_graph},
+		{"cuGraphExecUpdate_v2", update}, {"cuGraphLaunch", launch}, {"cuGraphUpload", launch}, {"cuGraphExecDestroy", destroy_graph},
 		{"cuDeviceGetGraphMemAttribute", graph_attribute}, {"cuDeviceGraphMemTrim", trim_graphs},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

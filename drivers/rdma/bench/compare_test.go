@@ -1,6 +1,4 @@
 // Package bench_test times discovery beside k8s-rdma-shared-dev-plugin's, on the same trees.
-//
-//shows:rdma-speed
 package bench_test
 
 import (
@@ -21,7 +19,7 @@ import (
 const rounds = 5
 
 // functions makes a tree of n functions on four cards, one physical function each and the rest virtual. They have no network
-// interfaces: the other plugin asks netlink for each, so its devices would have to exist. Leaving that work out favours the other
+// interfaces: the other plugin queries netlink for each, so its devices would have to exist. Leaving that work out favours the other
 // plugin.
 func functions(t testing.TB, n int) *sysfstest.Tree {
 	tree := sysfstest.New(t)

@@ -5,6 +5,7 @@
 package config
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"slices"
@@ -117,6 +118,10 @@ func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, Error{{Message: fmt.Sprintf("%d bytes are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
 	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, Error{{Message: `is empty: it must be an object with configList, such as {"configList": [{"resourceName": "hca", ` +
+			`"rdmaHcaMax": 64, "selectors": {"vendors": ["15b3"]}}]}`}}
+	}
 	root, err := parse(data)
 	if err != nil {
 		return nil, Error{{Message: "not JSON: " + err.Error()}}
@@ -178,7 +183,7 @@ func (r *reader) pool(at *field.Path, n *node) v1alpha1.RDMAPoolConfig {
 		"deviceNodes":     r.text((*string)(&p.DeviceNodes)),
 		"excludeTopology": r.boolean(&p.ExcludeTopology),
 	})
-	return p
+	return p.OfFile()
 }
 
 func (r *reader) selectors(at *field.Path, n *node) *v1alpha1.RDMASelectors {
@@ -224,7 +229,7 @@ func (r *reader) validate(c *Config) {
 			continue // It is no object, so there are no values to check.
 		}
 		for _, e := range c.Pools[i].Validate(at) {
-			if !r.told(e.Field) {
+			if !r.reported(e.Field) {
 				r.problems = append(r.problems, Problem{Path: e.Field, Line: r.line(e.Field), Message: e.ErrorBody()})
 			}
 		}

@@ -43,12 +43,12 @@ func TestTheSeedsConfigurationsAreRead(t *testing.T) {
 	}{
 		{"the rdma-devices ConfigMap", configMap.Data["config.json"],
 			&config.Config{Rescan: 300 * time.Second, Entries: []int{0}, Pools: []v1alpha1.RDMAPoolConfig{{
-				ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000,
+				ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, DeviceNodes: v1alpha1.RDMANodesAll,
 				Selectors: &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}, DeviceIDs: []string{"1021"}, IfNames: []string{"ibp3s0"}},
 			}}}},
 		{"the NicClusterPolicy's devicePlugin section", policy.Spec.DevicePlugin.Config,
 			&config.Config{Rescan: 60 * time.Second, Entries: []int{0}, Pools: []v1alpha1.RDMAPoolConfig{{
-				ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, Devices: []string{"ens2f0"},
+				ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, DeviceNodes: v1alpha1.RDMANodesAll, Devices: []string{"ens2f0"},
 			}}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -129,7 +129,6 @@ func TestWhatIsAllowed(t *testing.T) {
 	}
 }
 
-//shows:rdma-refusals
 func TestWhatIsNotAllowed(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
@@ -149,7 +148,12 @@ func TestWhatIsNotAllowed(t *testing.T) {
 		{"both selectors and devices", entry(`"resourceName": "a", "devices": ["ib0"], "selectors": {"vendors": ["15b3"]}`),
 			[]string{"configList[0].devices: Forbidden"}},
 		// The document.
-		{"nothing", ``, []string{": not JSON: line 1: the JSON ends"}},
+		{"nothing", ``, []string{": is empty: it must be an object with configList"}},
+		{"blanks", " \n", []string{": is empty: it must be an object with configList"}},
+		{"the plugin's form of 2018", `{"mode": "hca", "pfNetdevices": ["ib0"]}`, []string{
+			"mode: unknown key; the file has the plugin's form of 2018; since 2019 it is {\"configList\":",
+			"pfNetdevices: unknown key; the file has", "configList: is missing",
+		}},
 		{"not JSON", `periodicUpdateInterval: 300`, []string{": not JSON: line 1"}},
 		{"JSON that ends in the middle", "{\n\"configList\": [", []string{": not JSON: line 2: the JSON ends"}},
 		{"a trailing comma", `{"configList": [],}`, []string{": not JSON: line 1"}},
@@ -270,7 +274,6 @@ func TestWhatIsNotAllowed(t *testing.T) {
 	}
 }
 
-//shows:rdma-refusals
 func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
 	first, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ens1"]}, {"resourceName": "b", ` +
 		`"rdmaHcaMax": 5, "devices": ["ens2"]}]}`))
@@ -289,11 +292,11 @@ func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
 	if len(next.Pools) != 2 || next.Pools[1].ResourceName != "a" || next.Pools[1].RDMAHCAMax != 5 || next.Entries[1] != 0 {
 		t.Errorf("with what was served before: %+v at %v", next.Pools, next.Entries)
 	}
-	beside, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "devices": ["ens1"]}], "extra": 1, "periodicUpdateInterval": ` +
+	parsed, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "devices": ["ens1"]}], "extra": 1, "periodicUpdateInterval": ` +
 		`-1}`))
-	if err == nil || !strings.Contains(err.Error(), "extra") || !strings.Contains(err.Error(), "periodicUpdateInterval") || beside == nil ||
-		len(beside.Pools) != 1 || beside.Rescan != time.Minute {
-		t.Errorf("with mistakes beside the list: %+v, %v", beside, err)
+	if err == nil || !strings.Contains(err.Error(), "extra") || !strings.Contains(err.Error(), "periodicUpdateInterval") || parsed == nil ||
+		len(parsed.Pools) != 1 || parsed.Rescan != time.Minute {
+		t.Errorf("with mistakes beside the list: %+v, %v", parsed, err)
 	}
 	for _, text := range []string{`{"configList": [{"resourceName": "a b"}]}`,
 		`{"ConfigList": [{"resourceName": "a", "devices": ["ens1"]}]}`} {
@@ -349,4 +352,23 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A unit of a file's pool means what it means in k8s-rdma-shared-dev-plugin, unless the file has our option.
+func TestParseGivesSharedPoolsEveryHCAUnlessDeviceNodesIsGiven(t *testing.T) {
+	for text, want := range map[string]v1alpha1.RDMADeviceNodes{
+		`"rdmaHcaMax": 1`:                             v1alpha1.RDMANodesAll,
+		`"rdmaHcaMax": 1, "deviceNodes": "All"`:       v1alpha1.RDMANodesAll,
+		`"rdmaHcaMax": 1, "deviceNodes": "Allocated"`: v1alpha1.RDMANodesAllocated,
+		`"mode": "Exclusive"`:                         "",
+	} {
+		c, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "devices": ["ib0"], ` + text + `}]}`))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if got := c.Pools[0].DeviceNodes; got != want {
+			t.Errorf("%s: deviceNodes is %q, want %q", text, got, want)
+		}
+	}
 }

@@ -32,8 +32,8 @@ func (r *reader) mistype(at *field.Path, n *node, want string) {
 	r.report(at, n.line, fmt.Sprintf("must be %s, not %s", want, n.kind()))
 }
 
-// told says whether a problem of path's type, or of a parent's, was already reported.
-func (r *reader) told(path string) bool {
+// reported reports whether a problem of path's type, or of a parent's, was already reported.
+func (r *reader) reported(path string) bool {
 	for bad := range r.bad {
 		if path == bad || strings.HasPrefix(path, bad+".") || strings.HasPrefix(path, bad+"[") {
 			return true
@@ -55,7 +55,7 @@ func (r *reader) line(path string) int {
 
 // object reads the members of n, each with the function for its key.
 func (r *reader) object(at *field.Path, n *node, fields map[string]func(*field.Path, *node)) {
-	members, ok := n.value.([]member)
+	members, ok := n.value.([]jsonMember)
 	if !ok {
 		r.mistype(at, n, "an object")
 		return
@@ -80,6 +80,10 @@ func (r *reader) object(at *field.Path, n *node, fields map[string]func(*field.P
 
 // hint lists the known keys, or suggests the one that was meant.
 func hint(key string, fields map[string]func(*field.Path, *node)) string {
+	if fields["configList"] != nil && (key == "mode" || key == "pfNetdevices") {
+		return `the file has the plugin's form of 2018; since 2019 it is {"configList": [{"resourceName": "hca", "rdmaHcaMax": 1000, ` +
+			`"devices": ["ib0"]}]}, with the names of pfNetdevices as devices`
+	}
 	known := make([]string, 0, len(fields))
 	for name := range fields {
 		known = append(known, name)
@@ -93,7 +97,7 @@ func hint(key string, fields map[string]func(*field.Path, *node)) string {
 	return "known are " + strings.Join(known, ", ")
 }
 
-// near says whether a and b differ in at most one character: changed, added or missing.
+// near reports whether a and b differ in at most one character: changed, added or missing.
 func near(a, b string) bool {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]

@@ -23,7 +23,7 @@ type node struct {
 	isArray bool
 }
 
-type member struct {
+type jsonMember struct {
 	key   string
 	line  int
 	value *node
@@ -74,13 +74,13 @@ func (p *parser) node(depth int) (*node, error) {
 	}
 	switch token {
 	case json.Delim('{'):
-		members := []member{}
+		members := []jsonMember{}
 		for p.decoder.More() {
 			key, err := p.token()
 			if err != nil {
 				return nil, err
 			}
-			m := member{line: p.line()}
+			m := jsonMember{line: p.line()}
 			m.key, _ = key.(string)
 			if m.value, err = p.node(depth + 1); err != nil {
 				return nil, err

@@ -54,11 +54,11 @@ func drain(ctx context.Context, events <-chan struct{}) {
 
 // file is the file's content as last reported.
 type file struct {
-	path    string
-	changed func(*Config, error)
-	told    bool
-	content []byte
-	err     string // of reading it
+	path     string
+	changed  func(*Config, error)
+	reported bool
+	content  []byte
+	err      string // of reading it
 }
 
 func (f *file) read() {
@@ -67,10 +67,10 @@ func (f *file) read() {
 	if err != nil {
 		text = err.Error()
 	}
-	if f.told && bytes.Equal(content, f.content) && text == f.err {
+	if f.reported && bytes.Equal(content, f.content) && text == f.err {
 		return
 	}
-	f.told, f.content, f.err = true, content, text
+	f.reported, f.content, f.err = true, content, text
 	if err != nil {
 		f.changed(nil, fmt.Errorf("configuration: %w", err))
 		return

@@ -189,12 +189,21 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 			ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, Selectors: &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}},
 		},
 	}
-	if err := c.Create(t.Context(), newPool("rails", spec)); err != nil {
+	other := node(t, config, c, "node-c", nil)
+	if err := c.Create(t.Context(), newPool("nowhere", spec)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, c, "nowhere", "NoNodes", func(s v1alpha1.RDMAPoolStatus) bool {
+		return condition(s, v1alpha1.RDMAPoolReady).Reason == reasonNoNodes
+	})
+	if err := c.Delete(t.Context(), newPool("nowhere", spec)); err != nil {
 		t.Fatal(err)
 	}
 	a := node(t, config, c, "node-a", map[string]string{"rail": "yes"})
 	b := node(t, config, c, "node-b", map[string]string{"rail": "yes"})
-	other := node(t, config, c, "node-c", nil)
+	if err := c.Create(t.Context(), newPool("rails", spec)); err != nil {
+		t.Fatal(err)
+	}
 
 	t.Run("a pool that nobody reported on waits", func(t *testing.T) {
 		await(t, c, "rails", "WaitingForNodes", func(s v1alpha1.RDMAPoolStatus) bool {
@@ -238,12 +247,26 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 		})
 	})
 	t.Run("conflicts are a condition", func(t *testing.T) {
-		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8,
+		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8, Units: 1000,
 			Conflicts: []string{"mlx5_0: also in RDMAPool other"}})
 		await(t, c, "rails", "Conflicting", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolConflicting)
 			return r.Status == metav1.ConditionTrue && r.Message == "node-b: mlx5_0: also in RDMAPool other" &&
 				condition(s, v1alpha1.RDMAPoolReady).Reason == reasonHealthy
+		})
+	})
+	t.Run("a value that no node's devices have is named", func(t *testing.T) {
+		reported := v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8, Units: 1000,
+			Unmatched: []string{"selectors.vendors[0]"}}
+		a.report(t, "rails", reported)
+		b.report(t, "rails", reported)
+		await(t, c, "rails", "message about the value", func(s v1alpha1.RDMAPoolStatus) bool {
+			return strings.HasSuffix(condition(s, v1alpha1.RDMAPoolReady).Message, `; no device of any node has selectors.vendors[0] "15b3"`)
+		})
+		reported.Unmatched = nil
+		a.report(t, "rails", reported)
+		await(t, c, "rails", "message without the value", func(s v1alpha1.RDMAPoolStatus) bool {
+			return !strings.Contains(condition(s, v1alpha1.RDMAPoolReady).Message, "vendors")
 		})
 	})
 	t.Run("a node that is no longer selected takes its report back", func(t *testing.T) {
@@ -303,11 +326,11 @@ func TestReportsOfNodesThatAreGoneAreSwept(t *testing.T) {
 	}
 	a := node(t, config, c, "node-a", rdma)
 	b := node(t, config, c, "node-b", rdma)
-	// A plugin that was away when its node was deselected does not know about its report.
-	node(t, config, c, "node-c", nil).report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1})
+	// A plugin that was away when its node was deselected does not remove its report.
+	node(t, config, c, "node-c", nil).report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1, Units: 1})
 	for _, v := range []*view{a, b} {
 		v.sees(t, "p")
-		v.report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1})
+		v.report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1, Units: 1})
 	}
 	if err := c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}); err != nil {
 		t.Fatal(err)

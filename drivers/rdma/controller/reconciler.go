@@ -1,4 +1,4 @@
-// Package controller keeps the status of RDMAPools. It computes conditions and counts from what each node reports, and removes the
+// Package controller keeps the status of RDMAPools. It computes conditions and counts from the reports of nodes, and removes the
 // entries of nodes that are gone.
 package controller
 
@@ -21,6 +21,8 @@ import (
 const (
 	// sweepInterval is how often to look for entries of nodes that are gone or no longer selected. Their removal is not urgent.
 	sweepInterval = 10 * time.Minute
+	// relook is how often to look for nodes of a pool that selects none. One node is listed for it at most.
+	relook = 10 * time.Second
 	// pageSize is how many nodes are listed at a time.
 	pageSize = 500
 	// crdPatience is how long the controller waits for its kind: for ever. The manager's other controllers do not need the kind and
@@ -38,6 +40,7 @@ func Add(_ context.Context, m ctrl.Manager) error {
 		return err
 	}
 	r := &reconciler{client: m.GetClient(), reader: m.GetAPIReader(), now: time.Now, swept: make(map[string]time.Time)}
+	r.networks = networks{reader: r.reader, now: r.now}
 	// Several managers may run in one process, so controller names need not be unique.
 	shared := true
 	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.RDMAPool{}).Named("rdmapool").WithOptions(controller.Options{
@@ -50,6 +53,8 @@ type reconciler struct {
 	reader client.Reader // not cached: the manager's cache holds some nodes only
 	now    func() time.Time
 	swept  map[string]time.Time // when each pool's entries were last compared with the nodes; one reconcile at a time uses it
+	// networks are the secondary networks of pools.
+	networks networks
 }
 
 // Reconcile updates the status of one pool from its nodes' entries.
@@ -65,16 +70,32 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.sweep(ctx, &p); err != nil {
 		return ctrl.Result{}, err
 	}
-	next := summarise(&p, r.now())
+	none, err := r.selectsNone(ctx, &p)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next := summarise(&p, none, r.now())
+	full, networks, unknown := r.networks.of(ctx, p.Spec.Resource())
+	if unknown == nil {
+		setExhausted(&next, p.Generation, full, networks, r.now())
+	} else { // others' kinds do not keep the pool's own status from being written
+		klog.FromContext(ctx).Error(unknown, "Whether a pool's secondary networks have addresses left is not known", "pool", p.Name)
+	}
 	now := p.Status.DeepCopy()
 	now.Nodes = nil
+	again := ctrl.Result{RequeueAfter: sweepInterval}
+	if none {
+		again.RequeueAfter = relook
+	} else if networks > 0 || unknown != nil {
+		again.RequeueAfter = networksKept
+	}
 	if equality.Semantic.DeepEqual(*now, next) {
-		return ctrl.Result{RequeueAfter: sweepInterval}, nil
+		return again, nil
 	}
 	if err := r.apply(ctx, p.Name, fieldManager, &next); err != nil {
 		return ctrl.Result{}, fmt.Errorf("write the status of RDMAPool %s: %w", p.Name, err)
 	}
-	return ctrl.Result{RequeueAfter: sweepInterval}, nil
+	return again, nil
 }
 
 // sweep removes the entries of nodes that are gone, and of nodes that the pool no longer selects and whose plugin was away then. It
@@ -102,6 +123,23 @@ func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	p.Status.Nodes = kept
 	r.swept[p.Name] = r.now()
 	return nil
+}
+
+// selectsNone reports whether no node has the labels that the pool selects. Where a node has reported on the pool, it is not looked at.
+func (r *reconciler) selectsNone(ctx context.Context, p *v1alpha1.RDMAPool) (bool, error) {
+	if p.Spec.NodeSelector == nil || len(p.Status.Nodes) > 0 {
+		return false, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(p.Spec.NodeSelector)
+	if err != nil {
+		return false, nil //nolint:nilerr // the validation of the spec reports this in the status
+	}
+	page := &metav1.PartialObjectMetadataList{}
+	page.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	if err := r.reader.List(ctx, page, client.MatchingLabelsSelector{Selector: selector}, client.Limit(1)); err != nil {
+		return false, fmt.Errorf("list the nodes of RDMAPool %s: %w", p.Name, err)
+	}
+	return len(page.Items) == 0, nil
 }
 
 // nodes lists the labels of all nodes, by name.

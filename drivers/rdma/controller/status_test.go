@@ -11,8 +11,6 @@ import (
 )
 
 // After an edit of the spec the earlier reports remain until each node has processed it.
-//
-//shows:rdma-pool
 func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 	entry := func(name string, generation int64, devices int32, conflicts ...string) v1alpha1.RDMAPoolNode {
 		return v1alpha1.RDMAPoolNode{Name: name, ObservedGeneration: generation, Devices: devices, HealthyDevices: devices, Units: devices,
@@ -20,6 +18,8 @@ func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 	}
 	closed := entry("b", 2, 4)
 	closed.Closed = true
+	empty := entry("b", 2, 4)
+	empty.Units, empty.Message = 0, "the pool has no units"
 	for _, test := range []struct {
 		name    string
 		nodes   []v1alpha1.RDMAPoolNode
@@ -36,6 +36,8 @@ func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 			"1 of 3 nodes reported on this generation: 4 of 4 devices can carry traffic, on 1 node; waiting for b; c", 4,
 		},
 		{"all have", []v1alpha1.RDMAPoolNode{entry("a", 2, 4), entry("b", 2, 4)}, metav1.ConditionTrue, reasonHealthy, "8 of 8 devices", 8},
+		{"one has nothing to allocate", []v1alpha1.RDMAPoolNode{entry("a", 2, 4), empty}, metav1.ConditionFalse, reasonNoUnits,
+			"8 of 8 devices can carry traffic, on 2 nodes; nothing can be allocated on b (the pool has no units)", 8},
 		{"one is in exclusive mode", []v1alpha1.RDMAPoolNode{entry("a", 2, 4), closed}, metav1.ConditionFalse, reasonClosed,
 			"8 of 8 devices can carry traffic, on 2 nodes; on 1 node (b) the node's RDMA devices are in exclusive mode", 8},
 	} {
@@ -44,7 +46,7 @@ func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 				RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "p", RDMAHCAMax: 8,
 					Selectors: &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}},
 			}, Status: v1alpha1.RDMAPoolStatus{Nodes: test.nodes}}
-			s := summarise(p, time.Now())
+			s := summarise(p, false, time.Now())
 			ready, conflicting := condition(s, v1alpha1.RDMAPoolReady), condition(s, v1alpha1.RDMAPoolConflicting)
 			if ready.Status != test.ready || ready.Reason != test.reason || !strings.Contains(ready.Message, test.message) ||
 				s.Devices != test.devices {

@@ -55,13 +55,13 @@ func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	}}, nil
 }
 
-// ask is what one claim requests of a device.
+// ask is one claim's request for a device.
 type ask struct {
 	capacity    map[resourceapi.QualifiedName]string
 	tolerations []resourceapi.DeviceToleration
 }
 
-// give allocates one claim and returns its device's name; empty: nothing fits.
+// give allocates one claim and returns its device's name; empty: none fits.
 func (s *scheduler) give(a ask) string {
 	s.t.Helper()
 	exactly := &resourceapi.ExactDeviceRequest{
@@ -117,8 +117,6 @@ func capacity(slots, bandwidth string) ask {
 }
 
 // TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor allocates claims of one kind until one does not fit.
-//
-//shows:rdma-dra
 func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}
 	tolerant := capacity("", "")
@@ -155,6 +153,11 @@ func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
 		{
 			name: "a pool's units are its devices' slots", asks: []ask{{}}, options: Options{Slots: 64},
 			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 5, Selectors: all}}, want: map[string]int{first: 3, second: 2},
+		},
+		{
+			name: "each device of a pool whose units are the whole pool has all units as slots", asks: []ask{{}}, options: Options{Slots: 64},
+			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 3, Selectors: all, DeviceNodes: v1alpha1.RDMANodesAll}},
+			want:  map[string]int{first: 3, second: 3},
 		},
 		{
 			name: "an exclusive pool's devices are given whole", asks: []ask{{}}, options: Options{Slots: 64},

@@ -47,8 +47,6 @@ func at(bus int) sysfstest.Function {
 }
 
 // If the API server refuses one device, it refuses the whole slice.
-//
-//shows:rdma-dra
 func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
 	client := serve(t)
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}

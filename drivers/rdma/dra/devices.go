@@ -1,5 +1,5 @@
-// Package dra makes devices of Dynamic Resource Allocation from a node's RDMA ports: what is published of them, and what a
-// container gets.
+// Package dra makes devices of Dynamic Resource Allocation from a node's RDMA ports: the published devices, and the edits of a
+// container.
 package dra
 
 import (
@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/rdma/health"
@@ -65,7 +66,7 @@ const (
 // devicesPerSlice is the maximum number of devices in a ResourceSlice if they have taints or consumable capacities.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Options say what to publish for a node.
+// Options define what to publish for a node.
 type Options struct {
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
@@ -95,6 +96,13 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 				taken[key], members[key] = p, m
 				keys = append(keys, key)
 			}
+		}
+		if p.DeviceNodes == v1alpha1.RDMANodesAll {
+			// Each of rdmaHcaMax pods may have every HCA.
+			for _, key := range keys {
+				slots[key] = int(p.RDMAHCAMax)
+			}
+			continue
 		}
 		for _, key := range (pool.Layout{}).Divide(int(p.RDMAHCAMax), keys) {
 			slots[key]++
@@ -174,8 +182,9 @@ func (p *Port) device(devices *inventory.Inventory, state func(health.Key) healt
 		a.text(AttrDeviceID, fmt.Sprintf("%04x", f.Device))
 		a.text(AttrDriver, f.Driver)
 		a.text(AttrPCIBusID, string(f.Address))
-		a.text(AttrPCIeRoot, f.Root)
-		a.text(AttrPCIeSwitch, string(f.Switch))
+		near := p.HCA.Nearest()
+		a.text(AttrPCIeRoot, near.Root)
+		a.text(AttrPCIeSwitch, string(near.Switch))
 		if f.NUMANode != pci.NUMAUnknown {
 			a.number(AttrNUMANode, f.NUMANode)
 		}
@@ -199,7 +208,7 @@ func (p *Port) port() infiniband.Port {
 	return infiniband.Port{Number: p.Ports[0]}
 }
 
-// taints say why the scheduler must not give the device to a new pod. Running pods keep it.
+// taints report why the scheduler must not give the device to a new pod. Running pods keep it.
 func (p *Port) taints(state func(health.Key) health.State, o Options) []resourceapi.DeviceTaint {
 	var taints []resourceapi.DeviceTaint
 	down := ""

@@ -11,7 +11,6 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/api/resource/validation"
-	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/rdma/exclusive"
@@ -19,26 +18,25 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and their names in its environment.
-type Kind struct {
-	dev   inventory.DeviceNodes
-	nodes func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) // filters the device nodes that exist
-	pods  PodNetworks
+// Preparer prepares claims of RDMA ports: a container gets the device nodes of its ports, and their names in its environment.
+type Preparer struct {
+	dev  inventory.DeviceNodes
+	pods PodNetworks
 
 	mu    sync.Mutex
 	ports map[string]Port // by device name
 	known chan struct{}   // closed at the first Set
 }
 
-var _ draplugin.Kind = &Kind{}
+var _ draplugin.Preparer = &Preparer{}
 
 // NewKind makes a kind for a node with its device nodes in dev. pods moves devices into pods' networks.
-func NewKind(dev inventory.DeviceNodes, pods PodNetworks) *Kind {
-	return &Kind{dev: dev, nodes: existing(dev), pods: pods, known: make(chan struct{})}
+func NewKind(dev inventory.DeviceNodes, pods PodNetworks) *Preparer {
+	return &Preparer{dev: dev, pods: pods, known: make(chan struct{})}
 }
 
 // Set replaces the devices.
-func (k *Kind) Set(ports []Port) {
+func (k *Preparer) Set(ports []Port) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.ports == nil {
@@ -50,8 +48,8 @@ func (k *Kind) Set(ports []Port) {
 	}
 }
 
-// Prepare implements draplugin.Kind. A claim that comes before the first discovery waits for it.
-func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+// Prepare implements draplugin.Preparer. A claim that comes before the first discovery waits for it.
+func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplugin.Progress) (*draplugin.Prepared, error) {
 	select {
 	case <-k.known:
 	case <-ctx.Done():
@@ -112,9 +110,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	return prepared, nil
 }
 
-// Unprepare implements draplugin.Kind. Only a device in the pod's network outlives the container. It is back when the pod's sandbox
+// Unprepare implements draplugin.Preparer. Only a device in the pod's network outlives the container. It is back when the pod's sandbox
 // has stopped; if it is not, it is taken back here.
-func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
+func (k *Preparer) Unprepare(ctx context.Context, record claimstate.Record) error {
 	grant, ok := GrantOf(record)
 	if !ok {
 		return nil
@@ -123,7 +121,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 }
 
 // Ports returns the ports of a device; nil: there is no such device.
-func (k *Kind) Ports(device string) []health.Key {
+func (k *Preparer) Ports(device string) []health.Key {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.ports[device]
@@ -134,7 +132,7 @@ func (k *Kind) Ports(device string) []health.Key {
 	return keys
 }
 
-func (k *Kind) port(name string) (Port, error) {
+func (k *Preparer) port(name string) (Port, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p, found := k.ports[name]
@@ -146,21 +144,12 @@ func (k *Kind) port(name string) (Port, error) {
 }
 
 // edits are the device nodes of a port: the HCA's uverbs, the port's umad and issm, and rdma_cm.
-func (k *Kind) edits(p Port) (specs.ContainerEdits, error) {
-	wanted := []infiniband.CharDevice{p.HCA.Verbs}
-	for _, port := range p.HCA.Ports {
-		if slices.Contains(p.Ports, port.Number) {
-			wanted = append(wanted, port.UMAD, port.ISSM)
-		}
-	}
-	found, err := k.nodes(append(wanted, k.dev.ConnectionManager()))
+func (k *Preparer) edits(p Port) (specs.ContainerEdits, error) {
+	found, err := k.dev.Opened(p.HCA, p.Ports...)
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if !slices.Contains(found, p.HCA.Verbs) {
-		return specs.ContainerEdits{}, fmt.Errorf("%s cannot be opened: its device node %s is not there", p.HCA.Name, p.HCA.Verbs.Name)
-	}
-	return specs.ContainerEdits{DeviceNodes: k.dev.CDI(found)}, nil
+	return specs.ContainerEdits{DeviceNodes: k.dev.CDI(append(found, k.dev.Common()...))}, nil
 }
 
 // readConfig returns the strongest configuration, or the defaults where there is none.

@@ -14,9 +14,9 @@ import (
 
 // PodNetworks moves devices into pods' networks.
 type PodNetworks interface {
-	// Ready returns nil where devices can be moved, else what prevents it and what to do.
+	// Ready returns nil where devices can be moved, else the obstacle and the remedy.
 	Ready() error
-	// Closed says whether the node's devices are in exclusive mode. A pod with its own network namespace can then open only devices
+	// Closed reports whether the node's devices are in exclusive mode. A pod with its own network namespace can then open only devices
 	// that were moved there.
 	Closed() bool
 	// TakeFrom takes back what a claim (namespace/name) gave to the pod with that UID.
@@ -28,7 +28,7 @@ type data struct {
 	Exclusive *exclusive.Grant `json:"exclusive,omitempty"`
 }
 
-// GrantOf returns what a prepared claim gives to a pod's network; false: nothing.
+// GrantOf returns the devices that a prepared claim moves into a pod's network; false: none.
 func GrantOf(record claimstate.Record) (exclusive.Grant, bool) {
 	var d data
 	if len(record.Data) == 0 || json.Unmarshal(record.Data, &d) != nil || d.Exclusive == nil {
@@ -38,7 +38,7 @@ func GrantOf(record claimstate.Record) (exclusive.Grant, bool) {
 }
 
 // whole returns the HCA of a device that can move into a pod's network: moving a link moves all ports of its HCA.
-func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, error) {
+func (k *Preparer) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, error) {
 	if d.ShareID != nil {
 		return exclusive.Device{}, draplugin.Refuse("NotExclusive",
 			"network: Exclusive needs a device that is given whole, and %s is shared: put it into a pool with exclusive devices (rdmaHcaMax 0 or "+
@@ -64,7 +64,7 @@ func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, err
 }
 
 // grant records in the claim's record and in its containers that the devices go to the pod.
-func (k *Kind) grant(claim *draplugin.Claim, devices []exclusive.Device, prepared *draplugin.Prepared) error {
+func (k *Preparer) grant(claim *draplugin.Claim, devices []exclusive.Device, prepared *draplugin.Prepared) error {
 	if err := k.pods.Ready(); err != nil {
 		return draplugin.Refuse("NotExclusive", "network: Exclusive: %v", err)
 	}

@@ -55,7 +55,7 @@ func example(t *testing.T) json.RawMessage {
 	return template.Spec.Spec.Devices.Config[0].Opaque.Parameters.Raw
 }
 
-// exclusiveClaim is a claim of one device that asks for it in the pod's network.
+// exclusiveClaim is a claim for one device in the pod's network.
 func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *draplugin.Claim {
 	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic",
 		UID: "1-2"}}}
@@ -75,7 +75,6 @@ func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *dra
 	return claim
 }
 
-//shows:rdma-exclusive
 func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 	parameters := example(t)
 	hca := &inventory.HCA{Device: infiniband.Device{
@@ -111,7 +110,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 			hca.Ports[0].Nets[0].Bond = test.bond
 			kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
-			prepared, err := kind.Prepare(t.Context(), test.claim)
+			prepared, err := kind.Prepare(t.Context(), test.claim, nil)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got %v, want an error with %q", err, test.err)
@@ -145,7 +144,6 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
 	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
 		Ports: []infiniband.Port{{Number: 1}}}}
@@ -161,7 +159,7 @@ func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
 		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
 		claim := exclusiveClaim(nil, true, "a")
 		claim.Devices[0].Configs = nil
-		prepared, err := kind.Prepare(t.Context(), claim)
+		prepared, err := kind.Prepare(t.Context(), claim, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

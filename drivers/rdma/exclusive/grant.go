@@ -29,7 +29,7 @@ type Device struct {
 	Nets []string `json:"nets,omitempty"`
 }
 
-// Grant is what one claim gives to one pod.
+// Grant has the devices of one claim for one pod.
 type Grant struct {
 	// Claim is for people: "default/train-nic".
 	Claim string `json:"claim"`

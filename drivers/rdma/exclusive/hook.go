@@ -19,7 +19,7 @@ import (
 // Hook is the NRI plugin that moves devices as pods come and go. Set its fields before it starts, and do not copy it afterwards.
 type Hook struct {
 	Mover *Mover
-	// Grants returns what prepared claims give to a pod, by its UID.
+	// Grants returns the devices of prepared claims for a pod, by its UID.
 	Grants func(podUID string) []Grant
 	// Nodes returns the present device nodes of an RDMA device, wherever it is.
 	Nodes func(ctx context.Context, device string) ([]*api.LinuxDevice, error)
@@ -29,7 +29,7 @@ type Hook struct {
 	connected atomic.Bool
 }
 
-// Connected says whether the hook is connected to a container runtime.
+// Connected reports whether the hook is connected to a container runtime.
 func (h *Hook) Connected() bool { return h.connected.Load() }
 
 // Configure is the runtime's first call.
@@ -38,8 +38,8 @@ func (h *Hook) Configure(ctx context.Context, _, runtime, version string) (api.E
 	return 0, nil // 0: every event for which the plugin has a method
 }
 
-// Synchronize is called when the hook connects. It takes devices back from pods that ended meanwhile, and gives devices to pods
-// that started meanwhile.
+// Synchronize is called when the hook connects. It takes devices back from pods that ended in between, and gives devices to pods
+// that started.
 func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	live := make(map[string]bool, len(sandboxes))
 	for _, sandbox := range sandboxes {
@@ -149,7 +149,7 @@ func (h *Hook) closed(sandbox *api.PodSandbox, container *api.Container) bool {
 	return exclusively && err == nil
 }
 
-// inject adds the device nodes of what was granted.
+// inject adds the device nodes of a grant.
 func (h *Hook) inject(ctx context.Context, adjustment *api.ContainerAdjustment, grant *Grant) error {
 	for _, device := range grant.Devices {
 		nodes, err := h.Nodes(ctx, device.RDMA)
@@ -157,7 +157,7 @@ func (h *Hook) inject(ctx context.Context, adjustment *api.ContainerAdjustment, 
 			return fmt.Errorf("the device nodes of %s: %w", device.RDMA, err)
 		}
 		if !slices.ContainsFunc(nodes, func(n *api.LinuxDevice) bool { return strings.HasPrefix(filepath.Base(n.GetPath()), "uverbs") }) {
-			return fmt.Errorf("%s of claim %s cannot be opened: the kernel has no uverbs device for it any more", device.RDMA, grant.Claim)
+			return fmt.Errorf("%s of claim %s cannot be opened: the kernel no longer has a uverbs device for it", device.RDMA, grant.Claim)
 		}
 		for _, node := range nodes {
 			adjustment.AddDevice(node)
@@ -166,7 +166,7 @@ func (h *Hook) inject(ctx context.Context, adjustment *api.ContainerAdjustment, 
 	return nil
 }
 
-// grant is what a claim gives to a pod; nil: nothing.
+// grant is a claim's Grant for a pod; nil: none.
 func (h *Hook) grant(podUID, claim string) *Grant {
 	for _, grant := range h.Grants(podUID) {
 		if grant.Claim == claim {

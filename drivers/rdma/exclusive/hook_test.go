@@ -21,7 +21,6 @@ func sandbox(id, uid, namespace string) *api.PodSandbox {
 	return s
 }
 
-//shows:rdma-exclusive
 func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
@@ -90,7 +89,6 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	kernel.missing = map[string][]string{"ens1": {"ens1 has no address fd00::1/64 in the pod: permission denied", strings.Repeat("x", 2000)}}
@@ -109,7 +107,6 @@ func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestAnEndedNamespaceIsAwaitedWithoutDelayingOthers(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2", "mlx5_2", "ens3")
 	m := newMover(t, t.TempDir(), kernel)
@@ -129,7 +126,7 @@ func TestAnEndedNamespaceIsAwaitedWithoutDelayingOthers(t *testing.T) {
 	if waited := []string{<-kernel.awaiting, <-kernel.awaiting}; waited[0] == waited[1] {
 		t.Errorf("waited for %v", waited)
 	}
-	// A third pod comes and goes meanwhile.
+	// A third pod comes and goes in between.
 	give("c", "/var/run/netns/cni-c", Device{RDMA: "mlx5_2", Nets: []string{"ens3"}})
 	if err := m.Take(t.Context(), "c"); err != nil {
 		t.Error(err)

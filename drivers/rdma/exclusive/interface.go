@@ -29,7 +29,7 @@ type Interface struct {
 	Routes     []Route   `json:"routes,omitempty"`
 }
 
-// Address is an address of an interface. Its lifetime is not kept: whoever assigned the address renews it.
+// Address is an address of an interface. Its lifetime is not kept: the program that assigned the address renews it.
 type Address struct {
 	Address   string `json:"address"`             // 10.0.0.1/24
 	Peer      string `json:"peer,omitempty"`      // the other end's, of a point-to-point link
@@ -113,7 +113,7 @@ func identity(link netlink.Link) string {
 	return a.PermHWAddr.String()
 }
 
-// in finds the interface among links of one namespace, under whatever name; nil: it is not there. An interface of the same name may
+// in finds the interface among links of one namespace, under whatever name; nil: it does not exist. An interface of the same name may
 // be another one: every pod has an eth0.
 func (i *Interface) in(links []netlink.Link) netlink.Link {
 	var found netlink.Link

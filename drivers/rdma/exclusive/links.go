@@ -20,7 +20,7 @@ import (
 // Links are the kernel's links that can be moved. A link that is already in the right place is no error, so that every move can be
 // repeated. A namespace is given by the path of its file (/var/run/netns/cni-...); one that has ended has returned its links.
 type Links interface {
-	// Exclusive says whether the RDMA subsystem is in exclusive mode.
+	// Exclusive reports whether the RDMA subsystem is in exclusive mode.
 	Exclusive() (bool, error)
 	// Look reads the settings of an interface of the node before a move: a move removes its addresses and routes, and sets it down.
 	Look(name string) (Interface, error)
@@ -52,7 +52,7 @@ const back = time.Second
 func (Netlink) Exclusive() (bool, error) {
 	mode, err := netlink.RdmaSystemGetNetnsMode()
 	if err != nil {
-		return false, fmt.Errorf("ask the kernel for the network-namespace mode of RDMA (is the module ib_core loaded?): %w", err)
+		return false, fmt.Errorf("read the network-namespace mode of RDMA from the kernel (is the module ib_core loaded?): %w", err)
 	}
 	return mode == "exclusive", nil
 }
@@ -82,7 +82,7 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 	})
 }
 
-// explained adds what the kernel's error means for a move.
+// explained adds the meaning of the kernel's error for a move.
 func explained(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are "+
@@ -100,7 +100,7 @@ func (Netlink) TakeRDMA(device, namespace string) error {
 	defer home.Close() //nolint:errcheck // read only
 	target, err := open(namespace)
 	if ended(err) {
-		// An RDMA device has no settings, so nobody needs to wait for it.
+		// An RDMA device has no settings, so there is no need to wait for it.
 		return nil
 	}
 	if err != nil {
@@ -119,7 +119,7 @@ func (Netlink) TakeRDMA(device, namespace string) error {
 	})
 }
 
-// rdmaLink finds an RDMA device in this thread's network namespace; nil: it is not there.
+// rdmaLink finds an RDMA device in this thread's network namespace; nil: it does not exist.
 func rdmaLink(device string) (*netlink.RdmaLink, error) {
 	links, err := netlink.RdmaLinkList()
 	if err != nil {
@@ -145,7 +145,7 @@ func (Netlink) GiveInterface(i Interface, namespace string) ([]string, error) {
 		return nil, fmt.Errorf("list the interfaces in %s: %w", namespace, err)
 	}
 	if link := i.in(there); link != nil {
-		// A plugin that restarts finds what it gave. The pod may have changed its settings, unless a crash left it as a move leaves it.
+		// A plugin that restarts finds its devices. The pod may have changed its settings, unless a crash left it as a move leaves it.
 		if link.Attrs().Flags&unix.IFF_UP != 0 || !i.Up {
 			return nil, nil
 		}

@@ -42,7 +42,7 @@ func namespaces(t *testing.T) string {
 	return path
 }
 
-// in tells where gf0 is.
+// in reports where gf0 is.
 func in(t *testing.T, pod string) string {
 	t.Helper()
 	var places []string
@@ -109,7 +109,6 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestInterfacesThatDoNotComeBackAreAwaitedTogether(t *testing.T) {
 	pod := namespaces(t)
 	sysfs := t.TempDir()

@@ -36,15 +36,15 @@ func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, []stor
 // Collector is the metric of the records that could not be read.
 func (m *Mover) Collector() prometheus.Collector { return m.book }
 
-// Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be moved.
+// Exclusive reports whether the kernel's RDMA subsystem is in the mode in which devices can be moved.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
 // Give moves what grants list into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given
 // something before, which a restarted plugin finds running, keeps it even with an error. Give also returns descriptions of the
 // addresses and routes that the interfaces lack in the pod.
 func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants []Grant) (missing []string, err error) {
-	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
-	m.await(ctx, func(other entry) bool { return other.Sandbox != sandbox && other.shares(e) })
+	e := grantRecord{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
+	m.await(ctx, func(other grantRecord) bool { return other.Sandbox != sandbox && other.shares(e) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	old, before := m.book.Get(sandbox)
@@ -71,7 +71,7 @@ func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants
 }
 
 // free refuses devices that another sandbox has. An earlier sandbox of the same pod has ended: a pod has one sandbox at a time.
-func (m *Mover) free(ctx context.Context, e entry) error {
+func (m *Mover) free(ctx context.Context, e grantRecord) error {
 	for _, other := range m.book.All() {
 		if other.Sandbox == e.Sandbox || !other.shares(e) {
 			continue
@@ -90,7 +90,7 @@ func (m *Mover) free(ctx context.Context, e entry) error {
 }
 
 // look reads the interfaces' settings on the node.
-func (m *Mover) look(e entry) ([]Interface, error) {
+func (m *Mover) look(e grantRecord) ([]Interface, error) {
 	var interfaces []Interface
 	for _, device := range e.devices() {
 		for _, name := range device.Nets {
@@ -106,7 +106,7 @@ func (m *Mover) look(e entry) ([]Interface, error) {
 
 // giveAll moves the RDMA devices first: the kernel removes IPoIB interfaces with them, and makes others on the node. Where a device
 // fails, its interfaces stay; the other devices are still moved.
-func (m *Mover) giveAll(e entry) (missing []string, err error) {
+func (m *Mover) giveAll(e grantRecord) (missing []string, err error) {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.GiveRDMA(d.RDMA, e.Namespace) })
 	for n, device := range devices {
@@ -139,7 +139,7 @@ func each(devices []Device, do func(Device) error) []error {
 
 // Take moves back what a sandbox was given; a sandbox that was given nothing is no error.
 func (m *Mover) Take(ctx context.Context, sandbox string) error {
-	m.await(ctx, func(e entry) bool { return e.Sandbox == sandbox })
+	m.await(ctx, func(e grantRecord) bool { return e.Sandbox == sandbox })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, found := m.book.Get(sandbox)
@@ -151,7 +151,7 @@ func (m *Mover) Take(ctx context.Context, sandbox string) error {
 
 // await waits, without the lock, for the interfaces of all those entries at once, so that they are on the node when they are taken
 // back.
-func (m *Mover) await(ctx context.Context, which func(entry) bool) {
+func (m *Mover) await(ctx context.Context, which func(grantRecord) bool) {
 	var group sync.WaitGroup
 	for _, e := range m.book.All() {
 		if !which(e) {
@@ -168,7 +168,7 @@ func (m *Mover) await(ctx context.Context, which func(entry) bool) {
 
 // takeAll takes back everything that it can, and removes the sandbox's record only when that was all. Here too the RDMA devices
 // come first: IPoIB interfaces can be restored once they are back.
-func (m *Mover) takeAll(ctx context.Context, e entry) error {
+func (m *Mover) takeAll(ctx context.Context, e grantRecord) error {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.TakeRDMA(d.RDMA, e.Namespace) })
 	for _, device := range devices {
@@ -181,24 +181,24 @@ func (m *Mover) takeAll(ctx context.Context, e entry) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take back what pod %s was given: %w", e.Pod, err)
+		return fmt.Errorf("take back the devices of pod %s: %w", e.Pod, err)
 	}
 	return m.book.Delete(e.Sandbox)
 }
 
 // Keep takes back what sandboxes other than live ones were given: those that ended while the plugin was away.
 func (m *Mover) Keep(ctx context.Context, live map[string]bool) error {
-	return m.takeWhere(ctx, func(e entry) bool { return !live[e.Sandbox] })
+	return m.takeWhere(ctx, func(e grantRecord) bool { return !live[e.Sandbox] })
 }
 
 // TakeFrom takes back what a claim gave, from whatever sandbox has it.
 func (m *Mover) TakeFrom(ctx context.Context, claim, podUID string) error {
-	return m.takeWhere(ctx, func(e entry) bool {
+	return m.takeWhere(ctx, func(e grantRecord) bool {
 		return slices.ContainsFunc(e.Grants, func(g Grant) bool { return g.Claim == claim && g.PodUID == podUID })
 	})
 }
 
-func (m *Mover) takeWhere(ctx context.Context, which func(entry) bool) error {
+func (m *Mover) takeWhere(ctx context.Context, which func(grantRecord) bool) error {
 	m.await(ctx, which)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,16 +212,16 @@ func (m *Mover) takeWhere(ctx context.Context, which func(entry) bool) error {
 }
 
 // shares reports whether two entries have a device in common.
-func (e entry) shares(other entry) bool { return len(e.common(other)) > 0 }
+func (e grantRecord) shares(other grantRecord) bool { return len(e.common(other)) > 0 }
 
 // common returns the devices that both entries have.
-func (e entry) common(other entry) []Device {
+func (e grantRecord) common(other grantRecord) []Device {
 	return slices.DeleteFunc(e.devices(), func(mine Device) bool {
 		return !slices.ContainsFunc(other.devices(), func(d Device) bool { return d.RDMA == mine.RDMA })
 	})
 }
 
-func (e entry) devices() []Device {
+func (e grantRecord) devices() []Device {
 	var devices []Device
 	for _, grant := range e.Grants {
 		devices = append(devices, grant.Devices...)
@@ -229,8 +229,8 @@ func (e entry) devices() []Device {
 	return devices
 }
 
-// interfaces returns a device's interfaces with their settings on the node. An earlier version's record has only their names.
-func (e entry) interfaces(device Device) []Interface {
+// interfaces returns a device's interfaces with their settings on the node. Those of an absent interface are empty.
+func (e grantRecord) interfaces(device Device) []Interface {
 	interfaces := make([]Interface, len(device.Nets))
 	for n, name := range device.Nets {
 		interfaces[n] = Interface{Name: name}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 const (
@@ -142,7 +143,6 @@ func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
 		t.Errorf("giving again: %v", err)
 	}
 	_, err := m.Give(t.Context(), "b", "default/b", podB, first("uid-b"))
-	//attack:rdma-names A pod that asks for an RDMA device in another pod's network learns which pod has it
 	if err == nil || !strings.Contains(err.Error(), "mlx5_0 is in the network of another pod") ||
 		strings.Contains(err.Error(), "default/a") {
 		t.Errorf("another pod was given the same device: %v", err)
@@ -183,42 +183,6 @@ func TestInterfacesAreSetUpAfterEachMove(t *testing.T) {
 	}
 }
 
-// A version of this program wrote records without settings.
-func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
-	kernel := newMachine("mlx5_0", "ens1")
-	kernel.at["mlx5_0"], kernel.at["ens1"] = podA, podA
-	dir := t.TempDir()
-	record := `{"version":1,"sandbox":"a","pod":"default/a","namespace":"` + podA +
-		`","grants":[{"claim":"default/nic","podUID":"uid-a","devices":[{"rdma":"mlx5_0","nets":["ens1"]}]}]}`
-	if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte(record), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	m := newMover(t, dir, kernel)
-	if err := m.Take(t.Context(), "a"); err != nil || len(kernel.away()) > 0 || len(m.recorded()) > 0 {
-		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded())
-	}
-}
-
-// The earlier version read a record with json.Unmarshal, and required this version in it.
-func TestTheVersionBeforeReadsARecord(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := newMover(t, dir, newMachine("mlx5_0", "ens1")).Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(filepath.Join(dir, "a.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var before struct {
-		Version int     `json:"version"`
-		Sandbox string  `json:"sandbox"`
-		Grants  []Grant `json:"grants"`
-	}
-	if err := json.Unmarshal(data, &before); err != nil || before.Version != 1 || before.Sandbox != "a" || len(before.Grants) != 1 {
-		t.Errorf("%s is read as %v, %v", data, before, err)
-	}
-}
-
 func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "ens2")
 	kernel.broken["ens2"] = true
@@ -238,7 +202,6 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginRestarts(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()
@@ -317,12 +280,22 @@ func TestACrashAtAnyStepOfTheRecordLosesNoDevice(t *testing.T) {
 	}
 }
 
+// stored is a record's file of a version.
+func stored(t *testing.T, version int, body string) string {
+	t.Helper()
+	data, err := store.Format[json.RawMessage]{Name: bookFormat().Name, Version: version}.Encode(json.RawMessage(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 	for name, content := range map[string]string{
 		"no JSON":            "{",
-		"another version":    `{"version": 9, "sandbox": "bad", "grants": [{}]}`,
-		"no grants":          `{"version": 1, "sandbox": "bad"}`,
-		"another's sandbox":  `{"version": 1, "sandbox": "../../etc/passwd", "grants": [{}]}`,
+		"another version":    stored(t, 9, `{"sandbox": "bad", "grants": [{}]}`),
+		"no grants":          stored(t, 1, `{"sandbox": "bad"}`),
+		"another's sandbox":  stored(t, 1, `{"sandbox": "../../etc/passwd", "grants": [{}]}`),
 		"an empty file":      "",
 		"a list of nonsense": `[1, 2]`,
 	} {
@@ -384,7 +357,6 @@ func TestARunningPodWhoseRecordIsDamagedGivesBackItsDevices(t *testing.T) {
 	}
 }
 
-//attack:sandbox-id A sandbox whose ID is a path leads the RDMA plugin out of its state directory
 func TestASandboxIDThatIsNoFileNameIsRefused(t *testing.T) {
 	m := newMover(t, t.TempDir(), newMachine("mlx5_0", "ens1"))
 	for _, id := range []string{"", "../a", "a/b", ".a", strings.Repeat("a", 200)} {

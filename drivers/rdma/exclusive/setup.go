@@ -38,7 +38,7 @@ func NewSetter(setup Setup) *Setter {
 // Changed has a token when Failure has changed.
 func (s *Setter) Changed() <-chan struct{} { return s.changed }
 
-// Set replaces the interfaces. It does not wait: bringing an interface up asks its firmware, which may take seconds.
+// Set replaces the interfaces. It does not wait: bringing an interface up involves its firmware, which may take seconds.
 func (s *Setter) Set(names []string) {
 	if s.setup == (Setup{}) {
 		return
@@ -50,7 +50,7 @@ func (s *Setter) Set(names []string) {
 	s.want <- names
 }
 
-// Failure says why an interface is not set up; empty: it is, or was not tried yet.
+// Failure reports why an interface is not set up; empty: it is, or was not tried yet.
 func (s *Setter) Failure(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//shows:rdma-interfaces
 func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	namespaces(t)
 	state := func() (up bool, mtu int) {

@@ -1,4 +1,4 @@
-// Package explain is the command that says, for each RDMA device of a node, which pool has it or which selector refused it. It
+// Package explain is the command that shows, for each RDMA device of a node, the pool that has it or the selector that refused it. It
 // reads the configuration, the RDMAPools and the hardware as the rdma-plugin does, and changes nothing.
 package explain
 
@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/exclusive"
@@ -24,12 +26,12 @@ import (
 
 // options are the command's flags.
 type options struct {
-	sysfs, procDevices, config string
-	kubeconfig, node           string
-	manifest, labels           string
-	rdmaPools, insist          bool // insist: rdmaPools was given, not only the default
-	named                      bool // config was given, not only the default
-	json                       bool
+	sysfs, dev, procDevices, config string
+	kubeconfig, node                string
+	manifest, labels                string
+	rdmaPools, insist               bool // insist: rdmaPools was given, not only the default
+	named                           bool // config was given, not only the default
+	json                            bool
 }
 
 // Command is `gpufabric doctor rdma`.
@@ -52,6 +54,8 @@ func Command(h host.Host) *cobra.Command {
 		return fallback
 	}
 	command.Flags().StringVar(&o.sysfs, "sysfs-root", env("SYSFS_ROOT", "/sys"), "directory that stands for /sys")
+	command.Flags().StringVar(&o.dev, "dev-root", env("DEV_ROOT", ""),
+		"directory that stands for /dev, or PATH=HOST where the node has it at another path; empty: the node's /dev, or dev beside --sysfs-root")
 	command.Flags().StringVar(&o.procDevices, "proc-devices", env("PROC_DEVICES", "/proc/devices"),
 		"file that stands for /proc/devices; the rest of /proc is read beside it")
 	command.Flags().StringVar(&o.config, "config", config.DefaultFile, "config.json of pools")
@@ -83,9 +87,13 @@ type Pool struct {
 	Devices  []string `json:"devices,omitempty"` // mlx5_0
 	// Conflicts are the devices that another pool has too, or has instead.
 	Conflicts []string `json:"conflicts,omitempty"`
+	// Unmatched are the values of the pool that select no device of this node: selectors.vendors[1] "15b4".
+	Unmatched []string `json:"unmatched,omitempty"`
 	// Closed describes the problem of a pod with its own network where the kernel's RDMA subsystem is in exclusive mode; empty: the
 	// pod can open what it gets.
 	Closed string `json:"closed,omitempty"`
+	// Empty is why the pool has no unit of its devices; empty: it has some.
+	Empty string `json:"empty,omitempty"`
 	// NotServed is why the plugin serves no such pool on this node; empty: it does.
 	NotServed string `json:"notServed,omitempty"`
 }
@@ -127,8 +135,13 @@ func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
 	if err != nil {
 		return err
 	}
+	devices, err := o.deviceNodes()
+	if err != nil {
+		return fmt.Errorf("--dev-root: %w", err)
+	}
 	exclusively, modeErr := exclusive.Netlink{}.Exclusive() // A kernel without RDMA has no mode.
-	answer := Explain(file, listing, found, Node{Sysfs: o.sysfs, Exclusive: exclusively && modeErr == nil})
+	answer := Explain(file, listing, found, Node{Sysfs: o.sysfs, Exclusive: exclusively && modeErr == nil,
+		Devices: devices})
 	if o.json {
 		encoder := json.NewEncoder(h.Out())
 		encoder.SetIndent("", "  ")
@@ -137,21 +150,48 @@ func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
 	return answer.Write(h.Out(), o.config)
 }
 
+// hostDev is where pods of the chart have the node's /dev.
+const hostDev = "/host/dev"
+
+// deviceNodes is where the node's device nodes are; nil: they are not beside the sysfs tree that was given.
+func (o *options) deviceNodes() (*inventory.DeviceNodes, error) {
+	place := driver.Here("/dev")
+	if sibling := filepath.Join(filepath.Dir(o.sysfs), "dev"); o.dev != "" {
+		var err error
+		if place, err = driver.ParsePlace(o.dev); err != nil {
+			return nil, err
+		}
+	} else if o.sysfs != "/sys" {
+		if _, err := os.Stat(sibling); err != nil {
+			return nil, nil //nolint:nilnil // a tree of sysfs alone
+		}
+		place = driver.Here(sibling)
+	} else if _, err := os.Stat(hostDev); err == nil {
+		place.Path = hostDev
+	}
+	return &inventory.DeviceNodes{Dev: place, Sysfs: o.sysfs}, nil
+}
+
 // Node is the part of the node's state on which the answer depends.
 type Node struct {
 	Sysfs     string // /sys: the health of ports is read there, once
 	Exclusive bool   // the kernel's RDMA subsystem is in exclusive mode
+	// Devices has the device nodes; nil: they are not looked at.
+	Devices *inventory.DeviceNodes
 }
 
 // Explain returns the result for each device and each pool.
 func Explain(file *config.Config, listing *pool.Listing, found *inventory.Inventory, node Node) Answer {
 	definitions := pool.Definitions(file, listing.Pools)
 	selection := pool.Select(definitions, found)
-	answer := Answer{Devices: explainDevices(selection, found, node.Sysfs)}
+	answer := Answer{Devices: explainDevices(selection, found, node)}
 	for _, d := range definitions {
 		p := Pool{Resource: d.Resource(), Source: d.Source, NotServed: selection.Refused[d.Source]}
 		if i := slices.IndexFunc(selection.Pools, func(selected pool.Pool) bool { return selected.Source == d.Source }); i >= 0 {
-			p.Conflicts = selection.Pools[i].Conflicts
+			p.Conflicts, p.Empty = selection.Pools[i].Conflicts, selection.Pools[i].Empty()
+			for _, v := range selection.Pools[i].Unmatched {
+				p.Unmatched = append(p.Unmatched, fmt.Sprintf("%s %q", v.Path, v.Text))
+			}
 			const devicePlugin = true // The plugin's default: its units are never moved.
 			if node.Exclusive && selection.Pools[i].Closed(devicePlugin) {
 				p.Closed = exclusive.NotOpened
@@ -173,15 +213,19 @@ func Explain(file *config.Config, listing *pool.Listing, found *inventory.Invent
 	return answer
 }
 
-func explainDevices(selection *pool.Selection, found *inventory.Inventory, sysfs string) []Device {
+func explainDevices(selection *pool.Selection, found *inventory.Inventory, node Node) []Device {
 	var devices []Device
 	for i, v := range selection.Verdicts {
 		d := Device{Name: v.Device, PCI: v.PCI, Pools: v.Pools, Refusals: v.Refusals, Skipped: v.Skipped}
 		if v.Skipped == "" {
 			h := &found.HCAs[i]
-			for n, watched := range health.Ports(&h.Device) {
+			watch := health.Ports(&h.Device)
+			if node.Devices != nil {
+				watch = health.PortsOf(h, *node.Devices)
+			}
+			for n, watched := range watch {
 				p := h.Ports[n]
-				port := Port{Number: p.Number, LinkLayer: string(p.LinkLayer), RateGbps: p.Rate, Trouble: health.Read(sysfs, watched)}
+				port := Port{Number: p.Number, LinkLayer: string(p.LinkLayer), RateGbps: p.Rate, Trouble: health.Read(node.Sysfs, watched)}
 				for _, net := range p.Nets {
 					port.Nets = append(port.Nets, net.Name)
 				}
@@ -233,6 +277,12 @@ func (a *Answer) Write(out io.Writer, file string) error {
 		if p.Closed != "" {
 			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, p.Closed))
 		}
+		if p.Empty != "" {
+			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, p.Empty))
+		}
+		if len(p.Unmatched) > 0 {
+			remarks = append(remarks, fmt.Sprintf("%s (%s): no device of this node has %s", p.Source, p.Resource, strings.Join(p.Unmatched, ", ")))
+		}
 		for _, conflict := range p.Conflicts {
 			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, conflict))
 		}
@@ -244,7 +294,7 @@ func (a *Answer) Write(out io.Writer, file string) error {
 	return err
 }
 
-// refusal says that a device was refused, by a selector or because of another pool.
+// refusal describes the refusal of a device, by a selector or because of another pool.
 func refusal(reason string) string {
 	if strings.HasPrefix(reason, "selectors.") || strings.HasPrefix(reason, "devices:") {
 		return "refused by " + reason

@@ -69,7 +69,7 @@ mlx5_1        0000:5e:00.0  1: Ethernet 400 Gb/s [ens2f0]                       
                                                                                                                              ` +
 		`rdma/roce                  taken
 0000:11:00.0  0000:11:00.0  -                                                                                                ` +
-		`-                          skipped: no RDMA device: the driver i40e made none (is its RDMA module loaded, such as mlx5_ib?)
+		`-                          skipped: no RDMA device: the driver i40e made none (is the module irdma loaded?)
 `
 	squeeze := func(s string) []string {
 		var lines []string
@@ -123,7 +123,6 @@ func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 	tree := hardware(t)
 	found, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
@@ -149,11 +148,24 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 	}
 }
 
-//shows:rdma-refusals
 func TestExplainShowsTheEntriesBesideOneWithMistakes(t *testing.T) {
 	out, err := run(t, `{"configList": [{"resourceName": "a b"}, {"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": `+
 		`["ether"]}}]}`)
 	if err != nil || !strings.Contains(out, "rdma/roce") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestExplainNamesAPoolWhenItHasNoUnits(t *testing.T) {
+	for config, want := range map[string]bool{
+		`{"resourceName": "roce", "selectors": {"linkTypes": ["ether"]}}`:                       true,
+		`{"resourceName": "roce", "rdmaHcaMax": 1, "selectors": {"linkTypes": ["ether"]}}`:      false,
+		`{"resourceName": "roce", "rdmaHcaMax": 0, "selectors": {"linkTypes": ["nothing"]}}`:    false,
+		`{"resourceName": "roce", "rdmaHcaMax": 0, "selectors": {"vendors": ["15b3", "1d0f"]}}`: true,
+	} {
+		out, err := run(t, `{"configList": [`+config+`]}`)
+		if err == nil && strings.Contains(out, "(rdma/roce): the pool has no units: set rdmaHcaMax") != want {
+			t.Errorf("%s: %v\n%s", config, err, out)
+		}
 	}
 }

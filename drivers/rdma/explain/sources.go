@@ -23,7 +23,7 @@ const apiTimeout = 10 * time.Second
 // agent is the command's name in the API server's audit log.
 const agent = "gpufabric-doctor"
 
-// file reads config.json; nil: there is none. If a file that was named does not exist, it says so on h.Err.
+// file reads config.json; nil: there is none. If a file that was named does not exist, it reports that on h.Err.
 func (o *options) file(h host.Host) (*config.Config, error) {
 	content, err := os.ReadFile(o.config)
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,7 +47,7 @@ func (o *options) file(h host.Host) (*config.Config, error) {
 }
 
 // listing reads the RDMAPools, from the manifest where one is given, else from the API server. Where it cannot reach an API server
-// it says so on h.Err, and returns none.
+// it reports that on h.Err, and returns none.
 func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool.Listing, error) {
 	switch {
 	case o.manifest != "" && o.kubeconfig != "":

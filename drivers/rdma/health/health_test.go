@@ -157,8 +157,6 @@ func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
 
 // A port that carried traffic when its firmware stopped answering is not read again, so no second reading would ever confirm that
 // it is bad.
-//
-//shows:rdma-discovery
 func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, release := &ports{hang: map[string]chan struct{}{}}, make(chan struct{})
@@ -198,7 +196,6 @@ func (s seldom) turn(d time.Duration) time.Duration {
 
 func (s seldom) NewTimer(d time.Duration) clock.Timer { return s.RealClock.NewTimer(s.turn(d)) }
 
-//shows:rdma-discovery
 func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := seldom{every: 700 * time.Millisecond}
@@ -206,7 +203,7 @@ func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx) }()
-		defer func() { cancel(); <-done; time.Sleep(2 * at.every) }() // a read may go on after the watcher has ended
+		defer func() { cancel(); <-done; time.Sleep(2 * at.every) }() // a read may continue after the watcher has ended
 		w.Set([]Port{{Device: "a", Path: "devices/a", Number: 1}})
 		w.Known(t.Context())
 		for range 200 {

@@ -39,8 +39,6 @@ func entriesOf(t testing.TB, root string) []string {
 
 // FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is removed, truncated, or has other
 // content. The other HCA must be served in any case. The damaged one is either served or skipped with a reason.
-//
-//shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
 	// About as many as the tree has; each once removed, truncated to nothing and to one byte, and with garbage
 	for which := range uint16(90) {

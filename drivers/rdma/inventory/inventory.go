@@ -3,6 +3,7 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,8 +19,8 @@ import (
 // Inventory is the result of one discovery.
 type Inventory struct {
 	HCAs    []HCA     // by RDMA device name
-	Skipped []Skipped // what looks like an HCA but cannot be used, with the reason
-	// GPUDirect says how an HCA can access a GPU's memory.
+	Skipped []Skipped // unusable devices that look like HCAs, with the reason
+	// GPUDirect describes how an HCA can access a GPU's memory.
 	GPUDirect GPUDirect
 }
 
@@ -27,6 +28,11 @@ type Inventory struct {
 type HCA struct {
 	infiniband.Device
 	Function *pci.Function // of a scalable function, its parent; nil: a software device (rxe, siw)
+	// Direct is the data-direct function of a ConnectX-8, which reads and writes GPU memory for it and may be on another root complex;
+	// nil: it has none.
+	Direct *pci.Function
+	// Management are umad devices of the HCA's planes. The kernel gives a multi-plane HCA (XDR) a device of type SMI for them.
+	Management []infiniband.CharDevice
 	// PhysicalNets are the network interfaces of the physical function; for a physical function its own.
 	PhysicalNets []string
 	// PKeys are the partition keys of each InfiniBand port, by port number.
@@ -95,7 +101,7 @@ func (h *HCA) CharDevices() []infiniband.CharDevice {
 		add(port.UMAD)
 		add(port.ISSM)
 	}
-	return devices
+	return append(devices, h.Management...)
 }
 
 // Roots is where a node's files are.
@@ -107,9 +113,14 @@ type Roots struct {
 // display is the PCI base class of GPUs.
 const display = 0x03
 
+// wanted are the functions that an inventory is made of.
+func wanted(is pci.Identity) bool {
+	return is.Class.Network() || is.Class>>16 == display || isDirect(is)
+}
+
 // Discover reads the node. Devices that cannot be read are in Skipped; the error is for a tree that cannot be read at all.
 func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
-	bus, err := pci.NewFS(roots.Sysfs).Scan(ctx, func(c pci.Class) bool { return c.Network() || c>>16 == display })
+	bus, err := pci.NewFS(roots.Sysfs).ScanIdentities(ctx, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -127,61 +138,57 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 		unreadable[pci.Address(s.Name)] = s.Reason
 	}
 	nets := make(map[pci.Address][]string) // of functions with RDMA devices
+	planes := planesOf(found)
 	for i := range found.Devices {
 		h := HCA{Device: found.Devices[i], Function: bus.Function(found.Devices[i].PCI), Rail: -1}
+		if h.Verbs.Name != "" && h.Auxiliary == "" { // A scalable function's interfaces are its own.
+			nets[h.PCI] = h.Nets()
+		}
 		switch {
 		case h.PCI != "" && unreadable[h.PCI] != nil:
 			inventory.skip(h, fmt.Sprintf("its PCI function cannot be read: %v", unreadable[h.PCI]), true)
 		case h.PCI != "" && h.Function == nil:
 			inventory.skip(h, fmt.Sprintf("its PCI function %s is not on the bus, or is no network controller", h.PCI), false)
+		case planes[h.PCI].of(h.Name):
+			continue
 		case h.Verbs.Name == "":
-			inventory.skip(h, "no program can open it, since it has no uverbs device: is the module ib_uverbs loaded?", false)
+			inventory.skip(h, "no program can open it, since it has no uverbs device"+missingModule(roots.Sysfs, "ib_uverbs"), false)
+		case h.RawOnly:
+			inventory.skip(h, "it is in switchdev mode and has no GIDs, so RoCE cannot work on it: use its virtual or scalable functions, which "+
+				"are devices of their own", false)
 		default:
-			if h.Auxiliary == "" { // A scalable function's interfaces are its own.
-				nets[h.PCI] = h.Nets()
-			}
+			h.Management = planes[h.PCI].umads
 			inventory.HCAs = append(inventory.HCAs, h)
 		}
 	}
-	inventory.addWithoutRDMA(bus, found)
-	inventory.addPhysicalNets(roots.Sysfs, bus, nets)
+	inventory.addWithoutRDMA(roots.Sysfs, bus, found)
+	inventory.addPhysicalNets(fs, bus, nets)
+	inventory.addDirect(ctx, pci.NewFS(roots.Sysfs), bus)
 	inventory.addRails(bus)
-	return inventory, inventory.addPKeys(ctx, fs)
+	if err := inventory.addPKeys(ctx, fs); err != nil {
+		return nil, err
+	}
+	inventory.dropVanished(roots.Sysfs)
+	return inventory, nil
+}
+
+// dropVanished drops what was removed while it was read, such as a virtual function: there is nothing to report about it.
+func (v *Inventory) dropVanished(sysfs string) {
+	gone := func(path string) bool {
+		_, err := os.Lstat(filepath.Join(sysfs, path))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	v.Skipped = slices.DeleteFunc(v.Skipped, func(s Skipped) bool {
+		return s.PCI != "" && gone("bus/pci/devices/"+string(s.PCI)) && gone("class/infiniband/"+s.Name)
+	})
 }
 
 func (v *Inventory) skip(h HCA, reason string, damaged bool) {
 	v.Skipped = append(v.Skipped, Skipped{Name: h.Name, PCI: h.PCI, Reason: reason, Damaged: damaged})
 }
 
-// addWithoutRDMA records the network controllers that have no RDMA device.
-func (v *Inventory) addWithoutRDMA(bus *pci.Bus, found *infiniband.Devices) {
-	has := make(map[pci.Address]bool)
-	for _, d := range found.Devices {
-		has[d.PCI] = true
-	}
-	for _, s := range found.Skipped {
-		has[s.PCI] = true
-	}
-	for i := range bus.Functions {
-		f := &bus.Functions[i]
-		if has[f.Address] || !f.Class.Network() {
-			continue
-		}
-		reason := "no RDMA device: the driver " + f.Driver + " made none (is its RDMA module loaded, such as mlx5_ib?)"
-		if f.Driver == "" {
-			reason = "no RDMA device: no driver has the PCI function"
-		}
-		v.Skipped = append(v.Skipped, Skipped{Name: string(f.Address), PCI: f.Address, Reason: reason})
-	}
-	for _, s := range bus.Skipped {
-		if !has[pci.Address(s.Name)] {
-			v.Skipped = append(v.Skipped, Skipped{Name: s.Name, PCI: pci.Address(s.Name), Reason: s.Reason.Error(), Damaged: true})
-		}
-	}
-}
-
 // addPhysicalNets finds the interfaces of each HCA's physical function, which pfNames select by.
-func (v *Inventory) addPhysicalNets(sysfs string, bus *pci.Bus, nets map[pci.Address][]string) {
+func (v *Inventory) addPhysicalNets(fs infiniband.FS, bus *pci.Bus, nets map[pci.Address][]string) {
 	for i := range v.HCAs {
 		h := &v.HCAs[i]
 		if h.Function == nil {
@@ -191,39 +198,10 @@ func (v *Inventory) addPhysicalNets(sysfs string, bus *pci.Bus, nets map[pci.Add
 		names, known := nets[address]
 		if physical := bus.Function(address); !known && physical != nil {
 			// The physical function has no RDMA device of its own, or one that was skipped.
-			entries, err := os.ReadDir(filepath.Join(sysfs, physical.Path, "net"))
-			if err == nil {
-				for _, e := range entries {
-					names = append(names, e.Name())
-				}
-			}
+			names = fs.Interfaces(physical.Path)
 			nets[address] = names
 		}
 		h.PhysicalNets = names
-	}
-}
-
-// addRails numbers the physical functions that share a switch with a GPU.
-func (v *Inventory) addRails(bus *pci.Bus) {
-	gpus := make(map[pci.Address]bool)
-	for i := range bus.Functions {
-		if f := &bus.Functions[i]; f.Class>>16 == display {
-			gpus[f.Switch] = true
-		}
-	}
-	var rails []pci.Address
-	for i := range v.HCAs {
-		if f := v.HCAs[i].Function; f != nil && !f.Virtual() && gpus[f.Switch] {
-			rails = append(rails, f.Address)
-		}
-	}
-	slices.Sort(rails)
-	for i := range v.HCAs {
-		h := &v.HCAs[i]
-		if h.Function == nil {
-			continue
-		}
-		h.Rail = slices.Index(rails, h.physical()) // a virtual function uses the cable of its physical function
 	}
 }
 
@@ -284,7 +262,7 @@ func (h *HCA) readPKeys(fs infiniband.FS) error {
 	return nil
 }
 
-// GPUDirect says how an HCA can access a GPU's memory.
+// GPUDirect describes how an HCA can access a GPU's memory.
 type GPUDirect string
 
 // The ways of GPUDirect RDMA.

@@ -13,7 +13,6 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-//shows:rdma-discovery
 func TestDevicesBelowFunctionsAreFoundWithTheirPlaces(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -51,7 +50,6 @@ func TestDevicesBelowFunctionsAreFoundWithTheirPlaces(t *testing.T) {
 	}
 }
 
-//shows:rdma-discovery
 func TestVirtualFunctionsComeAndGo(t *testing.T) {
 	physical := find(t, virtuals)
 	file := "/sys/bus/pci/devices/" + physical.function + "/sriov_numvfs"
@@ -95,8 +93,6 @@ func TestVirtualFunctionsComeAndGo(t *testing.T) {
 }
 
 // The kernel reports Unknown for the link layer of EFA's ports (link_layer_show in drivers/infiniband/core/sysfs.c).
-//
-//shows:rdma-discovery
 func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 	far := find(t, farB)
 	add(t, "efa_0", far.function, "efa", 1, "-")
@@ -114,8 +110,6 @@ func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 }
 
 // A software device is below /sys/devices/virtual, as are the interfaces of every pod.
-//
-//shows:rdma-discovery
 func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 	a, b := find(t, plainA), find(t, plainB)
 	up(t, a.name)
@@ -138,8 +132,6 @@ func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 }
 
 // A scalable function's device is below an auxiliary device of the PCI function: .../0000:08:00.0/mlx5_core.sf.2/infiniband/mlx5_2.
-//
-//shows:rdma-discovery
 func TestAScalableFunctionIsOfItsPCIFunction(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)

@@ -160,7 +160,7 @@ func sees() (devices, nets []string) {
 	return devices, nets
 }
 
-// opens says whether a container in this thread's namespace can open one of the device's nodes. It makes the node for that.
+// opens reports whether a container in this thread's namespace can open one of the device's nodes. It makes the node for that.
 func opens(node *api.LinuxDevice) error {
 	path := filepath.Join("/tmp", fmt.Sprintf("uverbs-%d", node.GetMinor()))
 	defer os.Remove(path) //nolint:errcheck // of a test
@@ -174,7 +174,6 @@ func opens(node *api.LinuxDevice) error {
 	return device.Close()
 }
 
-//shows:rdma-exclusive
 func TestAPodHasItsDeviceWithAddressesAndTheNodeHasItBack(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_9", far.function, "ethernet", 1, far.name)
@@ -230,7 +229,6 @@ func gids(device string) string {
 	return strings.Join(all, " ")
 }
 
-//shows:rdma-exclusive
 func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -261,7 +259,6 @@ func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
-//shows:rdma-exclusive
 func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -284,7 +281,6 @@ func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
-//shows:rdma-exclusive
 func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -350,7 +346,6 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	}
 }
 
-//shows:rdma-exclusive
 func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")
@@ -359,7 +354,7 @@ func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 		t.Fatalf("interfaces %v", h.Nets())
 	}
 	net := h.Nets()[0]
-	// udev gives it a permanent name, which the kernel does not know.
+	// udev gives it a permanent name, which the kernel does not have.
 	setLink(t, net, func(link netlink.Link) error { return netlink.LinkSetName(link, "ibp130") })
 	onNode, inPod := configure(t, "ibp130")
 	exclusively(t)
@@ -387,7 +382,6 @@ func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 	expectSetUp(t, "ibp130", onNode)
 }
 
-//shows:rdma-interfaces
 func TestInterfacesAreSetUpInSharedModeAndInPods(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)

@@ -42,7 +42,6 @@ func TestAPortGoesDownAndUpWithItsLink(t *testing.T) {
 	}
 }
 
-//shows:rdma-events
 func TestEventsComeFromAnOpenDevice(t *testing.T) {
 	a := find(t, plainA)
 	up(t, a.name)
@@ -62,7 +61,7 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next := func(want uverbs.Kind) {
+		next := func(want uverbs.EventType) {
 			t.Helper()
 			stop := time.AfterFunc(10*time.Second, func() { _ = device.Close() })
 			defer stop.Stop()
@@ -71,8 +70,8 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: waiting for event %d: %v", test.device, want, err)
 				}
-				t.Logf("%s: event %d of port %d", test.device, event.Kind, event.Port)
-				if event.Kind == want && event.Port == test.port {
+				t.Logf("%s: event %d of port %d", test.device, event.Type, event.Port)
+				if event.Type == want && event.Port == test.port {
 					return
 				}
 			}
@@ -89,8 +88,6 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 
 // An IPoIB interface has a carrier only after a subnet manager let it join the broadcast group of its partition. The port carries
 // RDMA before that.
-//
-//shows:rdma-discovery
 func TestAnIPoIBInterfaceWithoutCarrierIsNoFailure(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")

@@ -107,7 +107,7 @@ func read(path string) string {
 	return strings.TrimSpace(string(content))
 }
 
-// eventually waits for what the kernel does in the background, without a common event.
+// eventually waits for the kernel's background work, which has no common event.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !holds(); time.Sleep(20 * time.Millisecond) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,30 +24,31 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
+// Offer is the units of one pool. It is a deviceplugin.Backend, Preferrer and Exclusive.
 type Offer struct {
 	dev inventory.DeviceNodes
 	cdi *cdi.Dir // where a spec of the pool is stored; nil: the kubelet gives containers their device nodes
 
 	mu      sync.Mutex
 	pool    pool.Pool
-	members map[string]*member // by HCA key
-	layout  pool.Layout        // of a shared pool
+	members map[string]*poolHCA // by HCA key
+	layout  pool.Layout         // of a shared pool
+	failed  map[string]bool     // HCAs that were unhealthy when the units were last listed, by key
 }
 
-// member is an HCA of the pool.
-type member struct {
+// poolHCA is an HCA of the pool.
+type poolHCA struct {
 	pool.Member
 	gone bool // it is gone, but pods may hold units of it
 }
 
 // New makes an empty offer. dev has the device nodes. With a CDI directory containers get them by CDI, else from the kubelet.
 func New(dev inventory.DeviceNodes, layout pool.Layout, cdi *cdi.Dir) *Offer {
-	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
+	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*poolHCA)}
 }
 
 // Resume sets the configuration for which an earlier run in the same boot made the layout. The layout's HCAs count as gone until
-// Set says otherwise.
+// Set finds them.
 func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -56,7 +56,7 @@ func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 	for _, key := range o.layout {
 		if o.members[key] == nil {
 			// Only the key of an absent HCA is known.
-			o.members[key] = &member{Member: pool.Member{HCA: &inventory.HCA{Device: infiniband.Device{Name: key}}}, gone: true}
+			o.members[key] = &poolHCA{Member: pool.Member{HCA: &inventory.HCA{Device: infiniband.Device{Name: key}}}, gone: true}
 		}
 	}
 }
@@ -66,14 +66,14 @@ func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 func (o *Offer) Set(p pool.Pool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	members := make(map[string]*member, len(p.Members))
+	members := make(map[string]*poolHCA, len(p.Members))
 	for _, m := range p.Members {
-		members[m.HCA.Key()] = &member{Member: m}
+		members[m.HCA.Key()] = &poolHCA{Member: m}
 	}
 	if equality.Semantic.DeepEqual(o.pool.RDMAPoolConfig, p.RDMAPoolConfig) {
 		for key, m := range o.members {
 			if members[key] == nil {
-				members[key] = &member{Member: m.Member, gone: true}
+				members[key] = &poolHCA{Member: m.Member, gone: true}
 			}
 		}
 	}
@@ -83,6 +83,13 @@ func (o *Offer) Set(p pool.Pool) {
 	}
 }
 
+// Exclusive implements deviceplugin.Exclusive.
+func (o *Offer) Exclusive() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.pool.Exclusive()
+}
+
 // Layout is the division of the units among the HCAs, to be stored across restarts.
 func (o *Offer) Layout() pool.Layout {
 	o.mu.Lock()
@@ -90,15 +97,28 @@ func (o *Offer) Layout() pool.Layout {
 	return slices.Clone(o.layout)
 }
 
-// Devices lists the units, with the health that state reports for their HCA's ports.
+// whole reports whether a unit gives every HCA of the pool, as a unit of k8s-rdma-shared-dev-plugin does (its server.go: Allocate
+// returns the resource's deviceSpec, whichever unit is requested). Such a unit has no NUMA node, there as here.
+func (o *Offer) whole() bool { return o.pool.DeviceNodes == v1alpha1.RDMANodesAll }
+
+// Devices lists the units, with the health that state reports for their HCA's ports. A unit of the whole pool is healthy while any of
+// the pool's HCAs is.
 func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Device {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	healthy := make(map[string]bool, len(o.members))
+	healthy, anyHealthy := make(map[string]bool, len(o.members)), false
 	for key, m := range o.members {
 		healthy[key] = !m.gone && m.Trouble(state) == ""
+		anyHealthy = anyHealthy || healthy[key]
+	}
+	o.failed = make(map[string]bool)
+	for key := range healthy {
+		o.failed[key] = !healthy[key]
 	}
 	device := func(id, key string) deviceplugin.Device {
+		if o.whole() {
+			return deviceplugin.Device{ID: id, Healthy: anyHealthy}
+		}
 		d := deviceplugin.Device{ID: id, Healthy: healthy[key]}
 		if node := o.members[key].HCA.NUMANode(); node != pci.NUMAUnknown && !o.pool.ExcludeTopology {
 			d.NUMANodes = []int{node}
@@ -118,14 +138,24 @@ func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Devi
 	return devices
 }
 
-// Holding returns the HCA behind a unit; nil: there is no such unit.
-func (o *Offer) Holding(id string) *inventory.HCA {
+// Holding returns the HCAs behind a unit, by key; empty: there is no such unit.
+func (o *Offer) Holding(id string) []*inventory.HCA {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if m := o.members[o.key(id)]; m != nil {
-		return m.HCA
+	held := o.members[o.key(id)]
+	switch {
+	case held == nil:
+		return nil
+	case !o.whole():
+		return []*inventory.HCA{held.HCA}
 	}
-	return nil
+	var all []*inventory.HCA
+	for _, key := range o.keys() {
+		if m := o.members[key]; !m.gone {
+			all = append(all, m.HCA)
+		}
+	}
+	return all
 }
 
 // key returns the key of the HCA of the unit id, or nothing.
@@ -148,8 +178,8 @@ func (o *Offer) keys() []string {
 	return keys
 }
 
-// Allocate implements deviceplugin.Backend. It returns the device nodes of the units' HCAs, or of all of the pool's where so
-// configured, and rdma_cm.
+// Allocate implements deviceplugin.Backend. It returns the device nodes of the units' HCAs and rdma_cm. A unit of the whole pool gives
+// every HCA that is on the node and can be opened; Allocate fails if there is none.
 func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -158,29 +188,30 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 		allocated[o.key(id)] = true
 	}
 	var nodes []infiniband.CharDevice
+	var failures []error
 	response := &pluginapi.ContainerAllocateResponse{}
 	for _, key := range o.keys() {
 		m := o.members[key]
-		if !allocated[key] && (o.pool.DeviceNodes != v1alpha1.RDMANodesAll || m.gone) {
+		if !allocated[key] && !o.whole() {
 			continue
 		}
-		if m.gone {
-			return nil, fmt.Errorf("%s (%s) is gone from the node: load its driver again, or change the pool's configuration for its units to go "+
-				"to other HCAs", m.HCA.Name, key)
-		}
-		found, err := o.nodes(m.HCA)
+		found, err := o.opened(m)
 		if err != nil {
-			return nil, err
+			failures = append(failures, err)
+			continue
 		}
 		nodes = append(nodes, found...)
 		if o.cdi != nil {
 			response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: o.cdi.ID(o.specName(), key)})
 		}
 	}
+	if len(failures) > 0 && (!o.whole() || len(nodes) == 0) {
+		return nil, errors.Join(failures...)
+	}
 	if o.cdi != nil {
 		return response, nil
 	}
-	for _, c := range append(nodes, o.common()...) {
+	for _, c := range append(nodes, o.dev.Common()...) {
 		// The API has no field for a number; the container runtime reads the host's node.
 		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
 			ContainerPath: inventory.ContainerPath(c), HostPath: o.dev.HostPath(c), Permissions: inventory.NodePermissions,
@@ -189,34 +220,33 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 	return response, nil
 }
 
-// common are the device nodes that belong to no HCA: rdma_cm, where the module rdma_ucm is loaded.
-func (o *Offer) common() []infiniband.CharDevice {
-	c := o.dev.ConnectionManager()
-	if _, err := o.dev.Stat(c); err != nil {
-		return nil
+// opened are the device nodes of a member that is on the node.
+func (o *Offer) opened(m *poolHCA) ([]infiniband.CharDevice, error) {
+	if m.gone {
+		return nil, fmt.Errorf("%s (%s) is gone from the node: load its driver again, or change the pool's configuration for its units to go "+
+			"to other HCAs", m.HCA.Name, m.HCA.Key())
 	}
-	return []infiniband.CharDevice{c}
+	return o.nodes(m)
 }
 
-// nodes are the existing device nodes of an HCA. Only uverbs is required: RoCE has no issm and EFA no umad.
-func (o *Offer) nodes(h *inventory.HCA) ([]infiniband.CharDevice, error) {
-	var nodes []infiniband.CharDevice
-	for _, c := range h.CharDevices() {
-		path, err := o.dev.Stat(c)
-		switch {
-		case err == nil:
-			nodes = append(nodes, c)
-		case c == h.Verbs:
-			return nil, fmt.Errorf("%s cannot be opened without its device node %s: %w", h.Name, path, err)
-		case !errors.Is(err, os.ErrNotExist):
-			return nil, fmt.Errorf("device node of %s: %w", h.Name, err)
-		}
+// nodes are the device nodes of a member's HCA, for its ports in the pool.
+func (o *Offer) nodes(m *poolHCA) ([]infiniband.CharDevice, error) {
+	return o.dev.Opened(m.HCA, m.Ports...)
+}
+
+// fails reports whether Allocate would fail for the HCA, or its ports cannot carry traffic.
+func (o *Offer) fails(key string) bool {
+	m := o.members[key]
+	if m == nil || m.gone || o.failed[key] {
+		return true
 	}
-	return nodes, nil
+	_, err := o.nodes(m)
+	return err != nil
 }
 
 // Prefer implements deviceplugin.Preferrer. It takes each unit from another HCA while there are any, and prefers the HCA with the
-// most free units, so that pods spread over the HCAs.
+// most free units, so that pods spread over the HCAs. An HCA that cannot be used now comes last: a pod that met it returns its unit,
+// and the next pod would meet the same HCA again.
 func (o *Offer) Prefer(available, required []string, size int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -238,10 +268,18 @@ func (o *Offer) Prefer(available, required []string, size int) []string {
 		slices.SortFunc(free[key], compareIDs)
 	}
 	keys := o.keys()
+	failing := make(map[string]bool)
+	for key := range free {
+		failing[key] = o.fails(key)
+	}
 	for len(answer) < size {
 		best := ""
 		for _, key := range keys {
-			if len(free[key]) == 0 {
+			switch {
+			case len(free[key]) == 0, best != "" && failing[key] && !failing[best]:
+				continue
+			case best != "" && failing[best] && !failing[key]:
+				best = key
 				continue
 			}
 			if best == "" || taken[key] < taken[best] || taken[key] == taken[best] && len(free[key]) > len(free[best]) {

@@ -97,7 +97,7 @@ func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
 	counts := make(map[string]int)
 	for range 80 {
 		chosen := o.Prefer(free, nil, 1)
-		counts[o.Holding(chosen[0]).Name]++
+		counts[o.Holding(chosen[0])[0].Name]++
 		free = slices.DeleteFunc(free, func(id string) bool { return id == chosen[0] })
 	}
 	for name, n := range counts {
@@ -131,6 +131,68 @@ func TestHealthAndNUMANodesOfUnits(t *testing.T) {
 	o.Set(p)
 	if diff := cmp.Diff([]string{"0true[]", "1false[]", "2true[]", "3false[]"}, describe()); diff != "" {
 		t.Errorf("without topology: %s", diff)
+	}
+}
+
+// whole is a pool of n units over HCAs, each of which gives every HCA.
+func whole(n int32, hcas ...int) pool.Pool {
+	p := shared(n, hcas...)
+	p.DeviceNodes = v1alpha1.RDMANodesAll
+	return p
+}
+
+func TestOfferOfWholePoolIsHealthyWhileAnyHCAIs(t *testing.T) {
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0", "umad0", "uverbs2", "umad2"))}, nil, nil)
+	o.Set(whole(1, 0, 1, 2))
+	down := make(map[string]bool)
+	state := func(k health.Key) health.State {
+		if down[k.Device] {
+			return health.State{Phase: health.Down, Reason: "DOWN"}
+		}
+		return health.State{Phase: health.Up}
+	}
+	units := func() (list []string) {
+		for _, d := range o.Devices(state) {
+			list = append(list, fmt.Sprintf("%s%v%v", d.ID, d.Healthy, d.NUMANodes))
+		}
+		return list
+	}
+	given := func() (list []string) {
+		response, err := o.Allocate(t.Context(), []string{"0"})
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, d := range response.GetDevices() {
+			list = append(list, filepath.Base(d.GetContainerPath()))
+		}
+		return list
+	}
+	for _, step := range []struct {
+		name  string
+		do    func()
+		units string
+		given []string
+	}{
+		{"the device node of one is missing", func() {}, "0true[]", []string{"uverbs0", "umad0", "uverbs2", "umad2"}},
+		{"the first is down", func() { down["mlx5_0"] = true }, "0true[]", []string{"uverbs0", "umad0", "uverbs2", "umad2"}},
+		{"the first is gone", func() { o.Set(whole(1, 1, 2)) }, "0true[]", []string{"uverbs2", "umad2"}},
+		{"the others are down", func() { down["mlx5_1"], down["mlx5_2"] = true, true }, "0false[]", []string{"uverbs2", "umad2"}},
+	} {
+		step.do()
+		if got := units(); len(got) != 1 || got[0] != step.units {
+			t.Errorf("%s: units %v, want %s", step.name, got, step.units)
+		}
+		if diff := cmp.Diff(step.given, given()); diff != "" {
+			t.Errorf("%s: %s", step.name, diff)
+		}
+	}
+	if got := o.Holding("0"); len(got) != 2 || got[0].Name != "mlx5_1" || got[1].Name != "mlx5_2" {
+		t.Errorf("the unit's HCAs: %v", got)
+	}
+	o.Set(whole(1, 1))
+	if got := given(); len(got) != 1 || !strings.Contains(got[0], "mlx5_1 cannot be opened without its device node") ||
+		!strings.Contains(got[0], "mlx5_0 (0000:10:00.0) is gone") {
+		t.Errorf("no HCA can be opened: %v", got)
 	}
 }
 
@@ -217,8 +279,7 @@ func TestDeviceNodesThatAreMissing(t *testing.T) {
 		err   string
 	}{
 		{"all are there", []string{"uverbs0", "umad0", "rdma_cm"}, []string{"uverbs0", "umad0", "rdma_cm"}, ""},
-		{"no umad", []string{"uverbs0", "rdma_cm"}, []string{"uverbs0", "rdma_cm"}, ""},
-		{"no rdma_cm", []string{"uverbs0", "umad0"}, []string{"uverbs0", "umad0"}, ""},
+		{"no umad", []string{"uverbs0", "rdma_cm"}, nil, "mlx5_0 lacks the device node"},
 		{"no uverbs", []string{"umad0", "rdma_cm"}, nil, "mlx5_0 cannot be opened without its device node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -242,5 +303,27 @@ func TestDeviceNodesThatAreMissing(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// Health, Allocate and the preference come from one function.
+func TestPreferTakesHCAThatFailsLast(t *testing.T) {
+	root := dev(t, "uverbs0", "umad0", "umad1")
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(root)}, nil, nil)
+	o.Set(shared(6, 0, 1, 2))
+	down := func(k health.Key) health.State {
+		if k.Device == "mlx5_2" {
+			return health.State{Phase: health.Down}
+		}
+		return health.State{Phase: health.Up}
+	}
+	o.Devices(down)
+	// HCA 1 has no uverbs node and HCA 2 is down. HCA 0 has the fewest free units.
+	available := []string{"0", "1", "4", "2", "5"}
+	if diff := cmp.Diff([]string{"0"}, o.Prefer(available, nil, 1)); diff != "" {
+		t.Error(diff)
+	}
+	if got := o.Prefer(available, nil, 3); len(got) != 3 || got[0] != "0" {
+		t.Errorf("got %v; want the usable unit first, and others where it does not suffice", got)
 	}
 }

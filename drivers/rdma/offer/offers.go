@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/options"
@@ -16,7 +17,7 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Node is what the offers of a node have in common.
+// Node has the common data of a node's offers.
 type Node struct {
 	Boot    string // the node's boot
 	Nodes   inventory.DeviceNodes
@@ -25,7 +26,7 @@ type Node struct {
 	Kubelet *deviceplugin.Host
 }
 
-// Offers are the pools that the kubelet knows. Only one goroutine may use them; what Snapshot returns is safe for concurrent use.
+// Offers are the pools of the kubelet. Only one goroutine may use them; the result of Snapshot is safe for concurrent use.
 type Offers struct {
 	node   Node
 	served map[string]*served // by resource
@@ -49,6 +50,7 @@ func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health
 		s := o.served[name]
 		if s == nil {
 			s = &served{offer: o.resume(ctx, name)}
+			log.Info("A pool is served", "resource", name, "source", selected.Source, "units", selected.RDMAHCAMax, "unit", meaning(&selected))
 		}
 		o.set(ctx, s.offer, selected)
 		devices := s.offer.Devices(state)
@@ -72,6 +74,17 @@ func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health
 		}
 	}
 	o.sweep(ctx)
+}
+
+// meaning reports what a pod gets by one unit of a pool. A config.json and an RDMAPool differ in it where deviceNodes is not given.
+func meaning(p *pool.Pool) string {
+	switch {
+	case p.Exclusive():
+		return "a whole HCA, for one container"
+	case p.DeviceNodes == v1alpha1.RDMANodesAll:
+		return "every HCA of the pool, as with k8s-rdma-shared-dev-plugin; deviceNodes: Allocated makes it a share of one HCA"
+	}
+	return "a share of one HCA; deviceNodes: All makes it every HCA of the pool, as with k8s-rdma-shared-dev-plugin"
 }
 
 // resume makes the offer of a resource with the layout of an earlier run.
@@ -145,10 +158,10 @@ func (o *Offers) Healthy(resource string, state func(health.Key) health.State) i
 	return healthy
 }
 
-// Snapshot returns a function that finds the HCA of a unit of the present resources; nil: there is none. Any goroutine may call it.
-func (o *Offers) Snapshot() func(resource, id string) *inventory.HCA {
+// Snapshot returns a function that finds the HCAs of a unit of the present resources. Any goroutine may call it.
+func (o *Offers) Snapshot() func(resource, id string) []*inventory.HCA {
 	offers := maps.Clone(o.served)
-	return func(resource, id string) *inventory.HCA {
+	return func(resource, id string) []*inventory.HCA {
 		if s := offers[resource]; s != nil {
 			return s.offer.Holding(id)
 		}

@@ -30,7 +30,7 @@ func TestOffersAreThePoolsThatAreServedAndOutliveARestart(t *testing.T) {
 		t.Errorf("%d healthy units", got)
 	}
 	holding := o.Snapshot()
-	before := holding("rdma/a", "0").Key()
+	before := holding("rdma/a", "0")[0].Key()
 	o.Serve(t.Context(), nil, up)
 	if got := o.Healthy("rdma/a", up); got != 0 || holding("rdma/a", "0") == nil || o.Snapshot()("rdma/a", "0") != nil {
 		t.Errorf("a pool that is no longer served has %d healthy units", got)
@@ -46,7 +46,7 @@ func TestOffersAreThePoolsThatAreServedAndOutliveARestart(t *testing.T) {
 		if got := next.Healthy("rdma/a", up); got != healthy {
 			t.Errorf("after boot %s %d units are healthy, want %d", boot, got, healthy)
 		}
-		if boot == "b1" && next.Snapshot()("rdma/a", "0").Key() == "" || !slices.Contains(layout.Units, before) {
+		if boot == "b1" && len(next.Snapshot()("rdma/a", "0")) != 1 || !slices.Contains(layout.Units, before) {
 			t.Errorf("units %v", layout.Units)
 		}
 		if err := layouts.Save("rdma/a", layout); err != nil {

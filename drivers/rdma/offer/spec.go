@@ -42,12 +42,12 @@ func (o *Offer) WriteSpec() error {
 		if m.gone {
 			continue
 		}
-		nodes, err := o.nodes(m.HCA)
+		nodes, err := o.nodes(m)
 		if err != nil {
-			continue // Allocate says why.
+			continue // Allocate reports why.
 		}
 		d := cdi.Device{Name: key}
-		d.Edits.DeviceNodes = o.dev.CDI(append(nodes, o.common()...))
+		d.Edits.DeviceNodes = o.dev.CDI(append(nodes, o.dev.Common()...))
 		devices = append(devices, d)
 	}
 	return o.cdi.Write(o.specName(), devices)

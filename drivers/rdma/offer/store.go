@@ -1,7 +1,6 @@
 package offer
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,22 +16,13 @@ import (
 type Kept struct {
 	// Boot is the node's boot: no pod outlives it, and the addresses of HCAs may change after it.
 	Boot string `json:"boot"`
-	// Pool is the pool's configuration; empty for a file of version 1, where it is unknown.
+	// Pool is the pool's configuration.
 	Pool  v1alpha1.RDMAPoolConfig `json:"pool"`
 	Units pool.Layout             `json:"units"`
 }
 
-// kind describes how layouts are stored. A file of version 1 has only the units.
-func kind() store.Kind[Kept] {
-	return store.Kind[Kept]{Name: "gpufabric-layout", Version: 2, Decode: func(version int, body []byte) (kept Kept, err error) {
-		into := any(&kept)
-		if version == 1 {
-			into = &kept.Units
-		}
-		err = json.Unmarshal(body, into)
-		return kept, err
-	}}
-}
+// kind describes how layouts are stored.
+func kind() store.Format[Kept] { return store.Format[Kept]{Name: "gpufabric-layout", Version: 1} }
 
 // Store keeps the layouts of a node's pools, one file each.
 type Store struct {
@@ -42,7 +32,7 @@ type Store struct {
 	damaged map[string]store.Unreadable
 }
 
-// OpenStore makes dir if need be, and reads what is there.
+// OpenStore makes dir if need be, and reads its files.
 func OpenStore(dir string) (*Store, error) {
 	layouts, unreadable, err := store.Open(store.Options{Directory: dir, Extension: ".layout", Mode: 0o640}, kind())
 	if err != nil {
@@ -58,7 +48,7 @@ func OpenStore(dir string) (*Store, error) {
 // Unreadable are the files that could not be read at the start.
 func (s *Store) Unreadable() []store.Unreadable { return s.unreadable }
 
-// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once. The
+// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error reports that once. The
 // layout is then made again; it is right except that units which running pods hold may belong to other HCAs.
 func (s *Store) Load(resource string) (Kept, error) {
 	name := fileName(resource)

@@ -29,20 +29,20 @@ const Role = "rdma-plugin"
 // claims serves the node's ports under Dynamic Resource Allocation: it publishes them, and prepares the claims that get them.
 type claims struct {
 	node     options.Node
-	client   kubernetes.Interface // nil: nothing is served
+	client   kubernetes.Interface // nil: claims are not served
 	offering dra.Options
 	registry *metrics.Plugin
-	kind     *dra.Kind
+	kind     *dra.Preparer
 	networks *podNetworks
 	// unreadable is state that could not be read at the start; Run reports it.
 	unreadable []store.Unreadable
 
-	wanted observed.Value[*publication] // nil: nothing was discovered yet
+	wanted observed.Value[*publication] // nil: before the first discovery
 	// served is the server for the kubelet, nil until Run makes it.
 	served atomic.Pointer[draplugin.Plugin]
 }
 
-// publication is what to publish.
+// publication has the devices to publish.
 type publication struct {
 	ports  int
 	slices [][]resourceapi.Device
@@ -72,7 +72,8 @@ func (c *claims) Run(ctx context.Context) error {
 		report("StateUnreadable", u.String())
 	}
 	served, err := draplugin.Start(ctx, draplugin.Config{
-		Driver: dra.Driver, Node: c.node, Client: c.client, Kind: c.kind, Metrics: c.registry, Recorder: recorder,
+		Driver: dra.Driver, Pool: c.node.NodeName + "-rdma", Node: c.node, Client: c.client, Preparer: c.kind, Metrics: c.registry,
+		Recorder: recorder,
 	})
 	if err != nil {
 		return fmt.Errorf("serve Dynamic Resource Allocation: %w", err)
@@ -93,7 +94,7 @@ func (c *claims) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Answers says why the plugin does not answer the kubelet; nil where it does, or where nothing is served yet.
+// Answers returns the reason why the plugin does not answer the kubelet; nil if it does, or does not serve yet.
 func (c *claims) Answers() error {
 	if served := c.served.Load(); served != nil {
 		return served.Answers()
@@ -101,7 +102,7 @@ func (c *claims) Answers() error {
 	return nil
 }
 
-// Started says why the kubelet cannot call yet.
+// Started returns the reason why the kubelet cannot call yet.
 func (c *claims) Started() error {
 	if c.client == nil {
 		return nil

@@ -1,4 +1,3 @@
-//shows:rdma-dra
 package plugin_test
 
 import (
@@ -27,6 +26,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/node/capability/capabilitytest"
 	"gpufabric.io/drivers/rdma/dra"
 )
 
@@ -42,6 +42,7 @@ func (n *node) withAPI() *fake.Clientset {
 		}
 		return false, nil, nil
 	})
+	capabilitytest.DryRuns(client, capabilitytest.All)
 	n.options.Client, n.options.Slots = client, 64
 	return client
 }
@@ -230,7 +231,7 @@ func claimed(t *testing.T, client *fake.Clientset, uid string, parameters string
 	return &drapb.Claim{Namespace: "default", Name: claim.Name, Uid: uid}
 }
 
-// prepare prepares a claim as the kubelet does and returns what its container gets.
+// prepare prepares a claim as the kubelet does and returns the edits of its container.
 func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 	n.t.Helper()
 	connection, err := grpc.NewClient("unix:"+filepath.Join(n.kubelet.Root(), "plugins/rdma.gpufabric.io/dra.sock"),
@@ -341,8 +342,6 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 
 // There is no event for new firmware, so only the periodic discovery finds it. The start makes a few discoveries of its own, which
 // may find as many changes, but not all six, each of which waits for the previous one.
-//
-//shows:rdma-discovery
 func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {
 	n := newNode(t)
 	device := n.addHCA(0x3a, "0", sysfstest.HCA{})

@@ -34,13 +34,11 @@ func (h holder) ports(view *metricsView) []health.Key {
 	if h.device != "" {
 		return view.Device(h.device)
 	}
-	hca := view.Unit(h.Resource, h.unit)
-	if hca == nil {
-		return nil
-	}
 	var keys []health.Key
-	for _, p := range hca.Ports {
-		keys = append(keys, health.Key{Device: hca.Name, Port: p.Number})
+	for _, hca := range view.Unit(h.Resource, h.unit) {
+		for _, p := range hca.Ports {
+			keys = append(keys, health.Key{Device: hca.Name, Port: p.Number})
+		}
 	}
 	return keys
 }

@@ -1,4 +1,3 @@
-//shows:node-inotify
 package plugin_test
 
 import (
@@ -20,12 +19,12 @@ func TestTheRDMARoleWorksWithoutInotify(t *testing.T) {
 	n.two()
 	n.start()
 	n.kubelet.AwaitAllocatable(shared, 1000)
-	n.configure(strings.Replace(seed, "1000", "200", 1))
+	n.configure(strings.Replace(divided, "1000", "200", 1))
 	n.kubelet.AwaitAllocatable(shared, 200)
 	n.kubelet.Stop()
 	n.kubelet.Start()
 	n.kubelet.AwaitAllocatable(shared, 200)
-	n.configure(strings.Replace(seed, `["1021"]`, `["1021", "101f"]`, 1))
+	n.configure(strings.Replace(divided, `["1021"]`, `["1021", "101f"]`, 1))
 	n.kubelet.AwaitAllocatable(shared, 1000)
 	before := n.kubelet.View(shared).Devices
 	n.addHCA(0x7a, "1", sysfstest.HCA{Nets: []string{"ibp123s0"}})

@@ -9,12 +9,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/rdma/exclusive"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
-// journal logs which devices the pools have, and what is wrong with others, whenever that has changed.
+// journal logs which devices the pools have, and the problems of others, whenever they change.
 type journal struct{ written string }
 
-func (j *journal) write(log klog.Logger, now picture) {
+func (j *journal) write(log klog.Logger, now picture, ports ...health.Port) {
 	var lines []func()
 	var text strings.Builder
 	say := func(failure bool, message string, values ...any) {
@@ -36,6 +38,12 @@ func (j *journal) write(log klog.Logger, now picture) {
 		if now.closed(&selected) {
 			say(true, "A pool's units cannot be opened", "resource", selected.Resource(), "reason", exclusive.NotOpened)
 		}
+		if reason := selected.Empty(); reason != "" && now.devicePlugin {
+			say(true, "Nothing of a pool can be allocated", "resource", selected.Resource(), "reason", reason)
+		}
+		if values := unmatched(&selected); len(values) > 0 && len(selected.Members) > 0 {
+			say(false, "Values of a pool select no device of this node", "pool", selected.Source, "values", values)
+		}
 		for _, conflict := range selected.Conflicts {
 			say(false, "Two pools claim one device", "pool", selected.Source, "device", conflict)
 		}
@@ -48,6 +56,11 @@ func (j *journal) write(log klog.Logger, now picture) {
 			say(true, "A device is skipped", "device", s.Name, "reason", s.Reason)
 		}
 	}
+	for _, p := range ports {
+		if p.Missing != "" {
+			say(true, "A device cannot be used by pods", "port", p.Key().String(), "reason", p.Missing)
+		}
+	}
 	if text.String() == j.written {
 		return
 	}
@@ -55,4 +68,13 @@ func (j *journal) write(log klog.Logger, now picture) {
 	for _, line := range lines {
 		line()
 	}
+}
+
+// unmatched lists the values of a pool that select no device of this node.
+func unmatched(p *pool.Pool) []string {
+	var out []string
+	for _, v := range p.Unmatched {
+		out = append(out, fmt.Sprintf("%s %q", v.Path, v.Text))
+	}
+	return out
 }

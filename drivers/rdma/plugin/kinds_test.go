@@ -12,6 +12,7 @@ import (
 
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/occupancy/occupancytest"
 )
 
 func TestPoolsOfEveryKind(t *testing.T) {
@@ -40,6 +41,18 @@ func TestPoolsOfEveryKind(t *testing.T) {
 			[]sysfstest.HCA{{}, {}, {}},
 			`{"configList": [{"resourceName": "hca", "mode": "Exclusive", "selectors": {"vendors": ["15b3"]}}]}`,
 			"rdma/hca", 3, []string{"issm0", "rdma_cm", "umad0", "uverbs0"},
+		},
+		{
+			"one HCA where the configuration says so",
+			[]sysfstest.HCA{{}, {}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "deviceNodes": "Allocated", "selectors": {"vendors": ["15b3"]}}]}`,
+			"rdma/hca", 10, []string{"issm0", "rdma_cm", "umad0", "uverbs0"},
+		},
+		{
+			"all HCAs without a word",
+			[]sysfstest.HCA{{}, {}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"]}}]}`,
+			"rdma/hca", 10, []string{"issm0", "issm1", "rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"},
 		},
 		{
 			"all HCAs where the configuration says so",
@@ -131,11 +144,11 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	n.configure(strings.Replace(seed, "_a", "_b", 1))
+	n.configure(strings.Replace(divided, "_a", "_b", 1))
 	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_b", 1000)
 	n.kubelet.Await(shared, "end of the pool", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
 	n.stop()
-	n.configure(strings.Replace(seed, "_a", "_c", 1)) // while the role is down
+	n.configure(strings.Replace(divided, "_a", "_c", 1)) // while the role is down
 	n.start()
 	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_c", 1000)
 	n.stop()
@@ -143,4 +156,48 @@ func TestDeviceNodesByCDI(t *testing.T) {
 		!strings.Contains(files[0], "rdma_hca_shared_devices_c") {
 		t.Errorf("the specs are %v", files)
 	}
+}
+
+func TestAllocateRefusesAnExclusiveUnitWhenAForgottenPodUsesIt(t *testing.T) {
+	const resource = "rdma/hca"
+	n := newNode(t)
+	n.two()
+	n.configure(`{"configList": [{"resourceName": "hca", "mode": "Exclusive", "selectors": {"vendors": ["15b3"]}}]}`)
+	pods := occupancytest.New(t, n.options.Cgroups().Path)
+	n.start()
+	units := kubelettest.IDs(n.kubelet.AwaitAllocatable(resource, 2).Devices)
+	pods.Run("pod-a")
+	n.kubelet.Record(resource, map[string][]string{"pod-a": units[:1]})
+	if _, err := n.kubelet.AllocateIDs(t.Context(), resource, units[0]); err == nil || !strings.Contains(err.Error(), "pod-a") {
+		t.Errorf("an HCA was allocated under a running container: %v", err)
+	}
+	n.kubelet.Record(resource, nil)
+	n.kubelet.AwaitAllocatable(resource, 1)
+	pods.End("pod-a")
+	n.kubelet.AwaitAllocatable(resource, 2)
+}
+
+// The kubelet writes its checkpoint without the pod that it forgot after the next allocation.
+//
+//shows:device-free
+func TestAllocateGivesAnExclusiveHCAOnceWhenPodsAreForceDeleted(t *testing.T) {
+	const resource = "rdma/hca"
+	n := newNode(t)
+	n.two()
+	n.configure(`{"configList": [{"resourceName": "hca", "mode": "Exclusive", "selectors": {"vendors": ["15b3"]}}]}`)
+	pods := occupancytest.Real(t, n.options.Cgroups().Path)
+	n.start()
+	unit := kubelettest.IDs(n.kubelet.AwaitAllocatable(resource, 2).Devices)[:1]
+	allocate := func(int) {
+		if _, err := n.kubelet.AllocateIDs(t.Context(), resource, unit...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pods.Taken(func(try int, pod string) {
+		allocate(try)
+		n.kubelet.Record(resource, map[string][]string{pod: unit})
+	}, func(string) error { return nil }, func(try int) {
+		allocate(try)
+		n.kubelet.Record(resource, nil)
+	})
 }

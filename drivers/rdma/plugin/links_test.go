@@ -52,8 +52,6 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 }
 
 // The kernel reports a link through rtnetlink; the devices are then discovered again, long before the periodic discovery.
-//
-//shows:rdma-discovery
 func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 	namespace, links := network(t)
 	scanner := newScanner(inventory.Roots{}, nil)

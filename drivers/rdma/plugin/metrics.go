@@ -12,16 +12,16 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// scrapePatience bounds how long one scrape waits for the counters (a read asks the firmware and hangs with it) and the kubelet. It
-// leaves out what is late, and gpufabric_rdma_scrape_complete says so.
+// scrapePatience bounds how long one scrape waits for the counters (a read queries the firmware and hangs with it) and the kubelet. It
+// leaves out what is late, and gpufabric_rdma_scrape_complete shows that.
 const scrapePatience = 3 * time.Second
 
 // metricsView is the data for the metrics. Any goroutine may call its functions.
 type metricsView struct {
 	Devices *inventory.Inventory
 	State   func(health.Key) health.State
-	// Unit returns the HCA of a unit of an extended resource, and Device the ports of a DRA device; nil: there is none.
-	Unit   func(resource, id string) *inventory.HCA
+	// Unit returns the HCAs of a unit of an extended resource, and Device the ports of a DRA device; nil: there is none.
+	Unit   func(resource, id string) []*inventory.HCA
 	Device func(name string) []health.Key
 }
 
@@ -33,7 +33,7 @@ type portMetrics struct {
 	busy    atomic.Bool // a read of counters has not returned
 }
 
-// newPortMetrics makes the metrics of ports in the sysfs tree at root. The kubelet at kubeletRoot knows who holds them.
+// newPortMetrics makes the metrics of ports in the sysfs tree at root. The kubelet at kubeletRoot has their holders.
 func newPortMetrics(root, kubeletRoot string) *portMetrics {
 	kubelet := &podResources{socket: kubeletRoot + "/pod-resources/kubelet.sock"}
 	return &portMetrics{sysfs: infiniband.NewFS(root), holders: kubelet.holders}
@@ -80,7 +80,7 @@ func (e *portMetrics) Describe(out chan<- *prometheus.Desc) {
 func (e *portMetrics) Collect(out chan<- prometheus.Metric) {
 	view := e.view.Load()
 	if view == nil {
-		return // Nothing was discovered yet.
+		return // Before the first discovery.
 	}
 	d := describe()
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {

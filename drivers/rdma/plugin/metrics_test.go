@@ -1,4 +1,3 @@
-//shows:rdma-metrics
 package plugin
 
 import (
@@ -71,11 +70,11 @@ func twoPorts(t *testing.T) (*sysfstest.Tree, metricsView) {
 			}
 			return health.State{Phase: health.Down}
 		},
-		Unit: func(resource, id string) *inventory.HCA {
+		Unit: func(resource, id string) []*inventory.HCA {
 			if resource != "rdma/a" {
 				return nil
 			}
-			return &devices.HCAs[int(id[0]-'0')%2]
+			return []*inventory.HCA{&devices.HCAs[int(id[0]-'0')%2]}
 		},
 		Device: func(name string) []health.Key {
 			if name == "pci-0000-5e-00-0-1" {

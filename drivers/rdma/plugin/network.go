@@ -21,7 +21,7 @@ type podNetworks struct {
 	socket string
 	mover  *exclusive.Mover
 	hook   *exclusive.Hook
-	// unreadable are the unreadable records of what pods were given.
+	// unreadable are the unreadable records of devices in pods.
 	unreadable []store.Unreadable
 }
 

@@ -29,7 +29,7 @@ type Options struct {
 	Slots int
 	// RuntimeSocket is the container runtime's NRI socket, which reports pods' network namespaces; empty: no device moves into one.
 	RuntimeSocket string
-	// VerbsEvents: the role also receives the events that the kernel sends to whoever has an HCA open.
+	// VerbsEvents: the role also receives the events that the kernel sends to programs with an HCA open.
 	VerbsEvents bool
 	// Interfaces is how the interfaces of pools' devices are set up.
 	Interfaces exclusive.Setup

@@ -16,6 +16,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/occupancy"
 	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
@@ -44,6 +45,7 @@ type plugin struct {
 	reporter     *reporter
 	interfaces   *exclusive.Setter
 	metrics      *portMetrics
+	nodes        inventory.DeviceNodes
 	journal      journal
 }
 
@@ -57,7 +59,7 @@ type picture struct {
 	selection    *pool.Selection      // which devices the pools get; nil as long as devices is
 }
 
-// closed says whether no container can open a pool's units, because the kernel's RDMA subsystem is in exclusive mode.
+// closed reports whether no container can open a pool's units, because the kernel's RDMA subsystem is in exclusive mode.
 func (n picture) closed(p *pool.Pool) bool { return n.exclusive && p.Closed(n.devicePlugin) }
 
 // Run serves until ctx ends. An error means that it cannot serve at all. With a bad configuration, damaged devices or a missing
@@ -72,6 +74,7 @@ func Run(ctx context.Context, o Options) error {
 	registry := metrics.New(dra.Driver)
 	served := deviceplugin.NewMetrics()
 	kubelet := deviceplugin.NewHost(o.KubeletRoot, o.Files, served)
+	kubelet.Holders = o.holders()
 	if o.Client != nil {
 		recorder, stop := host.Recorder(ctx, o.Client, Role, o.NodeName)
 		defer stop()
@@ -121,12 +124,18 @@ func Run(ctx context.Context, o Options) error {
 	return group.Wait()
 }
 
-// newOffers makes the pools that the kubelet knows.
+// holders follows the pods that have units of pools. Units of exclusive pools are named after their HCA.
+func (o *Options) holders() *deviceplugin.Holders {
+	return deviceplugin.NewHolders(o.KubeletRoot, &occupancy.Cgroups{Root: o.Cgroups().Path},
+		filepath.Join(o.StateDir, "device-plugin-pods.json"), func(resource, id string) string { return resource + "/" + id })
+}
+
+// newOffers makes the pools of the kubelet.
 func newOffers(o Options, kubelet *deviceplugin.Host, layouts *offer.Store) (*offer.Offers, error) {
 	var specs *cdi.Dir
 	var err error
 	if o.DevicePlugin && o.DevicePluginCDI {
-		// Not the DRA driver's name: the specs of that name belong to claims, and the driver removes those that it does not know.
+		// Not the DRA driver's name: the specs of that name belong to claims, and the driver removes those without a claim.
 		if specs, err = cdi.Open(o.CDIRoot, "pools."+dra.Driver, atomicfile.Writer{}); err != nil {
 			return nil, err
 		}
@@ -145,6 +154,7 @@ func newPlugin(o Options, offers *offer.Offers, served *claims) *plugin {
 		objects:      make(chan []pool.Object),
 		devicePlugin: o.DevicePlugin, offers: offers, claims: served, interfaces: interfaces,
 		metrics:  newPortMetrics(o.SysfsRoot, o.KubeletRoot),
+		nodes:    o.deviceNodes(),
 		reporter: &reporter{pools: o.Pools, node: o.NodeName, ports: ports, offers: offers, interfaces: interfaces},
 	}
 	if o.VerbsEvents {
@@ -199,8 +209,9 @@ func (p *plugin) apply(ctx context.Context, now picture) picture {
 		return now
 	}
 	now.selection = pool.Select(pool.Definitions(p.configuration.good, now.objects), now.devices)
-	p.journal.write(klog.FromContext(ctx), now)
-	p.ports.Set(watchedPorts(now.devices))
+	watched := watchedPorts(now.devices, p.nodes)
+	p.journal.write(klog.FromContext(ctx), now, watched...)
+	p.ports.Set(watched)
 	p.interfaces.Set(now.selection.Nets())
 	known, cancel := context.WithTimeout(ctx, firstHealth)
 	defer cancel()
@@ -227,10 +238,10 @@ func (p *plugin) refresh(now picture) {
 }
 
 // watchedPorts are the ports of all HCAs.
-func watchedPorts(devices *inventory.Inventory) []health.Port {
+func watchedPorts(devices *inventory.Inventory, nodes inventory.DeviceNodes) []health.Port {
 	var ports []health.Port
 	for i := range devices.HCAs {
-		ports = append(ports, health.Ports(&devices.HCAs[i].Device)...)
+		ports = append(ports, health.PortsOf(&devices.HCAs[i], nodes)...)
 	}
 	return ports
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,9 @@ const (
 
 	seed = `{"periodicUpdateInterval": 300, "configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000,
 		"selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"]}}]}`
+	// divided is the seed's pool with units that are shares of one HCA.
+	divided = `{"periodicUpdateInterval": 300, "configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000,
+		"deviceNodes": "Allocated", "selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"]}}]}`
 )
 
 // node is a fake node with a kubelet and the role running on it.
@@ -96,11 +100,11 @@ func (n *node) start() {
 	n.t.Cleanup(n.stop)
 }
 
-// two adds two HCAs and configures the seed's pool.
+// two adds two HCAs and configures the seed's pool, with units that are shares of one.
 func (n *node) two() (first, second string) {
 	first = n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp59s0"}})
 	second = n.addHCA(0x5d, "1", sysfstest.HCA{Nets: []string{"ibp94s0"}})
-	n.configure(seed)
+	n.configure(divided)
 	return first, second
 }
 
@@ -123,7 +127,37 @@ func numa(devices []*pluginapi.Device) map[int64]int {
 	return count
 }
 
-func TestTheSeedsPodGetsOnlyItsHCAsDeviceNodes(t *testing.T) {
+// An unchanged config.json has the meaning that k8s-rdma-shared-dev-plugin gives it.
+func TestUnitOfConfigFileGivesEveryHCAOfThePool(t *testing.T) {
+	n := newNode(t)
+	var want []string
+	for i := range 8 {
+		n.addHCA(0x10+2*i, strconv.Itoa(i/4), sysfstest.HCA{})
+		for _, node := range []string{"issm", "umad", "uverbs"} {
+			want = append(want, fmt.Sprintf("/dev/infiniband/%s%d", node, i))
+		}
+	}
+	slices.Sort(want)
+	want = slices.Insert(want, 8, "/dev/infiniband/rdma_cm")
+	n.configure(strings.Replace(seed, "1000", "1", 1)) // one pod a node
+	n.start()
+	view := n.kubelet.AwaitAllocatable(shared, 1)
+	if got := numa(view.Devices); len(got) > 0 {
+		t.Errorf("the unit has the NUMA nodes %v", got)
+	}
+	_, response, err := n.kubelet.Allocate(t.Context(), shared, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, paths(response)); diff != "" {
+		t.Error(diff)
+	}
+	if _, _, err := n.kubelet.Allocate(t.Context(), shared, 1); err == nil {
+		t.Error("a second pod got a unit")
+	}
+}
+
+func TestAPodOfADividedPoolGetsOnlyItsHCAsDeviceNodes(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -352,7 +386,6 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
-//shows:rdma-device-plugin
 func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
 	n := newNode(t)
 	n.two()

@@ -17,13 +17,13 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// told is an HCA whose events the test sends, until ctx ends.
-type told struct {
+// eventSource is an HCA whose events the test sends, until ctx ends.
+type eventSource struct {
 	ctx    context.Context
 	events chan uverbs.Event
 }
 
-func (h told) Next() (uverbs.Event, error) {
+func (h eventSource) Next() (uverbs.Event, error) {
 	select {
 	case e := <-h.events:
 		return e, nil
@@ -32,9 +32,9 @@ func (h told) Next() (uverbs.Event, error) {
 	}
 }
 
-func (told) Close() error { return nil }
+func (eventSource) Close() error { return nil }
 
-// The bubble's time stands still while the test waits, so no periodic reading happens: only the event makes the ports be read.
+// The bubble's clock does not advance while the test waits, so no periodic reading happens: only the event makes the ports be read.
 func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 	tree := sysfstest.New(t)
 	first := tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}})
@@ -45,7 +45,7 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		h := told{ctx, make(chan uverbs.Event)}
+		h := eventSource{ctx, make(chan uverbs.Event)}
 		ports := health.New(tree.Sys, clock.RealClock{})
 		open := func(path, driver string) (VerbsDevice, error) {
 			if filepath.Base(path) != "uverbs0" || driver != "mlx5_core" {
@@ -56,7 +56,7 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 		nodes := inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
 		verbs := newVerbsEvents(nodes, open, ports, newScanner(inventory.Roots{}, nil))
 		verbs.Set(devices)
-		ports.Set(watchedPorts(devices))
+		ports.Set(watchedPorts(devices, nodes))
 		var running sync.WaitGroup
 		running.Go(func() { verbs.Run(ctx) })
 		running.Go(func() { ports.Run(ctx) })
@@ -71,7 +71,7 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 		if got := phase(); got != health.Up {
 			t.Fatalf("the port is %s before the event, want Up: nothing has it read", got)
 		}
-		h.events <- uverbs.Event{Kind: uverbs.PortError, Port: 1}
+		h.events <- uverbs.Event{Type: uverbs.PortError, Port: 1}
 		if got := phase(); got != health.Failing { // One bad reading alone is not enough.
 			t.Errorf("the port is %s, want Failing: its event was not heard", got)
 		}

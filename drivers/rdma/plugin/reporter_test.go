@@ -63,3 +63,24 @@ func TestAReportIsWrittenOnceAndAgainWhereTheAPIServerDidNotTakeIt(t *testing.T)
 		}
 	})
 }
+
+func TestReporterReportsWhenPoolOrNodeIsMadeAgainUnderItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		l := &reportsTaken{failed: true}
+		r := &reporter{pools: l, node: "node-a", ports: health.New(t.TempDir(), clock.RealClock{}), offers: offer.NewOffers(offer.Node{}),
+			interfaces: exclusive.NewSetter(exclusive.Setup{})}
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		for _, one := range []pool.Object{{UID: "1", Node: "n"}, {UID: "1", Node: "n"}, {UID: "2", Node: "n"}, {UID: "2", Node: "again"}} {
+			one.Name, one.Generation, one.Mistake = "a", 1, context.Canceled
+			r.Set(picture{devices: &inventory.Inventory{}, objects: []pool.Object{one}, selection: &pool.Selection{}})
+			synctest.Wait()
+		}
+		cancel()
+		running.Wait()
+		if len(l.written) != 3 {
+			t.Errorf("reports %q, want one for each pool and each Node", l.written)
+		}
+	})
+}

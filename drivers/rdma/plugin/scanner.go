@@ -29,7 +29,7 @@ type scanner struct {
 	links exclusive.Links
 	found chan discovery
 	asked chan struct{} // holds a token while there is a request
-	soon  atomic.Bool   // somebody will ask
+	soon  atomic.Bool   // a request will follow
 }
 
 // discovery is the result of one discovery.
@@ -47,7 +47,7 @@ func newScanner(roots inventory.Roots, links exclusive.Links) *scanner {
 func (s *scanner) Ask() {
 	select {
 	case s.asked <- struct{}{}:
-	default: // One is asked for already.
+	default: // One is already requested.
 	}
 }
 

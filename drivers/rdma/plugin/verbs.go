@@ -33,7 +33,7 @@ type verbsEvents struct {
 	ports   *health.Watcher
 	scanner *scanner
 
-	devices observed.Value[*inventory.Inventory] // nil: nothing was discovered yet
+	devices observed.Value[*inventory.Inventory] // nil: before the first discovery
 
 	mu    sync.Mutex
 	heard map[string]bool // by the HCA's place and device node: open, or refused
@@ -121,7 +121,7 @@ func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) 
 			v.scanner.AskSoon() // the HCA went
 			return
 		}
-		log.V(4).Info("An HCA sent an event", "device", name, "kind", event.Kind, "port", event.Port)
+		log.V(4).Info("An HCA sent an event", "device", name, "kind", event.Type, "port", event.Port)
 		v.take(event)
 	}
 }
@@ -129,7 +129,7 @@ func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) 
 // take makes the ports be read at once, and the devices be discovered again where more than a port's health may have changed.
 func (v *verbsEvents) take(event uverbs.Event) {
 	v.ports.Nudge()
-	if event.Kind != uverbs.PortActive && event.Kind != uverbs.PortError {
+	if event.Type != uverbs.PortActive && event.Type != uverbs.PortError {
 		v.scanner.AskSoon()
 	}
 }

@@ -1,4 +1,3 @@
-//shows:rdma-events
 package plugin_test
 
 import (

@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
@@ -23,10 +24,7 @@ const (
 	labelArch    = "kubernetes.io/arch"
 )
 
-// DefaultImage is the name format of the network operator's driver images: mellanox/ofed-driver-5.0-2.1.8.0:ubuntu18.04-amd64.
-const DefaultImage = "{repository}/{image}-{version}:{os}{release}-{arch}"
-
-// platform is what a driver is built for.
+// platform is the target of a driver's build.
 type platform struct{ os, release, kernel, arch string }
 
 // platformOf reads a node's platform, or returns the name of a missing label.
@@ -52,62 +50,49 @@ func sorted(platforms map[platform]bool) []platform {
 type driver struct {
 	kind     string // ofed-driver
 	image    mellanox.ImageSpec
-	template string   // of the image's name; empty: DefaultImage
-	needs    []string // labels that a node must have as "true"
+	template func(version string) string // of the image's name
+	needs    []string                    // labels that a node must have as "true"
 	mounts   []mount
-	probes   probes
-	env      []corev1.EnvVar
-	grace    *int64 // seconds to end
+	spec     *mellanox.OFEDDriverSpec // of a driver with probes, environment and upgrades; nil: it has none
 	upgrade  upgrade
 }
 
-// probes are the probes of a driver; nil: none.
-type probes struct{ startup, liveness, readiness *mellanox.ProbeSpec }
+// Kinds of drivers: the values of labelName on their pods.
+const kindOFED, kindPeer = "ofed-driver", "nv-peer-mem-driver"
 
-// Defaults of the network operator's probes, in seconds:
-// https://docs.nvidia.com/networking/display/kubernetes2610/customizations/cr-full-example.html.
-const readinessDelay, readinessPeriod = 10, 30
+// Labels of drivers' pods: the driver's kind, and the DaemonSet.
+const labelName, labelInstance = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 
-// startupFailures is how often the startup probe may fail: a driver is built for the node's kernel before it is loaded.
-const startupFailures = 60
+// defaultGrace is how long a driver may take to unload, in seconds; the network operator's default.
+const defaultGrace = 300
 
-// probesOf are the probes that a section asks for.
-func probesOf(s *mellanox.OFEDDriverSpec) probes {
-	p := probes{startup: s.StartupProbe, liveness: s.LivenessProbe, readiness: s.ReadinessProbe}
-	if p.readiness == nil && upgradeOf(s.UpgradePolicy).automatic {
-		p.readiness = &mellanox.ProbeSpec{InitialDelaySeconds: readinessDelay, PeriodSeconds: readinessPeriod}
-	}
-	return p
-}
+// sharedMount is the directory that drivers share with each other and the node.
+const sharedMount = "run-mofed"
 
-// probe makes a container's probe, which is a command in it; nil where there is none.
-func probe(spec *mellanox.ProbeSpec, failures int32, command ...string) *corev1.Probe {
-	if spec == nil {
-		return nil
-	}
-	return &corev1.Probe{
-		ProbeHandler:        corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: command}},
-		InitialDelaySeconds: spec.InitialDelaySeconds, PeriodSeconds: spec.PeriodSeconds, FailureThreshold: failures,
-	}
-}
-
-// set adds a container's probes. The driver's images make the file /.driver-ready after they loaded it.
-func (p probes) set(c *corev1.Container) {
-	loaded := []string{"grep", "-q", "^mlx5_core ", "/proc/modules"}
-	c.StartupProbe = probe(p.startup, startupFailures, "test", "-e", "/.driver-ready")
-	c.LivenessProbe = probe(p.liveness, 1, loaded...)
-	c.ReadinessProbe = probe(p.readiness, 1, loaded...)
-}
-
-// mount is a directory of the node at the same path in the driver's container.
+// mount is a directory or a file of the node in the driver's container.
 type mount struct {
-	name, path string
-	readOnly   bool
+	name           string
+	host           string // its path on the node
+	path           string // its path in the container; empty: the same
+	file, readOnly bool
 }
 
-// ofedMounts are the directories where the driver leaves its files for other builds.
+// ofedMounts are the directories of the node that the public driver's image reads and writes, as the network operator mounts it (its
+// manifests/state-ofed-driver/0050_ofed-driver-ds.yaml of v26.7). The image builds and installs modules below its own /lib/modules, so the
+// node's are elsewhere. Read-only are those that its program does not write (doca-driver-build, entrypoint).
 func ofedMounts() []mount {
-	return []mount{{name: "run-mofed", path: "/run/mellanox/drivers"}, {name: "modules", path: "/lib/modules", readOnly: true}}
+	return []mount{
+		{name: sharedMount, host: "/run/mellanox/drivers"},
+		{name: "etc-network", host: "/etc/network", readOnly: true},
+		{name: "host-etc", host: "/etc", path: "/host/etc"}, // names of interfaces for udev, and modules not to be loaded by the node
+		{name: "host-usr", host: "/usr", path: "/host/usr", readOnly: true},
+		{name: "host-udev", host: "/lib/udev", path: "/host/lib/udev", readOnly: true},
+		{name: "host-run-udev", host: "/run/udev", readOnly: true},
+		{name: "host-lib-modules", host: "/lib/modules", path: "/host/lib/modules"}, // on RHEL the modules are loaded from there
+		{name: "drivers-inventory", host: "/var/opt/mofed-container/inventory", path: "/mnt/drivers-inventory"},
+		{name: "host-ib-core", host: "/etc/modprobe.d/ib_core.conf", file: true, readOnly: true}, // the node's network-namespace mode
+		{name: "dev-infiniband", host: "/dev/infiniband"},
+	}
 }
 
 // peerMounts are the sources that the peer memory module is built from.
@@ -115,8 +100,8 @@ func peerMounts(gpuDriver string) []mount {
 	if gpuDriver == "" {
 		gpuDriver = "/run/nvidia/driver"
 	}
-	return []mount{{name: "run-mofed", path: "/run/mellanox/drivers", readOnly: true}, {name: "gpu-driver", path: gpuDriver, readOnly: true},
-		{name: "modules", path: "/lib/modules", readOnly: true}}
+	return []mount{{name: sharedMount, host: "/run/mellanox/drivers", readOnly: true}, {name: "gpu-driver", host: gpuDriver, readOnly: true},
+		{name: "modules", host: "/lib/modules", readOnly: true}}
 }
 
 func (d *driver) wanted(labels map[string]string) bool {
@@ -135,15 +120,6 @@ func (d *driver) name(on platform) string {
 	}, name)
 }
 
-// Image fills the placeholders {repository}, {image}, {version}, {os}, {release}, {kernel} and {arch} of an image's name.
-func Image(template string, spec mellanox.ImageSpec, os, release, kernel, arch string) string {
-	if template == "" {
-		template = DefaultImage
-	}
-	return strings.NewReplacer("{repository}", spec.Repository, "{image}", spec.Image, "{version}", spec.Version,
-		"{os}", os, "{release}", release, "{kernel}", kernel, "{arch}", arch).Replace(template)
-}
-
 // daemonSet is the DaemonSet of the driver for the nodes of one platform.
 func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	selector := map[string]string{labelOS: on.os, labelRelease: on.release, labelKernel: on.kernel, labelArch: on.arch}
@@ -152,13 +128,20 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	}
 	privileged, noToken := true, false
 	name := d.name(on)
-	pod := map[string]string{"app.kubernetes.io/name": d.kind, "app.kubernetes.io/instance": shorten(name)}
+	pod := map[string]string{labelName: d.kind, labelInstance: shorten(name)}
 	container := corev1.Container{
-		Name: d.kind, Image: Image(d.template, d.image, on.os, on.release, on.kernel, on.arch), ImagePullPolicy: corev1.PullIfNotPresent,
+		Name: d.kind, ImagePullPolicy: corev1.PullIfNotPresent,
+		Image:           Image(d.template(d.image.Version), d.image, on.os, on.release, on.kernel, on.arch),
 		SecurityContext: &corev1.SecurityContext{Privileged: &privileged}, // It loads kernel modules.
-		Env:             d.env,
 	}
-	d.probes.set(&container)
+	var grace *int64
+	if d.spec != nil {
+		container.Env = environment(d.spec.Env)
+		setProbes(&container, d.spec)
+		if grace = d.spec.TerminationGracePeriodSeconds; grace == nil {
+			grace = ptr.To[int64](defaultGrace)
+		}
+	}
 	var secrets []corev1.LocalObjectReference
 	for _, name := range d.image.ImagePullSecrets {
 		secrets = append(secrets, corev1.LocalObjectReference{Name: name})
@@ -166,32 +149,48 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	var volumes []corev1.Volume
 	for _, m := range d.mounts {
 		kind, propagation := corev1.HostPathDirectoryOrCreate, corev1.MountPropagationHostToContainer
-		if !m.readOnly {
-			propagation = corev1.MountPropagationBidirectional
+		if m.file {
+			kind = corev1.HostPathFileOrCreate
+		}
+		if m.name == sharedMount && !m.readOnly {
+			propagation = corev1.MountPropagationBidirectional // the container mounts its kernel headers there, for other builds
 		}
 		volumes = append(volumes, corev1.Volume{Name: m.name,
-			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: m.path, Type: &kind}}})
-		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: m.name, MountPath: m.path, ReadOnly: m.readOnly,
-			MountPropagation: &propagation})
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: m.host, Type: &kind}}})
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: m.name, MountPath: cmp.Or(m.path, m.host),
+			ReadOnly: m.readOnly, MountPropagation: &propagation})
 	}
 	return &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: pod},
-			// A restart of the driver's container takes the node's NICs down. So it is left to whoever drains the node, unless the policy
-			// says otherwise.
+			// A restart of the driver's container takes the node's NICs down. So it is left to the administrator who drains the node,
+			// unless the policy has another setting.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: pod},
 				Spec: corev1.PodSpec{
 					HostNetwork: true, AutomountServiceAccountToken: &noToken, NodeSelector: selector, PriorityClassName: "system-node-critical",
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Containers:  []corev1.Container{container}, Volumes: volumes, ImagePullSecrets: secrets, TerminationGracePeriodSeconds: d.grace,
+					Containers:  []corev1.Container{container}, Volumes: volumes, ImagePullSecrets: secrets, TerminationGracePeriodSeconds: grace,
 				},
 			},
 		},
 	}
+}
+
+// environment adds the network operator's defaults to a driver's environment (its pkg/state/state_ofed.go, mergeWithDefaultEnvs):
+// interfaces keep their names when the driver is loaded, and a driver that was built for a kernel is kept on the node.
+func environment(given []corev1.EnvVar) []corev1.EnvVar {
+	env := slices.Clone(given)
+	for _, v := range []corev1.EnvVar{{Name: "CREATE_IFNAMES_UDEV", Value: "true"},
+		{Name: "NVIDIA_NIC_DRIVERS_INVENTORY_PATH", Value: "/mnt/drivers-inventory"}} {
+		if !slices.ContainsFunc(given, func(g corev1.EnvVar) bool { return g.Name == v.Name }) {
+			env = append(env, v)
+		}
+	}
+	return env
 }
 
 // maxLabel is the longest value of a label.

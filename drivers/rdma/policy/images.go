@@ -20,7 +20,7 @@ func (o Options) permit(image string) error {
 		"NIC, so an administrator lists the images that may", image, listed)
 }
 
-// allows says whether an entry of the list matches an image: by the image's whole name, by its repository (mellanox/ofed-driver:
+// allows reports whether an entry of the list matches an image: by the image's whole name, by its repository (mellanox/ofed-driver:
 // every tag and digest), or by a path that ends in a slash (mellanox/: every repository below). The admission policy
 // controller-daemonsets reads entries in the same way.
 func allows(entry, image string) bool {

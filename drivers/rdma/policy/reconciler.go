@@ -34,25 +34,25 @@ import (
 const (
 	// label marks what was made for a policy; its value is the policy's name.
 	label = "gpufabric.io/nic-cluster-policy"
-	// owner is the field manager of what is made.
+	// owner is the field manager of the controller's objects.
 	owner = "gpufabric-nic-cluster-policy"
 	// crdPatience is how long the controller waits for its kinds: for ever. The manager's other controllers do not need them and would
 	// end with this one.
 	crdPatience = 100 * 365 * 24 * time.Hour
 )
 
-// Options say where to create objects.
+// Options define where to create objects.
 type Options struct {
 	// Namespace is where the DaemonSets run: the controller's own.
 	Namespace string
-	// OFEDImage and PeerImage are the drivers' images, with the placeholders of Image; empty: DefaultImage.
+	// OFEDImage and PeerImage are the drivers' images, with the placeholders of Image; empty: the public images' name formats.
 	OFEDImage, PeerImage string
 	// Images are those that a policy's drivers may run. Drivers are privileged on every node with a NIC, and the author of a
 	// NicClusterPolicy names their images, so an administrator sets this list. Empty: none. See allows for the forms.
 	Images []string
 }
 
-// Adder returns what adds the controller to a manager.
+// Adder returns the function that adds the controller to a manager.
 func Adder(o Options) func(context.Context, ctrl.Manager) error {
 	return func(_ context.Context, m ctrl.Manager) error { return o.add(m) }
 }
@@ -77,11 +77,16 @@ func (o Options) add(m ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	drivers, err := labels.Parse(labelName + " in (" + kindOFED + "," + kindPeer + ")")
+	if err != nil {
+		return err
+	}
 	own, err := cache.New(m.GetConfig(), cache.Options{
 		Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(), DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Node{}:       {Label: nics},
 			&appsv1.DaemonSet{}:  {Label: ours, Namespaces: map[string]cache.Config{o.Namespace: {}}},
+			&corev1.Pod{}:        {Label: drivers, Namespaces: map[string]cache.Config{o.Namespace: {}}},
 			&v1alpha1.RDMAPool{}: {Label: ours},
 		},
 	})
@@ -102,6 +107,7 @@ func (o Options) add(m ctrl.Manager) error {
 		Watches(&mellanox.NicClusterPolicy{}, all).
 		WatchesRawSource(source.Kind[client.Object](own, nodeMetadata(), all)).
 		WatchesRawSource(source.Kind[client.Object](own, &appsv1.DaemonSet{}, all)).
+		WatchesRawSource(source.Kind[client.Object](own, &corev1.Pod{}, all)).
 		WatchesRawSource(source.Kind[client.Object](own, &v1alpha1.RDMAPool{}, all)).
 		Complete(r)
 }
@@ -121,7 +127,7 @@ type reconciler struct {
 // section is the result for one section of a policy.
 type section struct {
 	mellanox.AppliedState
-	objects []client.Object // what is to exist
+	objects []client.Object // the objects that are to exist
 	stay    []client.Object // objects that stay as they are, where they exist
 }
 
@@ -155,16 +161,22 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 
 // serve creates, updates and removes objects for the policy.
 func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) error {
+	stored, err := r.read(ctx, p)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	nodes, err := r.nodes(ctx)
 	if err != nil {
 		return err
 	}
 	var pools v1alpha1.RDMAPoolList
 	var sets appsv1.DaemonSetList
-	if err := errors.Join(r.made.List(ctx, &pools), r.made.List(ctx, &sets)); err != nil {
+	var pods corev1.PodList
+	if err := errors.Join(r.made.List(ctx, &pools), r.made.List(ctx, &sets), r.made.List(ctx, &pods)); err != nil {
 		return err
 	}
-	sections := []section{r.ofed(p, nodes, sets.Items), r.pools(p, pools.Items), r.peer(p, nodes, sets.Items)}
+	is := running{sets: sets.Items, pods: pods.Items}
+	sections := []section{r.ofed(p, nodes, is), r.pools(p, pools.Items), r.peer(p, nodes, is)}
 	var errs []error
 	wanted := make(map[string]bool)
 	for i := range sections {
@@ -188,8 +200,8 @@ func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) er
 	for i := range sets.Items {
 		errs = append(errs, r.removeUnless(ctx, wanted, &sets.Items[i]))
 	}
-	// What failed is retried, and until then the status reports it.
-	unknown, err := r.unknownSections(ctx, p)
+	// Failures are retried, and until then the status reports them.
+	unknown, err := unservedSections(stored, &p.Spec)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -207,24 +219,36 @@ func (r *reconciler) nodes(ctx context.Context) ([]metav1.PartialObjectMetadata,
 	return list.Items, nil
 }
 
-// unknownSections are sections of later releases, and their fields, which are stored but not supported.
-func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicClusterPolicy) ([]section, error) {
+// read reads the policy again, and returns its spec with the fields that the type does not have. Both are of one generation.
+func (r *reconciler) read(ctx context.Context, p *mellanox.NicClusterPolicy) (map[string]any, error) {
 	raw := &unstructured.Unstructured{}
 	raw.SetGroupVersionKind(mellanox.SchemeGroupVersion().WithKind("NicClusterPolicy"))
 	if err := r.client.Get(ctx, client.ObjectKeyFromObject(p), raw); err != nil {
-		return nil, client.IgnoreNotFound(err)
+		return nil, err
+	}
+	*p = mellanox.NicClusterPolicy{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.Object, p); err != nil {
+		return nil, fmt.Errorf("read NicClusterPolicy %s: %w", raw.GetName(), err)
 	}
 	spec, _, err := unstructured.NestedMap(raw.Object, "spec")
+	return spec, err
+}
+
+// unservedSections are the sections with fields that were not used. A request of the policy is not met, so it is never
+// ready.
+func unservedSections(stored map[string]any, spec *mellanox.NicClusterPolicySpec) ([]section, error) {
+	fields, err := unserved(stored, spec)
 	if err != nil {
-		return nil, nil //nolint:nilerr // A spec that is no object has no sections; the schema does not allow one.
+		return nil, err
+	}
+	var upgrade *mellanox.UpgradePolicySpec
+	if spec.OFEDDriver != nil {
+		upgrade = spec.OFEDDriver.UpgradePolicy
 	}
 	var sections []section
-	for _, name := range slices.Sorted(maps.Keys(spec)) {
-		if message := unserved(name, spec[name]); message != "" {
-			// The policy asks for something that it does not get, so it is never ready.
-			sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady,
-				Message: message}})
-		}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady,
+			Message: named(name, fields[name], upgrade)}})
 	}
 	return sections, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -38,7 +39,12 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 	if plugin == nil {
 		return s
 	}
-	parsed, err := config.Parse([]byte(plugin.Config))
+	if plugin.Config == nil {
+		s.State, s.Message = mellanox.StateReady, "without "+field+".config no pool is made: nodes serve the chart's ConfigMap (rdma.configMap) "+
+			"and RDMAPools"
+		return s
+	}
+	parsed, err := config.Parse([]byte(*plugin.Config))
 	if err != nil {
 		// The pools of the last valid configuration stay, except those that the valid entries replace.
 		sound := make(map[string]bool)
@@ -125,28 +131,28 @@ func problems(err error) string {
 }
 
 // ofed is the NIC's kernel driver on every node with a NIC.
-func (r *reconciler) ofed(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+func (r *reconciler) ofed(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, is running) section {
 	if p.Spec.OFEDDriver == nil {
 		return absent(sectionOFED)
 	}
 	spec := p.Spec.OFEDDriver
 	d := driver{
-		kind: "ofed-driver", image: spec.ImageSpec, template: r.OFEDImage, needs: []string{labelNIC}, mounts: ofedMounts(),
-		probes: probesOf(spec), env: spec.Env, grace: spec.TerminationGracePeriodSeconds, upgrade: upgradeOf(spec.UpgradePolicy),
+		kind: kindOFED, image: spec.ImageSpec, template: func(version string) string { return ofedTemplate(r.OFEDImage, version) },
+		needs: []string{labelNIC}, mounts: ofedMounts(), spec: spec, upgrade: upgradeOf(spec.UpgradePolicy),
 	}
-	return r.drivers(p, sectionOFED, d, nodes, made)
+	return r.drivers(p, sectionOFED, d, nodes, is)
 }
 
 // peer is the module that lets a NIC access GPU memory, on every node with both.
-func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, is running) section {
 	if p.Spec.NVPeerDriver == nil {
 		return absent(sectionPeer)
 	}
 	d := driver{
-		kind: "nv-peer-mem-driver", image: p.Spec.NVPeerDriver.ImageSpec, template: r.PeerImage, needs: []string{labelNIC, labelGPU},
-		mounts: peerMounts(p.Spec.NVPeerDriver.GPUDriverSourcePath),
+		kind: kindPeer, image: p.Spec.NVPeerDriver.ImageSpec, template: func(string) string { return cmp.Or(r.PeerImage, peerImage) },
+		needs: []string{labelNIC, labelGPU}, mounts: peerMounts(p.Spec.NVPeerDriver.GPUDriverSourcePath),
 	}
-	return r.drivers(p, sectionPeer, d, nodes, made)
+	return r.drivers(p, sectionPeer, d, nodes, is)
 }
 
 // inherit fills an image's empty fields from the policy's global section.
@@ -169,6 +175,12 @@ func inherit(image mellanox.ImageSpec, global *mellanox.GlobalSpec) (mellanox.Im
 	return image, nil
 }
 
+// running are the present objects of policies.
+type running struct {
+	sets []appsv1.DaemonSet
+	pods []corev1.Pod // of the drivers
+}
+
 // kept is a present DaemonSet, to be applied again unchanged.
 func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
 	return &appsv1.DaemonSet{
@@ -179,8 +191,8 @@ func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
 
 // drivers makes a DaemonSet for each platform among the nodes that need the driver, and reports their progress.
 func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver, nodes []metav1.PartialObjectMetadata,
-	made []appsv1.DaemonSet) section {
-	s := absent(name)
+	is running) section {
+	s, made := absent(name), is.sets
 	image, err := inherit(d.image, p.Spec.Global)
 	if err != nil {
 		// Running drivers stay, as with a configuration that has mistakes.
@@ -240,6 +252,7 @@ func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver
 			status.NumberAvailable < status.DesiredNumberScheduled {
 			waiting = append(waiting, fmt.Sprintf("DaemonSet %s: %d of %d pods are available", set.Name, status.NumberAvailable,
 				status.DesiredNumberScheduled))
+			waiting = append(waiting, troubles(set.Name, is.pods)...)
 		}
 		if progress := d.upgrade.progress(&made[i]); progress != "" && made[i].Generation == status.ObservedGeneration {
 			waiting = append(waiting, progress)

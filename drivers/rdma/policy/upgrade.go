@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -17,7 +16,7 @@ type upgrade struct {
 	parallel  int32 // nodes at a time; 0: all
 }
 
-// upgradeOf reads the policy of a driver. If it asks for something unsupported before a node's driver is replaced, nothing is
+// upgradeOf reads the policy of a driver. If it requests something unsupported before a node's driver is replaced, nothing is
 // replaced: the request protects pods from losing the NIC that they use.
 func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
 	if p == nil || !p.AutoUpgrade || len(unservedUpgrade(p)) > 0 {
@@ -30,7 +29,7 @@ func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
 	return u
 }
 
-// unservedUpgrade names what an upgrade policy asks for and is not supported.
+// unservedUpgrade lists the unsupported requests of an upgrade policy.
 func unservedUpgrade(p *mellanox.UpgradePolicySpec) []string {
 	if p == nil || !p.AutoUpgrade {
 		return nil // Then nothing else has an effect, as in the network operator.
@@ -48,7 +47,7 @@ func unservedUpgrade(p *mellanox.UpgradePolicySpec) []string {
 	return missing
 }
 
-// behind reports whether pods of a DaemonSet run an older template, as far as its controller knows.
+// behind reports whether pods of a DaemonSet run an older template, as far as its controller has seen.
 func behind(set *appsv1.DaemonSet) bool {
 	s := set.Status
 	return s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled
@@ -118,11 +117,4 @@ func (u upgrade) progress(set *appsv1.DaemonSet) string {
 		text += "; drain each of the other nodes and delete its pod of the driver"
 	}
 	return text
-}
-
-// unservedFields names the fields of an upgrade policy for people.
-func unservedFields(missing []string) string {
-	return fmt.Sprintf("upgradePolicy.%s is not served, so pods of the driver are not replaced by themselves: drain each node and delete "+
-		"its pod, or leave that out",
-		strings.Join(missing, ", upgradePolicy."))
 }

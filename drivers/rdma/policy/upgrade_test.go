@@ -23,7 +23,6 @@ func set(name, strategy, state string) *appsv1.DaemonSet {
 	return s
 }
 
-//shows:rdma-policy
 func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	const on, off = "RollingUpdate", "OnDelete"
 	asked := func(limit int32) *mellanox.UpgradePolicySpec {
@@ -73,8 +72,6 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 
 // TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy allows, and they are
 // up one step later.
-//
-//shows:rdma-policy
 func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
 	limit := int32(3)
 	u := upgradeOf(&mellanox.UpgradePolicySpec{AutoUpgrade: true, MaxParallelUpgrades: &limit})

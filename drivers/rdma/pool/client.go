@@ -107,16 +107,16 @@ func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexI
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var labels map[string]string
+	self := &corev1.Node{}
 	if object, found, _ := nodeInformer.GetStore().GetByKey(node); found {
-		labels = object.(*corev1.Node).Labels
+		self = object.(*corev1.Node)
 	}
 	var all []*v1alpha1.RDMAPool
 	for _, object := range poolInformer.GetStore().List() {
 		all = append(all, object.(*v1alpha1.RDMAPool))
 	}
-	pools := selecting(all, labels).Pools
-	if slices.EqualFunc(pools, v.last, func(a, b Object) bool { return a.Name == b.Name && a.Generation == b.Generation }) {
+	pools := selecting(all, self).Pools
+	if slices.EqualFunc(pools, v.last, func(a, b Object) bool { return a.Same(&b) }) {
 		return
 	}
 	v.last = pools

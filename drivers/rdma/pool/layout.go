@@ -51,7 +51,7 @@ func (l Layout) Divide(n int, hcas []string) Layout {
 	return next
 }
 
-// quotas says how many units each HCA has: n/len, and one more while units are left over, first for those that have the most now.
+// quotas reports how many units each HCA has: n/len, and one more while units are left over, first for those that have the most now.
 func quotas(n int, hcas []string, have map[string]int) map[string]int {
 	quota := make(map[string]int, len(hcas))
 	order := slices.Clone(hcas)

@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -17,9 +19,17 @@ import (
 type Object struct {
 	Name       string
 	Generation int64
-	Config     v1alpha1.RDMAPoolConfig
+	// UID is the RDMAPool's, and Node that of the node's Node object. An object that is made again under its name has another UID, and
+	// often the same generation.
+	UID, Node types.UID
+	Config    v1alpha1.RDMAPoolConfig
 	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks miss some mistakes.
 	Mistake error
+}
+
+// Same reports whether o is the same state of the same RDMAPool, for the same Node.
+func (p *Object) Same(o *Object) bool {
+	return p.Name == o.Name && p.UID == o.UID && p.Generation == o.Generation && p.Node == o.Node
 }
 
 // Source names the pool where it appears beside those of a file.
@@ -45,22 +55,22 @@ func (c *Client) List(ctx context.Context) (*Listing, error) {
 	for i := range list.Items {
 		pools[i] = &list.Items[i]
 	}
-	return selecting(pools, node.Labels), nil
+	return selecting(pools, node), nil
 }
 
-// selecting separates the pools that select a node with these labels from the others.
-func selecting(pools []*v1alpha1.RDMAPool, labels map[string]string) *Listing {
+// selecting separates the pools that select a node from the others.
+func selecting(pools []*v1alpha1.RDMAPool, node *corev1.Node) *Listing {
 	listing := &Listing{}
 	for _, p := range pools {
 		if p.DeletionTimestamp != nil {
 			continue
 		}
-		if !p.Spec.Selects(labels) {
+		if !p.Spec.Selects(node.Labels) {
 			listing.Others = append(listing.Others, p.Name)
 			continue
 		}
 		listing.Pools = append(listing.Pools, Object{
-			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(),
+			Name: p.Name, Generation: p.Generation, UID: p.UID, Node: node.UID, Config: *p.Spec.RDMAPoolConfig.DeepCopy(),
 			Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
 		})
 	}

@@ -28,8 +28,8 @@ type Manifest struct {
 	strict runtime.Decoder
 }
 
-// ReadManifest reads a manifest. It ignores objects of other kinds, as in the file of a whole installation. What the API server
-// would refuse or drop of an RDMAPool is a mistake; the error lists all of them, with document and path.
+// ReadManifest reads a manifest. It ignores objects of other kinds, as in the file of a whole installation. A field of an RDMAPool that the
+// API server would refuse or drop is a mistake; the error lists all of them, with document and path.
 func ReadManifest(data []byte) (*Manifest, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -72,7 +72,7 @@ func (m *Manifest) add(at string, content []byte) error {
 		Items           []json.RawMessage `json:"items"`
 	}
 	if err := json.Unmarshal(content, &head); err != nil {
-		return fmt.Errorf("%s is no object of Kubernetes: %w", at, err)
+		return fmt.Errorf("%s is not an object of Kubernetes: %w", at, err)
 	}
 	switch {
 	case strings.HasSuffix(head.Kind, "List"):
@@ -120,5 +120,5 @@ func (m *Manifest) Listing(node string, labels map[string]string) (*Listing, err
 			}
 		}
 	}
-	return selecting(m.pools, labels), nil
+	return selecting(m.pools, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: labels}}), nil
 }

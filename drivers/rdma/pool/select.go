@@ -1,4 +1,4 @@
-// Package pool decides which HCAs belong to which pool, and says why the others do not.
+// Package pool assigns HCAs to pools, and gives the reason for each that has none.
 package pool
 
 import (
@@ -14,7 +14,7 @@ import (
 // Definition is a pool as it was configured.
 type Definition struct {
 	v1alpha1.RDMAPoolConfig
-	// Source says where it was configured, for people: "config.json configList[0]", "RDMAPool rail-0".
+	// Source is the place of its configuration, for people: "config.json configList[0]", "RDMAPool rail-0".
 	Source string
 	// Object is the RDMAPool's name; empty: it comes from the file.
 	Object string
@@ -28,6 +28,17 @@ type Pool struct {
 	Members []Member // by RDMA device name
 	// Conflicts are the devices that another pool has too, or wanted and did not get, as "mlx5_0: also in RDMAPool b".
 	Conflicts []string
+	// Unmatched are the values of its lists that select no device of this node, each by itself.
+	Unmatched []v1alpha1.RDMAValue
+}
+
+// Empty is the reason why a pool that has devices offers no unit of them by the device plugin API; empty: it does. Without
+// rdmaHcaMax there are none, as in the public plugin, which logs that it exposes 0 devices.
+func (p *Pool) Empty() string {
+	if p.RDMAHCAMax > 0 || len(p.Members) == 0 || p.Exclusive() {
+		return ""
+	}
+	return "the pool has no units: set rdmaHcaMax to the number of pods that may share its devices on a node"
 }
 
 // Closed reports whether the pool gives out what a pod with its own network cannot open while the kernel's RDMA subsystem is in
@@ -42,7 +53,7 @@ type Member struct {
 	Ports []int // the ports that match the pool's selectors: those whose health counts
 }
 
-// Trouble says why the member cannot carry traffic: why each of its ports cannot. It is empty if any of them can.
+// Trouble is the reason why the member cannot carry traffic: that of each of its ports. It is empty if any of them can.
 func (m *Member) Trouble(state func(health.Key) health.State) string {
 	var reasons []string
 	for _, port := range m.Ports {
@@ -104,7 +115,7 @@ func Select(definitions []Definition, devices *inventory.Inventory) *Selection {
 			continue
 		}
 		bySource[d.Resource()] = d
-		s.Pools = append(s.Pools, Pool{Definition: d})
+		s.Pools = append(s.Pools, Pool{Definition: d, Unmatched: unmatched(&d.RDMAPoolConfig, devices)})
 	}
 	for i := range devices.HCAs {
 		s.Verdicts = append(s.Verdicts, s.place(&devices.HCAs[i]))
@@ -113,6 +124,18 @@ func Select(definitions []Definition, devices *inventory.Inventory) *Selection {
 		s.Verdicts = append(s.Verdicts, Verdict{Device: skipped.Name, PCI: string(skipped.PCI), Skipped: skipped.Reason})
 	}
 	return s
+}
+
+// unmatched are the values of a pool that no device of the node has.
+func unmatched(c *v1alpha1.RDMAPoolConfig, devices *inventory.Inventory) []v1alpha1.RDMAValue {
+	return slices.DeleteFunc(c.Values(), func(v v1alpha1.RDMAValue) bool {
+		for i := range devices.HCAs {
+			if _, refused := match(&v.Alone, &devices.HCAs[i]); refused == "" {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // place offers one HCA to every pool.

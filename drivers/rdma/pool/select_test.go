@@ -1,4 +1,3 @@
-//shows:rdma-selection
 package pool_test
 
 import (
@@ -220,5 +219,30 @@ func TestTheTroubleOfAMemberIsThatOfAllItsPorts(t *testing.T) {
 	states[health.Key{Device: "mlx4_0", Port: 2}] = health.State{Phase: health.Recovering, Reason: "no carrier"}
 	if reason := m.Trouble(state); !strings.Contains(reason, "DOWN") || !strings.Contains(reason, "not for long (before: no carrier)") {
 		t.Errorf("got %q", reason)
+	}
+}
+
+// Every list of the selectors is looked at by itself: a value may name nothing though the pool has devices.
+func TestSelectNamesValuesThatNoDeviceHas(t *testing.T) {
+	c := v1alpha1.RDMAPoolConfig{ResourceName: "p", RDMAHCAMax: 1, Selectors: &v1alpha1.RDMASelectors{
+		Vendors: []string{"15B3", "15b4"}, DeviceIDs: []string{"1021", "1023"}, Drivers: []string{"mlx5_core", "bnxt_re"},
+		IfNames: []string{"ibp3s0", "ibp3s9"}, LinkTypes: []string{"infiniband"}, PCIAddresses: []string{"3b:00.0", "0000:3c:00.0"},
+		ACPIIndexes: []string{"102", "7"}, PFNames: []string{"ens2f0#1", "ens2f0#5", "ens3f0"},
+		RootDevices: []string{"0000:81:00.0", "0000:82:00.0"}, PKeys: []string{"0x0012", "0x0013"},
+		LinkLayers: []string{"Ethernet"}, NUMANodes: []int32{1, 4},
+	}}
+	want := []string{"selectors.vendors[1]", "selectors.deviceIDs[1]", "selectors.drivers[1]", "selectors.ifNames[1]",
+		"selectors.pciAddresses[1]", "selectors.acpiIndexes[1]", "selectors.pfNames[1]", "selectors.pfNames[2]", "selectors.rootDevices[1]",
+		"selectors.pKeys[1]", "selectors.numaNodes[1]"}
+	devices := v1alpha1.RDMAPoolConfig{ResourceName: "q", RDMAHCAMax: 1, Devices: []string{"ib0", "ib9"}}
+	s := pool.Select([]pool.Definition{{Source: "a", RDMAPoolConfig: c}, {Source: "b", RDMAPoolConfig: devices}}, node())
+	for i, want := range [][]string{want, {"devices[1]"}} {
+		var got []string
+		for _, v := range s.Pools[i].Unmatched {
+			got = append(got, v.Path)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("pool %d: %s", i, diff)
+		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler.
-// Nodes and pods come in as plain values, and a refusal says how many GPUs each rule left out.
+// Package cards decides which shares of which GPUs of a node a pod gets. It has the rules, and does not import Kubernetes' scheduler. Nodes
+// and pods come in as plain values, and a refusal reports how many GPUs each rule left out.
 package cards
 
 import (

@@ -16,8 +16,6 @@ func percentage(percent, memory int64) *corev1.Pod {
 }
 
 // Volcano gives whole units, rounded down, and an amount takes precedence.
-//
-//shows:scheduler-placement
 func TestMemoryIsGivenByPercent(t *testing.T) {
 	small := l40s(0)
 	small.Memory = 48 // units of 1 GiB

@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Place chooses shares for every container of a wish, in the wish's order, and books on n the maximum that is used at one time. An
-// error says for each reason how many GPUs it left out; the state of n is then undefined.
+// Place chooses shares for every container of a wish, in the wish's order, and books on n the maximum that is used at one time. An error
+// has for each reason the number of GPUs left out; the state of n is then undefined.
 func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	containers := make([][]annotation.Share, len(w.Requests))
 	peak := slices.Clone(n)
@@ -47,7 +47,7 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	return containers, nil
 }
 
-// share is what the GPU gives for a request that it accepts: in MIG mode the instance of a slot, with the slot's memory.
+// share is the GPU's part for a request that it accepts: in MIG mode the instance of a slot, with the slot's memory.
 func (c *Card) share(w *Wish, r Request) annotation.Share {
 	share := annotation.Share{UUID: c.UUID, Memory: c.memory(r), Cores: r.Cores}
 	if w.Mode == annotation.ModeMIG {
@@ -67,7 +67,7 @@ func (c *Card) memory(r Request) int64 {
 	return c.Memory * r.Percent / 100
 }
 
-// refuses says why the GPU cannot give a share, empty where it can.
+// refuses reports why the GPU cannot give a share, empty where it can.
 func (c *Card) refuses(w *Wish, r Request) string {
 	memory := c.memory(r)
 	tooLittle := memory == 0 && r.Memory == 0 && r.Percent > 0 && r.Percent < 100
@@ -99,14 +99,14 @@ func (c *Card) refuses(w *Wish, r Request) string {
 		return "without the memory left"
 	case r.Cores == 100 && c.Sharers > 0:
 		return "shared, where all cores are wanted"
-	// a GPU with an exclusive user accepts nobody else, not even a request without cores
+	// a GPU with an exclusive user accepts no other pod, not even a request without cores
 	case c.CoresUsed+r.Cores > 100, c.CoresUsed >= 100:
 		return "without the cores left"
 	}
 	return ""
 }
 
-// refusesSlot says why there is no MIG slot with that much memory.
+// refusesSlot reports why there is no MIG slot with that much memory.
 func (c *Card) refusesSlot(memory int64) string {
 	empty := Card{Groups: c.Groups}
 	largest, _ := empty.slot(memory)
@@ -124,7 +124,7 @@ func (c *Card) refusesSlot(memory int64) string {
 	return ""
 }
 
-// named says whether a word of a list is part of a model's name, as the annotations are commonly written: "A100" for
+// named reports whether a word of a list is part of a model's name, as the annotations are commonly written: "A100" for
 // "A100-SXM4-40GB".
 func named(list []string, model string) bool {
 	return slices.ContainsFunc(list, func(word string) bool {

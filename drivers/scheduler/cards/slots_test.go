@@ -23,7 +23,6 @@ func a100(given ...string) Card {
 	return n[0]
 }
 
-//shows:scheduler-mig
 func TestMIGSlots(t *testing.T) {
 	mig := map[string]string{"volcano.sh/vgpu-mode": "mig"}
 	one := func(memory int64) [][3]int64 { return [][3]int64{{1, memory, -1}} }

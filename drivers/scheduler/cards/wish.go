@@ -18,7 +18,7 @@ const (
 	CardPolicyAnnotation = "gpufabric.io/vgpu-card-policy"
 )
 
-// Policy says which of several suitable nodes or GPUs is taken.
+// Policy describes which of several suitable nodes or GPUs is taken.
 type Policy string
 
 // The policies. The first two also apply to nodes.
@@ -34,7 +34,7 @@ type Policies struct {
 	Node, Card Policy
 }
 
-// Check refuses unknown policies, with what is allowed.
+// Check refuses unknown policies, with the allowed ones.
 func (p Policies) Check() error {
 	if p.Node != Binpack && p.Node != Spread {
 		return fmt.Errorf("node policy %q, where %s and %s are allowed", p.Node, Binpack, Spread)
@@ -56,22 +56,22 @@ func (p Policies) Of(pod *corev1.Pod) (Policies, error) {
 	return p, p.Check()
 }
 
-// HasPolicy says whether a pod chooses a policy itself.
+// HasPolicy reports whether a pod chooses a policy itself.
 func HasPolicy(pod *corev1.Pod) bool {
 	return pod.Annotations[NodePolicyAnnotation] != "" || pod.Annotations[CardPolicyAnnotation] != ""
 }
 
-// Request is what one container requests: Number different GPUs, and of each Memory units or Percent of its memory, and Cores
+// Request is one container's request: Number different GPUs, and of each Memory units or Percent of its memory, and Cores
 // percent.
 type Request struct {
 	Container string
 	Number    int
-	Memory    int64 // 0: as Percent says
+	Memory    int64 // 0: see Percent
 	Percent   int64 // 0: all of the GPU's
 	Cores     int   // 0: no limit, as long as no container has the GPU alone; 100: the GPU alone
 }
 
-// Wish is what a pod requests.
+// Wish is a pod's request.
 type Wish struct {
 	// Requests has an element per container in the order of the annotation: the ordinary containers, after the init containers where
 	// one of those has a request.
@@ -89,7 +89,7 @@ type Wish struct {
 const maximumGPUs = 64
 
 // Read reads a pod's wish from its spec and annotations, nil where it requests no shares. An error is the pod's mistake and names
-// what is allowed.
+// the allowed values.
 func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*Wish, error) {
 	initial, err := requests(pod.Spec.InitContainers, resources)
 	if err != nil {
@@ -135,7 +135,7 @@ func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*
 // groupSpread is Volcano's only policy for the pods of a PodGroup.
 const groupSpread = "spread"
 
-// Siblings says whether another pod belongs to a pod's PodGroup and the two must not share a GPU. Only the annotation of the pod
+// Siblings reports whether another pod belongs to a pod's PodGroup and the two must not share a GPU. Only the annotation of the pod
 // being placed counts, as in Volcano.
 func Siblings(pod, other *corev1.Pod) bool {
 	group := groupOf(pod)
@@ -152,7 +152,7 @@ var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupNa
 	annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
 	NodePolicyAnnotation, CardPolicyAnnotation}
 
-// Changed says whether a pod's wishes have changed. The requests in its spec cannot change.
+// Changed reports whether a pod's wishes have changed. The requests in its spec cannot change.
 func Changed(before, after *corev1.Pod) bool {
 	return slices.ContainsFunc(asked, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
 }

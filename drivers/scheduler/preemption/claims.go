@@ -123,8 +123,8 @@ func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi
 	return open, nil
 }
 
-// used says whether something uses a claim: a pod in info, a pod of another node that has not ended, or something other than a pod.
-// A claim that nobody has reserved counts as used: it is between two writes of its user.
+// used reports whether a claim has a user: a pod in info, a pod of another node that has not ended, or an object that is not a pod. A claim
+// without a reservation counts as used: it is between two writes of its user.
 func (c *claims) used(claim *resourceapi.ResourceClaim, info fwk.NodeInfo) bool {
 	if len(claim.Status.ReservedFor) == 0 {
 		return true

@@ -3,7 +3,7 @@
 // simulation does not free the devices of its claims. A pod that needs them waits behind pods of lower priority for ever.
 //
 // The stock plugin still decides which pods may be victims and in which order, and handles disruption budgets, nominations and
-// evictions. It asks the scheduler's framework whether the pod would fit without some pods; the framework that it gets here also
+// evictions. It queries the scheduler's framework whether the pod would fit without some pods; the framework that it gets here also
 // answers for claims.
 package preemption
 
@@ -73,8 +73,8 @@ func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *core
 	return p.DefaultPreemption.PostFilter(ctx, state, pod, resolvable{statuses})
 }
 
-// resolvable reads the filters' verdicts. The stock filter for claims says that no preemption can help on a node without free
-// devices; here it can.
+// resolvable reads the filters' verdicts. The stock filter for claims rules preemption out on a node without free devices; here it can
+// help.
 type resolvable struct{ fwk.NodeToStatusReader }
 
 // Get implements fwk.NodeToStatusReader.

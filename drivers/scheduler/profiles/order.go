@@ -88,7 +88,7 @@ func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedStat
 	return shown, nodes
 }
 
-// whole stands for a device that one claim has alone.
+// whole is the size of a device that one claim has alone.
 const whole = -1
 
 // given is the used memory of each of the GPU driver's devices, by pool and device.

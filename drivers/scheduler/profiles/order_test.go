@@ -1,4 +1,3 @@
-//shows:scheduler-placement
 package profiles
 
 import (
@@ -22,7 +21,7 @@ import (
 
 const gib = 1 << 30
 
-// published is what the GPU driver publishes for a node: one slice per GPU of 40 GiB, as a whole and as shares. The names are not
+// published are the GPU driver's slices of a node: one slice per GPU of 40 GiB, as a whole and as shares. The names are not
 // in the GPUs' order, since the API server generates them.
 func published(node string, gpus ...string) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice

@@ -17,7 +17,7 @@ import (
 
 // policies returns the policies for a pod's slices, nil where nothing sets one. The pod's own annotations take precedence over the
 // policy of the first of its DeviceClasses that belongs to a VGPUProfile. The scheduler's default applies where that profile has
-// none. An error is a mistake in an annotation, with what is allowed.
+// none. An error is a mistake in an annotation, with the allowed values.
 func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 	classes := p.classes(pod)
 	if len(classes) == 0 {

@@ -1,4 +1,4 @@
-// Package profiles places slices of DRA by a policy: those of VGPUProfiles, and what a pod with its own policy claims of the GPU
+// Package profiles places slices of DRA by a policy: those of VGPUProfiles, and the claims of a pod with its own policy for the GPU
 // driver.
 //
 // kube-scheduler's own plugin for claims, unchanged, still decides which devices satisfy a claim, and that none is allocated twice.
@@ -159,7 +159,7 @@ type manager struct {
 // cycle is one pod's PreFilter.
 type cycle struct {
 	policy    cards.Policy
-	allocated *structured.AllocatedState // what is allocated, as the allocator will see it
+	allocated *structured.AllocatedState // the allocated devices, as the allocator will see them
 	usage     usage
 }
 

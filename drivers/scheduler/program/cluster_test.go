@@ -121,7 +121,7 @@ func (c *cluster) install(t *testing.T) {
 	// Until testElection: in one process, the lost lease of a stopped scheduler would end the tests
 	file["leaderElection"].(map[string]any)["leaderElect"] = false
 	c.write(t, file)
-	c.lockNodes(t, false) // until testNodeLock: nothing here would unlock the nodes
+	c.lockNodes(t, false) // until testNodeLock: no one else unlocks the nodes here
 }
 
 // write sets the scheduler's configuration, which it reads at its start.
@@ -206,7 +206,7 @@ func pod(name, priority, node string) *corev1.Pod {
 		Containers:   []corev1.Container{{Name: "main", Image: "none"}}}}
 }
 
-// shares makes a pod's container ask for shares.
+// shares makes a pod's container request shares.
 func shares(p *corev1.Pod, number, memory, cores int64) *corev1.Pod {
 	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"volcano.sh/vgpu-number": *resource.NewQuantity(number, resource.DecimalSI),
 		"volcano.sh/vgpu-memory": *resource.NewQuantity(memory, resource.DecimalSI),
@@ -222,7 +222,7 @@ func (c *cluster) create(t *testing.T, pods ...*corev1.Pod) {
 	}
 }
 
-// await returns the pod once it is as wanted; nil stands for a deleted pod.
+// await returns the pod once it is as wanted; nil means a deleted pod.
 func (c *cluster) await(t *testing.T, name, what string, wanted func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

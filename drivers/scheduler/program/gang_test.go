@@ -13,8 +13,6 @@ import (
 )
 
 // TestPodsOfAGangAreAllPlacedOrNone runs the scheduler with Kubernetes' own gangs, which are alpha: the API and the gates of README.md.
-//
-//shows:scheduler-gangs
 func TestPodsOfAGangAreAllPlacedOrNone(t *testing.T) {
 	c := bring(t, controlplane.Options{FeatureGates: map[string]bool{"GenericWorkload": true, "GangScheduling": true},
 		APIs: []string{"scheduling.k8s.io/v1alpha2"}})

@@ -11,7 +11,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/cli"
-	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
 	"gpufabric.io/drivers/scheduler/program"
 )
@@ -21,7 +20,7 @@ const asScheduler = "GPUFABRIC_TEST_AS_SCHEDULER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asScheduler) != "" {
-		os.Exit(cli.Run(app.NewSchedulerCommand(program.Plugins()...)))
+		os.Exit(cli.Run(program.Command()))
 	}
 	os.Exit(m.Run())
 }

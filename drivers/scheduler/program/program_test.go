@@ -23,8 +23,6 @@ import (
 func gpu(n int) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", n) }
 
 // TestAgainstAControlPlane runs the scheduler with the chart's configuration and rights against a real API server and controllers.
-//
-//shows:scheduler-lock scheduler-mig scheduler-placement scheduler-preemption scheduler-quota
 func TestAgainstAControlPlane(t *testing.T) {
 	c := start(t)
 	for _, test := range []struct {
@@ -111,7 +109,7 @@ func testExample(t *testing.T, c *cluster) {
 
 func testConcurrentPods(t *testing.T, c *cluster) {
 	c.node(t, "b", gpu(11), gpu(12))
-	// a GPU of 4914 units has space for three shares of 1400; the kubelet, which only knows sums, would admit a seventh
+	// a GPU of 4914 units has space for three shares of 1400; the kubelet, which only counts sums, would admit a seventh
 	const fitting, all = 2 * 3, 10
 	var wanted []*corev1.Pod
 	for i := range all {
@@ -431,7 +429,7 @@ func testNodeLock(t *testing.T, c *cluster) {
 	waits("lock-second")
 	lock("null")
 	c.bound(t, "lock-second")
-	// A pod that was deleted before it was served delays nobody.
+	// A pod that was deleted before it was served does not delay others.
 	waits("lock-third")
 	c.delete(t, "lock-second")
 	c.bound(t, "lock-third")

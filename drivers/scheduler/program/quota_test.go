@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testQuota checks what README.md says about a ResourceQuota: it counts devices per DeviceClass.
+// testQuota checks README.md's statement about a ResourceQuota: it counts devices per DeviceClass.
 func testQuota(t *testing.T, c *cluster) {
 	const space = "limited"
 	const counted = corev1.ResourceName("l40s-10g.deviceclass.resource.k8s.io/devices")
@@ -39,7 +39,7 @@ func testQuota(t *testing.T, c *cluster) {
 					Capacity: &resourceapi.CapacityRequirements{Requests: memory}}}}}}}, metav1.CreateOptions{DryRun: dry})
 		return err
 	}
-	// The API server's admission learns of quotas through its own watch, and until then treats the namespace as one without quotas.
+	// The API server's admission is notified of quotas through its own watch, and until then treats the namespace as one without quotas.
 	// There is no event for that moment.
 	for err = nil; err == nil; err = claim("four", 4, metav1.DryRunAll) {
 		must(t, ctx.Err())

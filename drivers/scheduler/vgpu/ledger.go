@@ -13,13 +13,13 @@ import (
 type ledger struct {
 	resources annotation.Resources
 	mutex     sync.Mutex
-	pods      map[types.UID]entry
-	// exists asks the watch that calls forget. A cycle sees pods as they were when it began, and otherwise what it reads of a deleted
+	pods      map[types.UID]podShares
+	// exists queries the watch that calls forget. A cycle sees pods as they were when it began, and otherwise what it reads of a deleted
 	// pod would stay.
 	exists func(*corev1.Pod) bool
 }
 
-type entry struct {
+type podShares struct {
 	assumed [][]annotation.Share // chosen by Reserve
 	node    string               // where
 
@@ -28,12 +28,12 @@ type entry struct {
 }
 
 func newLedger(resources annotation.Resources, exists func(*corev1.Pod) bool) *ledger {
-	return &ledger{resources: resources, pods: map[types.UID]entry{}, exists: exists}
+	return &ledger{resources: resources, pods: map[types.UID]podShares{}, exists: exists}
 }
 
-// shares returns what a pod on a node has, init containers first; false where nothing was written or chosen. An annotation that
+// shares returns the shares of a pod on a node, init containers first; false if none was written or chosen. An annotation that
 // cannot be parsed, or that gives other shares than the pod's containers request, counts as none: the node's plugin refuses it too.
-// So a pod without requests takes nothing, whatever its annotation says.
+// So a pod without requests takes none, whatever its annotation.
 func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, bool) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -62,10 +62,10 @@ func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, boo
 func (l *ledger) assume(uid types.UID, node string, shares [][]annotation.Share) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	l.pods[uid] = entry{assumed: shares, node: node}
+	l.pods[uid] = podShares{assumed: shares, node: node}
 }
 
-// assumed is what Reserve chose for a pod, nil where it did not.
+// assumed is the choice of Reserve for a pod, nil if there is none.
 func (l *ledger) assumed(uid types.UID) [][]annotation.Share {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -20,7 +20,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// lockExpiry is how long a lock is valid for every scheduler that knows it: its owner may have died.
+// lockExpiry is how long a lock is valid for every scheduler that uses it: its owner may have died.
 const lockExpiry = 5 * time.Minute
 
 // locks are the node locks that this scheduler took, by pod. A node is locked while one pod with shares is being bound to it, until
@@ -54,8 +54,8 @@ func (l *locks) take(pod types.UID) (lock, bool) {
 	return taken, ok
 }
 
-// changed drops a lock that somebody removed from its node: its plugin, when it had served the pod. A node that was not seen locked
-// says nothing.
+// changed drops a lock that was removed from its node, as by its plugin after it served the pod. A node that was not seen locked does not
+// count.
 func (l *locks) changed(before, after any) {
 	old, had := before.(*corev1.Node)
 	node, has := after.(*corev1.Node)
@@ -74,8 +74,8 @@ func (l *locks) changed(before, after any) {
 // errLocked is the error for a node to which another pod is being bound.
 var errLocked = errors.New("the node is locked")
 
-// locked returns an error that says until when a node is locked, by any scheduler; nil where it is not locked. A value that is not
-// a time does not lock the node: it would never expire.
+// locked returns an error with the time until which a node is locked, by any scheduler; nil: not locked. A value that is not a time does
+// not lock the node: it would never expire.
 func locked(annotations map[string]string, now time.Time) error {
 	value, _, _ := strings.Cut(annotations[annotation.NodeLock], ",") // HAMi's scheduler appends the owner to the time
 	since, err := time.Parse(time.RFC3339, value)
@@ -86,10 +86,10 @@ func locked(annotations map[string]string, now time.Time) error {
 		since.Add(lockExpiry).UTC().Format(time.RFC3339))
 }
 
-// lock locks a node for a pod. It fails with errLocked where somebody has it locked.
+// lock locks a node for a pod. It fails with errLocked if the node is locked.
 func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 	nodes := p.handle.ClientSet().CoreV1().Nodes()
-	// A conflict means that somebody changed the node since it was read, perhaps with another lock, so it is read again.
+	// A conflict means that the node changed since it was read, perhaps with another lock, so it is read again.
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {

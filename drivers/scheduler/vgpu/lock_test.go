@@ -21,7 +21,6 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-//shows:scheduler-lock
 func TestALockHoldsForFiveMinutes(t *testing.T) {
 	now := time.Date(2026, 11, 22, 2, 0, 0, 0, time.UTC)
 	for value, want := range map[string]bool{
@@ -41,7 +40,7 @@ func TestALockHoldsForFiveMinutes(t *testing.T) {
 	}
 }
 
-// locking is a plugin that locks nodes, with one node that may be locked by somebody.
+// locking is a plugin that locks nodes, with one node that may have another scheduler's lock.
 func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"other": "kept"}}}
@@ -110,7 +109,6 @@ func TestAnothersLockIsLeftAlone(t *testing.T) {
 	}
 }
 
-//shows:scheduler-lock
 func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 	p, client := locking(t, "")
 	client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -126,9 +124,7 @@ func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 	}
 }
 
-// The node's plugin removed the lock when it had served the pod: nothing is left to do when the pod goes.
-//
-//shows:scheduler-lock
+// The node's plugin removed the lock when it had served the pod: no work is left when the pod goes.
 func TestALockThatWasTakenOffIsForgotten(t *testing.T) {
 	p, client := locking(t, "")
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {

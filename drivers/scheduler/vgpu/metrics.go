@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// series are what Volcano's scheduler publishes of shared GPUs, under its names and labels.
+// series are the metrics of Volcano's scheduler for shared GPUs, under its names and labels.
 type series struct {
 	metrics.BaseStableCollector
 	nodes     corelisters.NodeLister
@@ -28,26 +28,30 @@ type series struct {
 // registerMetrics adds the series to the scheduler's own metrics. They belong to the cluster, not to a profile: a second
 // registration does nothing.
 func registerMetrics(informers coreinformers.Interface, resources annotation.Resources) error {
+	var twice prometheus.AlreadyRegisteredError
+	err := legacyregistry.CustomRegister(newSeries(informers.Nodes().Lister(), informers.Pods().Lister(), resources))
+	if err != nil && !errors.As(err, &twice) {
+		return err
+	}
+	return nil
+}
+
+func newSeries(nodes corelisters.NodeLister, pods corelisters.PodLister, resources annotation.Resources) *series {
 	gauge := func(name, help string, variable ...string) *metrics.Desc {
 		return metrics.NewDesc("volcano_vgpu_device_"+name, help, append([]string{"devID", "NodeName"}, variable...), nil, metrics.ALPHA, "")
 	}
-	s := &series{
-		nodes:     informers.Nodes().Lister(),
-		pods:      informers.Pods().Lister(),
+	return &series{
+		nodes:     nodes,
+		pods:      pods,
 		resources: resources,
 		shared:    gauge("shared_number", "Containers that share the GPU."),
 		memory:    gauge("allocated_memory", "Memory of the GPU that is given away, in units of the node's memory factor."),
 		cores:     gauge("allocated_cores", "Percent of the GPU's cores that are given away."),
 		limit:     gauge("memory_limit", "Memory of the GPU, in units of the node's memory factor."),
 		podMemory: gauge("memory_allocation_for_a_certain_pod", "Memory of the GPU that a pod was given, in units of the node's memory factor.",
-			"podName"),
-		podCores: gauge("core_allocation_for_a_certain_pod", "Percent of the GPU's cores that a pod was given.", "podName"),
+			"podName", "podNamespace"),
+		podCores: gauge("core_allocation_for_a_certain_pod", "Percent of the GPU's cores that a pod was given.", "podName", "podNamespace"),
 	}
-	var twice prometheus.AlreadyRegisteredError
-	if err := legacyregistry.CustomRegister(s); err != nil && !errors.As(err, &twice) {
-		return err
-	}
-	return nil
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -91,8 +95,8 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 	for i, gpu := range gpus {
 		all[i].GPU = gpu
 	}
-	// Pods of two namespaces with one name are summed, since a duplicate series would fail the whole scrape
-	byName := map[string]cards.Node{}
+	type pair struct{ name, namespace string }
+	byName := map[pair]cards.Node{}
 	for _, pod := range pods {
 		shares, given := s.resources.Given(pod)
 		if !given {
@@ -100,16 +104,17 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 		}
 		before := cards.Before(pod, len(shares))
 		all.Book(shares, before)
-		if byName[pod.Name] == nil {
-			byName[pod.Name] = all.Empty()
+		name := pair{pod.Name, pod.Namespace}
+		if byName[name] == nil {
+			byName[name] = all.Empty()
 		}
-		byName[pod.Name].Book(shares, before)
+		byName[name].Book(shares, before)
 	}
 	for name, its := range byName {
 		for _, card := range its {
 			if card.Sharers > 0 {
-				gauge(s.podMemory, float64(card.MemoryUsed), card.UUID, node.Name, name)
-				gauge(s.podCores, float64(card.CoresUsed), card.UUID, node.Name, name)
+				gauge(s.podMemory, float64(card.MemoryUsed), card.UUID, node.Name, name.name, name.namespace)
+				gauge(s.podCores, float64(card.CoresUsed), card.UUID, node.Name, name.name, name.namespace)
 			}
 		}
 	}

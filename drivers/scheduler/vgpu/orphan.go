@@ -13,14 +13,14 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// A scheduler that dies after it has locked a node leaves the lock. Before it has bound the pod nobody else removes the lock, and
-// afterwards nobody notices if the pod ends unserved. The next leader handles such a lock.
+// A scheduler that dies after locking a node leaves the lock. Before the pod is bound no other program removes the lock, and afterwards it
+// stays if the pod ends unserved. The next leader handles such a lock.
 
 // orphanAge is the minimum age at which a lock of an earlier leader counts as left: longer than a leader's lease (15 s). A binding
 // that was in progress then has arrived, or never will.
 const orphanAge = 20 * time.Second
 
-// ofThisScheduler says whether a lock was taken by a scheduler of this kind, which writes fractions of a second: Volcano and HAMi
+// ofThisScheduler reports whether a lock was taken by a scheduler of this kind, which writes fractions of a second: Volcano and HAMi
 // write none.
 func ofThisScheduler(value string) bool {
 	at, err := time.Parse(time.RFC3339, value)
@@ -47,7 +47,7 @@ func (l *locks) leave(found lock) bool {
 	return true
 }
 
-// own says whether this leader took a lock. The mutex must be held.
+// own reports whether this leader took a lock. The mutex must be held.
 func (l *locks) own(found lock) bool {
 	for _, taken := range l.taken {
 		if taken == found {
@@ -104,7 +104,7 @@ func (p *Plugin) adopt(ctx context.Context, found lock) {
 	p.unlock(ctx, found)
 }
 
-// awaitsShares says whether the node's plugin has yet to serve a pod.
+// awaitsShares reports whether the node's plugin has yet to serve a pod.
 func awaitsShares(pod *corev1.Pod) bool {
 	over := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	return !over && pod.Annotations[annotation.BindPhase] == bindAllocating

@@ -38,9 +38,7 @@ func refused(t *testing.T, p *Plugin, client *fake.Clientset) {
 	}
 }
 
-// The scheduler's clock says 2025-11-13T02:13:20Z.
-//
-//shows:scheduler-lock
+// The scheduler's clock is at 2025-11-13T02:13:20Z.
 func TestALockThatADeadSchedulerLeftGoes(t *testing.T) {
 	const left = "2025-11-13T02:12:59.123456789Z"
 	served := map[string]string{annotation.BindTime: "1762999979", annotation.BindPhase: "success"}
@@ -105,7 +103,7 @@ func TestALockOfABoundPodIsTakenOver(t *testing.T) {
 
 func TestALockOfThisSchedulersIsNoOrphan(t *testing.T) {
 	p, client := locking(t, "")
-	p.now = func() time.Time { return time.Unix(1763000000, 500) } // no clock says a whole second
+	p.now = func() time.Time { return time.Unix(1763000000, 500) } // clocks do not show whole seconds
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
 		t.Fatal(status)
 	}

@@ -66,9 +66,8 @@ func (p *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *corev1.
 	return nil
 }
 
-// Bind binds a pod with shares, and makes the API server write them in the same step. The kubelet may ask for the pod's devices the
-// moment it is bound; a failed attempt leaves nothing on the pod; and nobody needs the right to change pods. Other pods are left to
-// the next binder.
+// Bind binds a pod with shares, and makes the API server write them in the same step. The kubelet may allocate the pod's devices the moment
+// it is bound; a failed attempt does not change the pod; and no right to change pods is needed. Other pods are left to the next binder.
 func (p *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
 	if wanted(state) == nil {
 		return fwk.NewStatus(fwk.Skip)
@@ -87,7 +86,7 @@ func (p *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *corev1.Pod
 	return nil
 }
 
-// annotations are what Volcano's scheduler writes.
+// annotations are those that Volcano's scheduler writes.
 func (p *Plugin) annotations(node string, shares [][]annotation.Share) map[string]string {
 	devices, now := annotation.FormatShares(shares), strconv.FormatInt(p.now().Unix(), 10)
 	return map[string]string{
@@ -118,14 +117,14 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 	}
 }
 
-// release removes the lock of a deleted pod from its node: its plugin may never have been asked for the pod's shares.
+// release removes the lock of a deleted pod from its node: its plugin may never have got a request for the pod's shares.
 func (p *Plugin) release(ctx context.Context, taken lock) {
 	ctx, cancel := context.WithTimeout(ctx, unreserveTimeout)
 	defer cancel()
 	p.unlock(ctx, taken)
 }
 
-// bound says whether a pod is on a node: a binding whose answer was lost may have succeeded.
+// bound reports whether a pod is on a node: a binding whose answer was lost may have succeeded.
 func (p *Plugin) bound(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	live, err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {

@@ -19,8 +19,8 @@ const (
 	attributeSwitch = "gpufabric.io/pcieSwitch"
 )
 
-// topology knows the places of the nodes' GPUs, from the ResourceSlices of the GPU driver. These also list a GPU that is given to
-// the vGPU plugin (tainted). Without that driver nothing is known, and the choice of GPUs ignores their places.
+// topology has the places of the nodes' GPUs, from the ResourceSlices of the GPU driver. These also list a GPU that is given to
+// the vGPU plugin (tainted). Without that driver it is empty, and the choice of GPUs ignores their places.
 type topology struct {
 	mutex sync.RWMutex
 	nodes map[string]map[string]map[string]cards.Near // node, slice, UUID

@@ -70,7 +70,7 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// New is the plugin's factory. It refuses unknown arguments, and says what is allowed.
+// New is the plugin's factory. It refuses unknown arguments, and reports what is allowed.
 func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args := defaults()
 	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
@@ -149,7 +149,7 @@ func (p *Plugin) pods() cache.ResourceEventHandler {
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
-// EventsToRegister implements fwk.EnqueueExtensions: what can make a refused pod fit.
+// EventsToRegister implements fwk.EnqueueExtensions: the events after which a refused pod may fit.
 func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAnnotation | fwk.UpdateNodeAllocatable}},
@@ -175,7 +175,7 @@ const wishKey fwk.StateKey = Name
 
 func (w wish) Clone() fwk.StateData { return w }
 
-// PreFilter reads what the pod requests; it skips a pod that requests no shares.
+// PreFilter reads the pod's request; it skips a pod that requests no shares.
 func (p *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	w, err := cards.Read(pod, p.resources, p.policies)
 	if err != nil {
@@ -200,7 +200,7 @@ func wanted(state fwk.CycleState) *cards.Wish {
 	return data.(wish).Wish
 }
 
-// Filter accepts a node with enough free shares. Where even an empty node would not suffice, it says that preemption cannot help.
+// Filter accepts a node with enough free shares. If even an empty node would not suffice, its status rules preemption out.
 func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	w := wanted(state)
 	if w == nil {
@@ -239,7 +239,7 @@ func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod,
 	}
 	shares, err := append(cards.Node(nil), before...).Place(w)
 	if err != nil {
-		return 0, fwk.AsStatus(fmt.Errorf("node %s does not fit any more: %w", info.Node().Name, err))
+		return 0, fwk.AsStatus(fmt.Errorf("node %s no longer fits: %w", info.Node().Name, err))
 	}
 	return before.Score(shares, w.Policies.Node), nil
 }
@@ -247,7 +247,7 @@ func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod,
 // ScoreExtensions implements fwk.ScorePlugin: the score is from 0 to 100 already.
 func (p *Plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }
 
-// node reads the node's GPUs and what its pods, except one, use of them.
+// node reads the node's GPUs and the shares of its pods, except one.
 func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error) {
 	value := info.Node().Annotations[annotation.NodeRegister]
 	if value == "" {

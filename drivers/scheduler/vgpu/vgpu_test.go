@@ -36,7 +36,7 @@ type clientHandle struct {
 
 func (h clientHandle) ClientSet() kubernetes.Interface { return h.client }
 
-// always says that every pod exists.
+// always reports that every pod exists.
 func always(*corev1.Pod) bool { return true }
 
 var resources = annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}
@@ -227,7 +227,6 @@ func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
 	}
 }
 
-//attack:scheduler-slots A tenant writes MIG slots on its pod that keep other pods off a GPU
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
 	p := &Plugin{ledger: newLedger(resources, always), topology: newTopology(),
 		resources: resources}

@@ -1,5 +1,5 @@
-// Package annotation reads and writes the annotations that a vGPU node shares with Volcano's scheduler, or this project's. They say
-// which GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given. HAMi's own scheduler
+// Package annotation reads and writes the annotations that a vGPU node shares with Volcano's scheduler, or this project's. They have
+// the GPUs of a node, a sign of life, and the shares of each container of a pod. HAMi's own scheduler
 // uses other keys (hami.io/*) and other resources, which this package does not read.
 //
 // Everything read here was written by another program. A malformed value is an error that quotes the wrong part, never a guess.
@@ -19,7 +19,7 @@ const (
 
 	PodNode     = "volcano.sh/vgpu-node"             // the node of the devices
 	PodTime     = "volcano.sh/vgpu-time"             // when the scheduler chose, Unix seconds
-	PodDevices  = "volcano.sh/vgpu-ids-new"          // what each container was given; permanent
+	PodDevices  = "volcano.sh/vgpu-ids-new"          // the shares of each container; permanent
 	PodPending  = "volcano.sh/devices-to-allocate"   // the same, until the plugin has processed it
 	BindPhase   = "volcano.sh/bind-phase"            // allocating | success | failed
 	BindTime    = "volcano.sh/bind-time"             // Unix seconds
@@ -36,10 +36,10 @@ const (
 	BindFailed  = "failed"
 )
 
-// Mode says how a GPU is shared.
+// Mode describes how a GPU is shared.
 type Mode string
 
-// The modes that Volcano knows.
+// The modes of Volcano.
 const (
 	ModeSoftware Mode = "hami-core" // a library inside the container enforces the limits
 	ModeMIG      Mode = "mig"       // a MIG instance each
@@ -104,7 +104,7 @@ func (s MIGSlot) Place(names []string) (int, bool) {
 
 func (s MIGSlot) String() string { return fmt.Sprintf("[%s-%d]", s.Group, s.Position) }
 
-// ValidGroup says whether a geometry's name may be used in an annotation: letters, digits, dots, underscores and plus signs.
+// ValidGroup reports whether a geometry's name may be used in an annotation: letters, digits, dots, underscores and plus signs.
 // Volcano does not parse a slot whose geometry has a dash in its name.
 func ValidGroup(name string) bool {
 	return name != "" && len(name) <= maximumGroup && !strings.ContainsFunc(name, func(c rune) bool {
@@ -207,7 +207,7 @@ func parseSlot(text string) (*MIGSlot, error) {
 	return &MIGSlot{Group: group, Position: p}, nil
 }
 
-// ValidUUID says whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a
+// ValidUUID reports whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a
 // tenant's text out of file names and environment variables.
 func ValidUUID(s string) bool {
 	digits, ok := strings.CutPrefix(s, "GPU-")

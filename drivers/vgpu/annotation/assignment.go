@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ErrNotPlaced says that a container requests a share but no scheduler wrote which.
+// ErrNotPlaced means that a container requests a share but no scheduler wrote one.
 var ErrNotPlaced = errors.New("no scheduler that knows shared GPUs placed the pod")
 
 // Resources are the names of the resources by which shares are requested.
@@ -197,7 +197,7 @@ type Candidate struct {
 	Shares    []Share
 }
 
-// Candidates are the containers of pods that wait on this node, were given shares and match. served says which have theirs already.
+// Candidates are the containers of pods that wait on this node, were given shares and match. served reports which have theirs already.
 // A kubelet's Allocate names no pod: the container is known only where there is one candidate.
 func (r Resources) Candidates(pods []*corev1.Pod, match func(*corev1.Container) bool, served func(uid, container string) bool) []Candidate {
 	var out []Candidate

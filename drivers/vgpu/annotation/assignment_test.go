@@ -43,7 +43,7 @@ func debugged(p *corev1.Pod) *corev1.Pod {
 	return p
 }
 
-// Volcano's cases are what its scheduler writes (master of August 2026 and 1.15.0): pkg/scheduler/api/devices/nvidia/vgpu/utils.go,
+// Volcano's cases are as its scheduler writes them (master of August 2026 and 1.15.0): pkg/scheduler/api/devices/nvidia/vgpu/utils.go,
 // resourcereqs (which containers are listed, one GPU for memory alone) and encodePodDevices (no separator after the last
 // container).
 func TestOf(t *testing.T) {

@@ -2,6 +2,7 @@ package annotation
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,6 +21,9 @@ func ParseGPUs(value string) ([]GPU, error) {
 		gpu, err := parseGPU(field)
 		if err != nil {
 			return nil, fmt.Errorf("%s: GPU %d (%q): %w", NodeRegister, len(gpus), shorten(field), err)
+		}
+		if slices.ContainsFunc(gpus, func(other GPU) bool { return other.UUID == gpu.UUID }) {
+			return nil, fmt.Errorf("%s: GPU %d: %s is listed twice", NodeRegister, len(gpus), gpu.UUID)
 		}
 		if len(gpus) == maximumShares {
 			return nil, fmt.Errorf("%s: more than %d GPUs", NodeRegister, maximumShares)

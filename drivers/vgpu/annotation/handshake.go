@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The handshake of Volcano 1.15 and earlier: the plugin reports, and the scheduler asks again. After a minute without an answer the
-// scheduler declares the node's devices deleted. Volcano 1.16 uses the node's allocatable resources instead, and ignores the
+// The handshake of Volcano 1.15 and earlier: the plugin reports, and the scheduler requests another report. After a minute without an
+// answer the scheduler declares the node's devices deleted. Volcano 1.16 uses the node's allocatable resources instead, and ignores the
 // annotation.
 const (
 	reported   = "Reported "
@@ -25,14 +25,14 @@ type Handshake int
 
 // The states of a handshake.
 const (
-	HandshakeAbsent   Handshake = iota // nobody has written
+	HandshakeAbsent   Handshake = iota // not written yet
 	HandshakeReported                  // the plugin spoke last
 	HandshakeAsked                     // the scheduler waits for a report
 	HandshakeDeleted                   // the scheduler has dropped the node's devices; a report brings them back
 )
 
 // ParseHandshake reads NodeHandshake. The plugin answers (with FormatReport) when the scheduler wrote last, and otherwise writes
-// nothing.
+// no answer.
 func ParseHandshake(value string) (Handshake, error) {
 	switch {
 	case value == "":

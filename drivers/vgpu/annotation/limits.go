@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Limits says what enforces shares: on a node, its backend; on a pod, the backend of each container, as "main=library,side=mig". It
-// is for people and metrics; nothing is allocated by it.
+// Limits describes what enforces shares: on a node, its backend; on a pod, the backend of each container, as "main=library,side=mig". It
+// is for people and metrics; allocation ignores it.
 const Limits = "vgpu.gpufabric.io/limits"
 
-// FormatLimits says what enforces each container's share, sorted by container name.
+// FormatLimits reports what enforces each container's share, sorted by container name.
 func FormatLimits(of map[string]string) string {
 	parts := make([]string, 0, len(of))
 	for _, container := range slices.Sorted(maps.Keys(of)) {
@@ -19,7 +19,7 @@ func FormatLimits(of map[string]string) string {
 	return strings.Join(parts, ",")
 }
 
-// ParseLimits reads what FormatLimits wrote. It ignores what it does not understand.
+// ParseLimits reads the format of FormatLimits. It ignores malformed parts.
 func ParseLimits(text string) map[string]string {
 	out := map[string]string{}
 	for part := range strings.SplitSeq(text, ",") {

@@ -12,19 +12,18 @@ import (
 // API server takes time.
 const lockLead = 30 * time.Second
 
-// Locks says whether a node's lock was taken for a pod. HAMi writes the pod after the time; from other schedulers there is only the
+// Locks reports whether a node's lock was taken for a pod. HAMi writes the pod after the time; from other schedulers there is only the
 // time. A pod's lock is taken right before its BindTime. A later lock was taken after the pod's had expired or was removed.
 func Locks(value string, pod *corev1.Pod) bool {
 	at, whose, named := strings.Cut(value, ",")
+	taken, noTime := time.Parse(time.RFC3339, at)
+	bound, noBind := strconv.ParseInt(pod.Annotations[BindTime], 10, 64)
 	if named {
-		return whose == pod.Namespace+","+pod.Name
+		// One that was taken later is that of the next pod of this name.
+		later := noTime == nil && noBind == nil && taken.Truncate(time.Second).After(time.Unix(bound, 0))
+		return whose == pod.Namespace+","+pod.Name && !later
 	}
-	taken, err := time.Parse(time.RFC3339, at)
-	if err != nil {
-		return false
-	}
-	bound, err := strconv.ParseInt(pod.Annotations[BindTime], 10, 64)
-	if err != nil {
+	if noTime != nil || noBind != nil {
 		return false
 	}
 	lead := time.Unix(bound, 0).Sub(taken.Truncate(time.Second))

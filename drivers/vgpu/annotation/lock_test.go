@@ -20,6 +20,8 @@ func TestALockIsThePodsItWasTakenFor(t *testing.T) {
 		{"of a pod that came later", "2025-11-22T02:15:01Z", bound, false},
 		{"of a scheduler that locked long before", "2025-11-22T02:13:00Z", bound, false},
 		{"the pod's by name", "2025-11-22T02:00:00Z,default,train", bound, true},
+		{"of the next pod of its name", "2025-11-22T02:15:01Z,default,train", bound, false},
+		{"by name, of a scheduler that writes no bind time", "2025-11-22T02:15:01Z,default,train", "", true},
 		{"another pod's by name", "2025-11-22T02:15:00Z,default,other", bound, false},
 		{"of a pod whose scheduler writes no time", "2025-11-22T02:15:00Z", "", false},
 		{"no time", "rubbish", bound, false},

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// NodeMIGSlots is this project's own: it tells our scheduler which MIG slots a node's GPUs have. Volcano's knows them only from
+// NodeMIGSlots is this project's own: it lists the MIG slots of a node's GPUs for our scheduler. Volcano's takes them only from
 // knownMigGeometries.
 const NodeMIGSlots = "vgpu.gpufabric.io/mig-slots"
 

@@ -1,12 +1,12 @@
-// Package bench is `gpufabric vgpu bench`: it measures what limits of a GPU's memory and cores cost on this node, and how exact they are.
+// Package bench is `gpufabric vgpu bench`: it measures the cost and accuracy of limits of a GPU's memory and cores on this node.
 //
-// It runs the same work in one process after another: without a limit, under this project's library, under the same with a limit of
-// cores, and under NVIDIA's own driver where that can limit memory. The work is what a limit can slow down or stop: allocations with
-// their frees, launches of an empty kernel and of a graph of such, and allocations up to the limit and above it.
+// It runs the same work in one process after another: without a limit, under this project's library, under the library with a limit of
+// cores, and under NVIDIA's own driver if that can limit memory. The work consists of calls that a limit can slow down or stop: allocations
+// with their frees, launches of an empty kernel and of a graph of empty kernels, and allocations up to the limit and above it.
 //
-// Then it measures cores: processes that always have work for the GPU, alone and two at a time, with percentages of it. What one did
-// counts beside what one without a limit did in the same time. The turns are given by an arbiter of this program, which is the plugins':
-// theirs serves the containers of this node alone, and lends or not as this node is set.
+// Then it measures cores: processes that always have GPU work, alone and two at a time, with percentages. Each is compared with a process
+// without a limit in the same time. The benchmark makes its own order of processes on the GPU, with the plugins' code, because the node's
+// order lends or not by the node's settings.
 package bench
 
 import (
@@ -23,31 +23,31 @@ import (
 	"gpufabric.io/drivers/gpu/memorylimits"
 )
 
-// Options say what is measured.
+// Options configure a measurement.
 type Options struct {
-	// NVML is the driver's, initialised.
+	// NVML is the driver's library, initialised.
 	NVML nvml.Interface
 	// GPU is the UUID of the measured GPU; empty: the first.
 	GPU string
 	// CUDA is the driver's libcuda.so.1.
 	CUDA string
-	// Library is this project's libvgpu.so; empty: it is not measured.
+	// Library is this project's libvgpu.so; empty: do not measure it.
 	Library string
-	// Cgroups is where the driver's own limit is set.
+	// Cgroups is the cgroup directory for the driver's own limit.
 	Cgroups memorylimits.Tree
-	// Bytes is the limit.
+	// Bytes is the memory limit.
 	Bytes uint64
-	// Seconds is how long each percentage of the GPU's cores is measured; 0: none is.
+	// Seconds is the time for each percentage of the GPU's cores; 0: do not measure cores.
 	Seconds uint
 	// LoadAverage is the kernel's file with the machine's load, /proc/loadavg.
 	LoadAverage string
-	// Together are the percentages that are measured.
+	// Together are the percentages to measure.
 	Together []Together
-	// InUse has cores measured beside other processes that use the GPU.
+	// InUse measures cores even while other processes use the GPU.
 	InUse bool
-	// Progress is told what is measured, a line each time.
+	// Progress gets a line for each measurement.
 	Progress io.Writer
-	// Repeats is how often each operation runs in a batch, Rounds how often each process runs.
+	// Repeats is the number of operations in a batch, Rounds the number of runs of each process.
 	Repeats, Rounds uint
 	// Program is this program; Arguments make it a worker.
 	Program   string
@@ -60,12 +60,12 @@ type Options struct {
 // way is a way to limit a process, or none.
 type way struct {
 	name string
-	// absent says why it was not measured.
+	// absent is the reason why it was not measured.
 	absent error
 	rounds []figures
 }
 
-// Result is what was measured.
+// Result has the measurements.
 type Result struct {
 	gpu, product, driver, cuda, library string
 	bytes                               uint64
@@ -78,12 +78,12 @@ type Result struct {
 const (
 	noLimit   = "no limit"
 	byLibrary = "library"
-	inTurns   = "library, cores"
+	byCores   = "library, cores"
 	byDriver  = "driver"
 )
 
-// Run measures. It leaves out a way to limit that the node does not have, and the table says why. Where only cores could not be
-// measured, it returns an error with the rest.
+// Run measures. It leaves out limits that the node does not have, and the table has the reason. If only cores could not be measured, it
+// returns the other results with an error.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	r, err := o.look()
 	if err != nil {
@@ -93,7 +93,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(o.libraries) }() // links, in a directory for temporary files
-	r.ways = []*way{{name: noLimit}, {name: byLibrary}, {name: inTurns}, {name: byDriver}}
+	r.ways = []*way{{name: noLimit}, {name: byLibrary}, {name: byCores}, {name: byDriver}}
 	o.tell("Measuring limits of memory, and launches")
 	for range o.Rounds { // interleaved in each round, so that other load on the node slows all of them
 		for _, w := range r.ways {
@@ -117,10 +117,10 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	return r, nil
 }
 
-// tell says what is done now.
+// tell writes a line of progress.
 func (o *Options) tell(what string) {
 	if o.Progress != nil {
-		_, _ = fmt.Fprintln(o.Progress, what) // the measurement goes on whoever reads it
+		_, _ = fmt.Fprintln(o.Progress, what) // an error of the progress writer does not end the measurement
 	}
 }
 
@@ -153,18 +153,18 @@ func (o *Options) look() (*Result, error) {
 		return nil, fmt.Errorf("find out who uses GPU %s: %w", r.gpu, ret)
 	}
 	r.others = len(processes)
-	r.product, _ = gpu.GetName()                  // these are for the reader alone
+	r.product, _ = gpu.GetName()                  // for the reader only
 	r.driver, _ = o.NVML.SystemGetDriverVersion() // as above
 	if version, ret := o.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 		r.cuda = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
 	}
-	if content, err := os.ReadFile(o.Library); err == nil { // each process says why it cannot be had
+	if content, err := os.ReadFile(o.Library); err == nil { // each process reports why it is not available
 		r.library = fmt.Sprintf("%s (SHA-256 %.6x)", o.Library, sha256.Sum256(content))
 	}
 	return r, nil
 }
 
-// gather makes a directory with links to the driver's libraries that libcuda.so.1 loads by name, such as its compiler. Their own
+// gather makes a directory with links to the driver's libraries that libcuda.so.1 loads by name, such as its compiler. The libraries' own
 // directory may be a host's, with a C library that does not fit this program.
 func gather(cuda string) (string, error) {
 	directory, err := os.MkdirTemp("", "gpufabric-bench-")
@@ -181,5 +181,5 @@ func gather(cuda string) (string, error) {
 	return directory, nil
 }
 
-// errAbsent marks a way that the node does not have.
+// errAbsent marks a limit that the node does not have.
 var errAbsent = errors.New("not measured")

@@ -1,4 +1,3 @@
-//shows:vgpu-bench
 package bench
 
 import (
@@ -23,7 +22,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// The test's own program is also the benchmark's worker.
+// TestMain runs the test's own program also as the benchmark's worker.
 func TestMain(m *testing.M) {
 	if os.Args[len(os.Args)-1] == worker {
 		if err := work(os.Stdin, os.Stdout); err != nil {
@@ -62,7 +61,7 @@ func machineOf(t *testing.T, kind, driver string) Options {
 		Program: program, Arguments: []string{worker}, Cgroups: memorylimits.Tree{Root: "/nowhere"}}
 }
 
-// build builds what is not Go. It skips the test, with the reason, where there is no C compiler.
+// build builds the C parts. It skips the test, with the reason, if there is no C compiler.
 func build(t *testing.T, directory string, arguments ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -74,7 +73,7 @@ func build(t *testing.T, directory string, arguments ...string) {
 	}
 }
 
-// private skips a test where no process may have its own mounts.
+// private skips a test if processes may not have their own mounts.
 func private(t *testing.T) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "/bin/true")

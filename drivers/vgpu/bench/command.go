@@ -15,13 +15,13 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// mostSeconds bounds --seconds: a whole run then takes less than an hour.
+// mostSeconds limits --seconds, so that a whole run takes less than an hour.
 const mostSeconds = 300
 
-// worker is the subcommand that one process of the benchmark runs.
+// worker is the name of the subcommand that runs one process of the benchmark.
 const worker = "bench-worker"
 
-// Command is `gpufabric vgpu`, whose subcommands are about shares of GPUs on the node that they run on.
+// Command is `gpufabric vgpu`, with subcommands for shares of GPUs on this node.
 func Command(h host.Host) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "vgpu",
@@ -29,7 +29,7 @@ func Command(h host.Host) *cobra.Command {
 		Args: func(_ *cobra.Command, args []string) error {
 			return fmt.Errorf("%q is not a subcommand: gpufabric vgpu bench is the only one", args)
 		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses every call without a subcommand.
+		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses a call without a subcommand.
 	}
 	command.AddCommand(benchCommand(h), &cobra.Command{
 		Use: worker, Hidden: true, Args: cobra.NoArgs,

@@ -67,7 +67,7 @@ static int launches(const struct driver *d, unsigned int repeats, struct figures
 	return 0;
 }
 
-/* Fills the limit in steps, and asks for more where it is full. */
+/* Fills the limit in steps, then allocates more. */
 static int fill(const struct driver *d, uint64_t most, unsigned int repeats, struct figures *out)
 {
 	double times[BATCHES];

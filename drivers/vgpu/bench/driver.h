@@ -23,7 +23,7 @@ struct driver {
 	int (*event)(void **, unsigned int);
 	int (*record)(void *, void *);
 	int (*await)(void *);
-	/* These came with CUDA 11.4; graphs says whether the driver has them. */
+	/* These came with CUDA 11.4; graphs is true if the driver has them. */
 	bool graphs;
 	int (*capture)(void *, int);
 	int (*end_capture)(void *, void **);
@@ -36,7 +36,7 @@ struct driver {
 #define EVENT_BLOCKING 3
 #define CAPTURE_THREAD 1
 
-/* The bytes of the text that says which call failed. */
+/* The size of the text that names the failed call, in bytes. */
 #define FAILED 128
 
 /*

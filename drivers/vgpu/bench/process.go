@@ -26,14 +26,14 @@ func (o *Options) once(ctx context.Context, name, gpu string) (_ figures, err er
 	limit := limiter.Limit{UUID: gpu, Bytes: int64(o.Bytes)} //nolint:gosec // less than a GPU has
 	switch name {
 	case noLimit:
-	case inTurns:
-		limit.Cores = 100 // nobody else asks: it always has its turn, and the gate is open
-		turns, err := o.arbiter(true)
+	case byCores:
+		limit.Cores = 100 // the GPU is otherwise idle, so the gate is open
+		places, err := o.seats(true)
 		if err != nil {
 			return figures{}, err
 		}
-		defer func() { err = errors.Join(err, turns.end()) }()
-		if todo.Turns, err = turns.open("launches", limit); err != nil {
+		defer func() { err = errors.Join(err, places.end()) }()
+		if todo.Seats, err = places.open("launches", limit); err != nil {
 			return figures{}, err
 		}
 		fallthrough
@@ -79,7 +79,7 @@ func (o *Options) preload(process *exec.Cmd, todo *order, limit limiter.Limit) e
 	return nil
 }
 
-// unprivileged marks the error of a worker that may not have mounts of its own.
+// unprivileged marks the error of a worker without the right to mount.
 func unprivileged(process *exec.Cmd, err error) error {
 	if process.SysProcAttr != nil && errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: its process needs mounts of its own, which takes CAP_SYS_ADMIN: %w", errAbsent, err)
@@ -88,7 +88,7 @@ func unprivileged(process *exec.Cmd, err error) error {
 }
 
 // stages are the directories over which the worker mounts its own.
-func stages() []string { return []string{filepath.Dir(limiter.File), limiter.Accounts} }
+func stages() []string { return []string{filepath.Dir(limiter.File), limiter.Region} }
 
 func missing(directories ...string) (out []string) {
 	for _, directory := range directories {
@@ -106,7 +106,7 @@ func removeEmpty(directories []string) {
 	}
 }
 
-// limit makes a cgroup, and lets the driver limit it.
+// limit makes a cgroup with the driver's memory limit.
 func (o *Options) limit(gpu string) (cgroup string, remove func() error, err error) {
 	driver, limit := memorylimits.Driver{NVML: o.NVML, Cgroups: o.Cgroups}, memorylimits.Limit{UUID: gpu, Bytes: o.Bytes}
 	if err := driver.Available(gpu); err != nil {
@@ -150,7 +150,8 @@ func start(ctx context.Context, process *exec.Cmd, todo order, cgroup string) (g
 	return got, err
 }
 
-// converse starts a worker, talks to it, and waits for its end, which comes when its standard input ends. It is killed when ctx ends.
+// converse starts a worker, exchanges messages with it, and waits for its end. The worker ends with its standard input, and is killed when
+// ctx ends.
 func converse(ctx context.Context, process *exec.Cmd, talk func(in io.WriteCloser, out *json.Decoder) error) error {
 	var wrong bytes.Buffer
 	process.Stderr = &wrong
@@ -165,18 +166,18 @@ func converse(ctx context.Context, process *exec.Cmd, talk func(in io.WriteClose
 	if err := process.Start(); err != nil {
 		return fmt.Errorf("start a process that measures: %w", unprivileged(process, err))
 	}
-	stop := context.AfterFunc(ctx, func() { _ = process.Process.Kill() }) // what it says of that is of no use
+	stop := context.AfterFunc(ctx, func() { _ = process.Process.Kill() }) // its error does not matter here
 	defer stop()
 	err = talk(in, json.NewDecoder(out))
 	_ = in.Close() // talk may have closed it
 	if err != nil {
-		_ = process.Process.Kill() // it may wait for something that will not come; else it has ended
+		_ = process.Process.Kill() // it may wait for a message that will not come; otherwise it has ended
 	}
 	failed := process.Wait()
 	switch said := strings.TrimSpace(wrong.String()); {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case said != "" && (failed != nil || err != nil): // it says best what is wrong
+	case said != "" && (failed != nil || err != nil): // its own message describes the fault best
 		return fmt.Errorf("a process that measures: %.500s", said)
 	case err != nil:
 		return err

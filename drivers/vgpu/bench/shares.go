@@ -16,31 +16,31 @@ import (
 )
 
 const (
-	// warm is how long processes work before it counts: a container that asked for nothing has saved up some time.
+	// warm is the time that processes work before the measurement: a container without earlier work has saved up some time.
 	warm = time.Second
-	// grace is how much longer processes may take: they start, have the driver compile, and wait for their turns.
+	// grace is the extra time of processes to start, compile and wait for their slots.
 	grace = time.Minute
 )
 
-// shares is what was measured of cores.
+// shares are the measurements of cores.
 type shares struct {
-	// absent says why nothing was.
+	// absent is the reason why nothing was measured.
 	absent error
-	// seconds is how long each was measured, and kernel how long one kernel takes.
+	// seconds is the time of each measurement, kernel that of one kernel.
 	seconds uint
 	kernel  time.Duration
-	// again is what a process without a limit did at the end, in percent of what one did at the beginning.
+	// again is the work of a process without a limit at the end, in percent of that at the beginning.
 	again float64
 	rows  []kept
-	// loads are the machine's at the beginning and at the end: how many processes run or wait for a processor; 0: not known.
+	// loads are the machine's load averages at the beginning and at the end (processes that run or wait for a processor); 0: unknown.
 	loads [2]float64
 }
 
-// Together are processes that have the GPU at the same time.
+// Together are processes that use the GPU at the same time.
 type Together struct {
-	// Lend lets them have what others leave of the GPU's time.
+	// Lend lets them use GPU time that others leave.
 	Lend bool
-	// Graph has the kernels launched in graphs.
+	// Graph launches the kernels in graphs.
 	Graph bool
 	// Cores are their percentages.
 	Cores []int
@@ -61,7 +61,8 @@ func (t Together) String() string {
 	return text
 }
 
-// everything is what is measured. A competitor has the rest, and idle time is lent then, as it is by default: both always work, so none is.
+// everything are the default measurements. A competitor has the remaining percentage, and idle time is lent, as by default: both always
+// work, so there is none.
 func everything() []Together {
 	return []Together{
 		{Cores: []int{10}}, {Cores: []int{25}}, {Cores: []int{50}}, {Cores: []int{75}},
@@ -70,15 +71,15 @@ func everything() []Together {
 	}
 }
 
-// kept is what one process had beside its percentage.
+// kept is a process's measured part beside its percentage.
 type kept struct {
 	of    Together
 	which int // of them
-	// had is in percent of the work of a process without a limit, charged of the time.
+	// had is in percent of an unlimited process's work, charged in percent of the time.
 	had, charged float64
 }
 
-// off is how far it is from its percentage, in points.
+// off is the distance from the percentage, in points.
 func (k kept) off() float64 { return k.had - float64(k.of.Cores[k.which]) }
 
 // shares measures cores.
@@ -124,17 +125,17 @@ func (o *Options) shares(ctx context.Context, r *Result) error {
 
 // load is the machine's load average of the last minute.
 func (o *Options) load() (load float64) {
-	text, _ := os.ReadFile(o.LoadAverage)        // for the reader alone
+	text, _ := os.ReadFile(o.LoadAverage)        // for the reader only
 	_, _ = fmt.Sscanf(string(text), "%g", &load) // as above
 	return load
 }
 
-// percent is what was done in percent of what a process without a limit does.
+// percent returns work in percent of that of a process without a limit.
 func percent(did report, kernel time.Duration) float64 {
 	return 100 * float64(did.Kernels) * float64(kernel) / did.Nanoseconds
 }
 
-// unlimited measures a process without a limit, and returns the rounds of a kernel too, which are found where they are 0.
+// unlimited measures a process without a limit. It also returns the rounds of a kernel, which it calibrates if they are 0.
 func (o *Options) unlimited(ctx context.Context, gpu string, rounds uint) (report, uint, error) {
 	o.tell(fmt.Sprintf("Measuring a process without a limit of cores for %d s", o.Seconds))
 	w := &busy{process: o.process(ctx, gpu), order: o.order(rounds, false), charged: func() time.Duration { return 0 }}
@@ -149,24 +150,24 @@ func (o *Options) order(rounds uint, graph bool) order {
 // kept measures processes with limits.
 func (o *Options) kept(ctx context.Context, r *Result, t Together, rounds uint) (out []kept, err error) {
 	o.tell(fmt.Sprintf("Measuring %s for %d s", t, o.Seconds))
-	arbiter, err := o.arbiter(t.Lend)
+	places, err := o.seats(t.Lend)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, arbiter.end()) }()
+	defer func() { err = errors.Join(err, places.end()) }()
 	defer removeEmpty(missing(stages()...))
 	var workers []*busy
 	for i, c := range t.Cores {
 		name := fmt.Sprintf("%d", i)
 		w := &busy{process: o.process(ctx, r.gpu), order: o.order(rounds, t.Graph)}
 		limit := limiter.Limit{UUID: r.gpu, Cores: c}
-		if w.order.Turns, err = arbiter.open(name, limit); err != nil {
+		if w.order.Seats, err = places.open(name, limit); err != nil {
 			return nil, err
 		}
 		if err := o.preload(w.process, &w.order, limit); err != nil {
 			return nil, err
 		}
-		w.charged = func() time.Duration { return arbiter.arbiter.Charged(name, r.gpu) }
+		w.charged = func() time.Duration { return places.Charged(name, r.gpu) }
 		workers = append(workers, w)
 	}
 	if err := o.work(ctx, workers); err != nil {
@@ -174,15 +175,15 @@ func (o *Options) kept(ctx context.Context, r *Result, t Together, rounds uint) 
 	}
 	for i, w := range workers {
 		if w.used == 0 {
-			return nil, fmt.Errorf("the process of %d %% worked without a turn on the GPU, so nothing limited it: %s was not loaded into it, or "+
-				"did not reach the arbiter's socket in %s", t.Cores[i], o.Library, w.order.Turns)
+			return nil, fmt.Errorf("the process of %d %% was charged nothing, so nothing limited it: %s was not loaded into it, or has no seat "+
+				"by %v", t.Cores[i], o.Library, w.order.Seats)
 		}
 		out = append(out, kept{of: t, which: i, had: percent(w.did, r.cores.kernel), charged: 100 * float64(w.used) / w.did.Nanoseconds})
 	}
 	return out, nil
 }
 
-// busy is a worker that keeps the GPU busy, and what came of it.
+// busy is a worker that keeps the GPU busy, with its result.
 type busy struct {
 	process *exec.Cmd
 	order   order
@@ -193,7 +194,7 @@ type busy struct {
 	used   time.Duration // charged while it did that
 }
 
-// work runs workers at the same time. None begins before all can, and none ends before all were measured.
+// work runs workers at the same time. They begin together, and end after all were measured.
 func (o *Options) work(ctx context.Context, workers []*busy) error {
 	limit := time.Duration(o.Seconds)*time.Second + warm + grace
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("processes did not end within %s", limit))
@@ -217,7 +218,7 @@ func (o *Options) work(ctx context.Context, workers []*busy) error {
 	return errors.Join(errs...)
 }
 
-// meeting is where so many wait for each other.
+// meeting is a barrier for a number of goroutines.
 type meeting struct {
 	mu      sync.Mutex
 	missing int
@@ -226,7 +227,7 @@ type meeting struct {
 
 func newMeeting(of int) *meeting { return &meeting{missing: of, all: make(chan struct{})} }
 
-// wait waits until all are there.
+// wait waits until all have arrived.
 func (m *meeting) wait(ctx context.Context) error {
 	m.mu.Lock()
 	if m.missing--; m.missing == 0 {

@@ -1,4 +1,3 @@
-//shows:vgpu-bench
 package bench
 
 import (
@@ -35,8 +34,8 @@ func limited(t *testing.T) Options {
 	return o
 }
 
-// How exact a percentage is depends on how busy the test's machine is: see docs/measurements.md. Here each process has work done in turns
-// that the arbiter gave it.
+// How exact a percentage is depends on how busy the test's machine is: see docs/reports/measurements.md. Here each process has work done
+// and is charged for it.
 func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
 	short.Skip(t, "make test without SHORT=1")
 	o := limited(t)
@@ -81,11 +80,12 @@ func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
 }
 
 func TestALimitThatIsNotInForceIsAnError(t *testing.T) {
-	o := limited(t)
-	o.Seconds, o.Library = 1, o.CUDA // it can be loaded, and limits nothing
+	private(t)
+	o := machine(t, "570.158.01")
+	o.Seconds, o.Rounds, o.Library = 1, 1, o.CUDA // it can be loaded, and limits nothing
 	o.Together = []Together{{Cores: []int{10}}}
 	result, err := Run(t.Context(), o)
-	if err == nil || !strings.Contains(err.Error(), "10 %, nothing lent: the process of 10 % worked without a turn on the GPU") {
+	if err == nil || !strings.Contains(err.Error(), "10 %, nothing lent: the process of 10 % was charged nothing, so nothing limited it") {
 		t.Fatalf("error %v", err)
 	}
 	if len(result.ways) == 0 || len(result.ways[0].rounds) == 0 {
@@ -116,7 +116,7 @@ func TestAGPUThatOthersUseIsLeftToThem(t *testing.T) {
 		}
 		return nil
 	})
-	// The process was not told to begin.
+	// The process got no order to begin.
 	if err == nil || !strings.Contains(err.Error(), "wait until the others can begin") {
 		t.Errorf("the other process ended with %v", err)
 	}
@@ -144,7 +144,7 @@ percent                    limit    had    off   charged
   the other one               50   48.1   -1.9      49.8
 no limit, measured again       -   97.5      -         -
 
-100 % is what a process without a limit did in the same time, before. Charged is the time of turns. What it is above had, no kernel ran in.
+100 % is what a process without a limit did in the same time, before. Charged is the GPU's time as the library counts it.
 Most off is -3.8 points (50 % in: 50 % beside 50 %): the goal of 3 points is missed.
 The machine's load was 0.0 at the beginning and 9001.2 at the end, and it has PROCESSORS processors: ` +
 		`processes waited for one, and the GPU for them. Measure again when it is below.
@@ -159,9 +159,9 @@ The GPU or its machine was not as fast all the time: what is measured again shou
 func TestTheCommandPrintsTheTables(t *testing.T) {
 	o := machine(t, "570.158.01")
 	command := Command(host.Host{NVML: func(string) nvml.Interface { return o.NVML }})
-	var out, told strings.Builder
+	var out, reported strings.Builder
 	command.SetOut(&out)
-	command.SetErr(&told)
+	command.SetErr(&reported)
 	driver := strings.TrimSuffix(o.CUDA, "/usr/lib64/libcuda.so.1")
 	command.SetArgs([]string{"bench", "--driver-root=" + driver, "--seconds=0", "--memory=64", "--repeats=2", "--rounds=1",
 		"--limiter-library="})
@@ -174,8 +174,8 @@ func TestTheCommandPrintsTheTables(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
 	}
-	if !strings.Contains(told.String(), "Measuring limits of memory, and launches\n") {
-		t.Errorf("told: %s", told.String())
+	if !strings.Contains(reported.String(), "Measuring limits of memory, and launches\n") {
+		t.Errorf("told: %s", reported.String())
 	}
 }
 

@@ -4,7 +4,7 @@
 
 #define MILLISECOND 1e6
 
-/* How many kernels tell how long one is, and how often that is looked at. */
+/* The number of kernels in a calibration, and the interval of checks. */
 #define SAMPLE 8
 #define LOOKS 12
 

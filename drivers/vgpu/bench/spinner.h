@@ -18,8 +18,10 @@ struct spinner {
 	char failed[FAILED];
 };
 
-/* Opens the first GPU that the library shows. With rounds 0 it finds out how many make a kernel of a millisecond. Returns 0, CUDA's error, or -1 where that cannot
- * be done; failed then says what. */
+/*
+ * Opens the first GPU that the library shows. With rounds 0 it calibrates a kernel of a millisecond. Returns 0, CUDA's error, or -1 if that
+ * is not possible; failed then names the call.
+ */
 int spinner_open(struct spinner *s, const char *library, unsigned int rounds, bool graph);
 
 /* Works for so many nanoseconds at least. kernels and nanoseconds are what was done since the end of the last call, and how long that took. The work goes on in the

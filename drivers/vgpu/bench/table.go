@@ -64,7 +64,7 @@ func (r *Result) Write(to io.Writer) error {
 	return err
 }
 
-// goal is how many points a percentage may be off.
+// goal is the allowed distance from a percentage, in points.
 const goal = 3
 
 // write prints the table of cores.
@@ -88,8 +88,8 @@ func (s *shares) write(text *strings.Builder) {
 		}
 	}
 	align(text, append(cells, []string{"no limit, measured again", "-", fmt.Sprintf("%.1f", s.again), "-", "-"}))
-	text.WriteString("\n100 % is what a process without a limit did in the same time, before. Charged is the time of turns. What it is " +
-		"above had, no kernel ran in.\n")
+	text.WriteString("\n100 % is what a process without a limit did in the same time, before. Charged is the GPU's time as the " +
+		"library counts it.\n")
 	kept := "is kept"
 	if math.Abs(most.off()) > goal {
 		kept = "is missed"
@@ -106,7 +106,7 @@ func (s *shares) write(text *strings.Builder) {
 	}
 }
 
-// align writes the cells of a table: the first column to the left, the others to the right.
+// align writes the cells of a table: the first column left-aligned, the others right-aligned.
 func align(text *strings.Builder, cells [][]string) {
 	widths := make([]int, len(cells[0]))
 	for _, line := range cells {
@@ -126,7 +126,7 @@ func align(text *strings.Builder, cells [][]string) {
 	}
 }
 
-// cell is the median of some values, and their range where they differ.
+// cell is the median of values, and their range if they differ.
 func cell(rounds []figures, of func(figures) float64) string {
 	var values []float64
 	for _, f := range rounds {

@@ -24,56 +24,56 @@ import (
 	"gpufabric.io/drivers/gpu/limiter"
 )
 
-// figures are what one process measured.
+// figures are the measurements of one process.
 type figures struct {
-	// Total is what cuMemGetInfo reports, and Had what could be allocated, in bytes.
+	// Total is cuMemGetInfo's total, and Had the bytes that could be allocated.
 	Total, Had uint64
-	// Pair, Launch, Graph and Refuse are the times of an allocation with its free, of a launch of a kernel and of a graph, and of a
-	// refused allocation, in nanoseconds; 0: there was none.
+	// Pair, Launch, Graph and Refuse are the times of an allocation with its free, of a launch of a kernel and of a graph, and of a refused
+	// allocation, in nanoseconds; 0: not measured.
 	Pair, Launch, Graph, Refuse float64
 }
 
-// step is the size of the allocations that fill the limit, in bytes. graphKernels is how many kernels the measured graph has.
+// step is the size of the allocations that fill the limit, in bytes. graphKernels is the number of kernels in the measured graph.
 const (
 	step         = C.STEP
 	graphKernels = C.GRAPH
 )
 
-// order is what a worker reads from its standard input when it may begin.
+// order is a worker's task, which it reads from its standard input when it may begin.
 type order struct {
 	// CUDA is the driver's libcuda.so.1.
 	CUDA string
-	// Most is how many bytes it may allocate, besides one step.
+	// Most is the maximum number of bytes to allocate, besides one step.
 	Most uint64
-	// Repeats is how often each operation runs in a batch; the median of 15 batches counts.
+	// Repeats is the number of operations in a batch; the result is the median of 15 batches.
 	Repeats uint
-	// Limits is the content of the file with the limiter's limits; empty: there is none, and nothing is mounted.
+	// Limits is the content of the limiter's file of limits; empty: none is mounted.
 	Limits string
-	// Turns is the directory with the socket by which the limiter asks for turns on the GPU; empty: there is none.
-	Turns string
-	// Spin has the worker keep the GPU busy, instead of measuring.
+	// Seats are the files of the limiter's seat on the GPU, by their paths in a container; empty: none.
+	Seats map[string]string
+	// Spin makes the worker keep the GPU busy instead of measuring.
 	Spin *spin
 }
 
-// spin is how a worker keeps the GPU busy.
+// spin configures a worker that keeps the GPU busy.
 type spin struct {
-	// Rounds are those of each kernel's work; 0: as many as make a kernel of a millisecond.
+	// Rounds are those of each kernel's work; 0: calibrate for a kernel of a millisecond.
 	Rounds uint
-	// Seconds is how long the work is counted, Warm how long it goes on before that.
+	// Seconds is the measured time, Warm the time before it.
 	Seconds, Warm float64
-	// Graph has the kernels launched in graphs.
+	// Graph launches the kernels in graphs.
 	Graph bool
 }
 
-// report is what a busy worker says: first that it can begin, with its kernels' rounds; then that its work counts from now on; then
-// what was done. Before the first it waits for a true value, and it works until its standard input ends.
+// report is a message of a busy worker: first that it is ready, with its kernels' rounds; then that the measurement began; then the work
+// done. After the first message it waits for a true value, and it works until its standard input ends.
 type report struct {
 	Rounds      uint
 	Kernels     uint64
 	Nanoseconds float64
 }
 
-// work is the worker: it reads an order, and writes its measurements.
+// work runs the worker: it reads an order, and writes its measurements.
 func work(in io.Reader, out io.Writer) error {
 	var o order
 	orders := json.NewDecoder(in)
@@ -81,11 +81,11 @@ func work(in io.Reader, out io.Writer) error {
 		return fmt.Errorf("read what to measure: %w", err)
 	}
 	if o.Limits != "" {
-		if err := stage(o.Limits, o.Turns); err != nil {
+		if err := stage(o.Limits, o.Seats); err != nil {
 			return err
 		}
 	}
-	runtime.LockOSThread() // CUDA's current context is a thread's
+	runtime.LockOSThread() // CUDA's current context belongs to a thread
 	library := C.CString(o.CUDA)
 	defer C.free(unsafe.Pointer(library))
 	if o.Spin != nil {
@@ -99,9 +99,9 @@ func work(in io.Reader, out io.Writer) error {
 		Launch: float64(got.launch), Graph: float64(got.graph), Refuse: float64(got.refuse)})
 }
 
-// keepBusy keeps the GPU busy, and reports what it had of it.
+// keepBusy keeps the GPU busy, and reports its part of the GPU.
 func keepBusy(order spin, library *C.char, orders *json.Decoder, reports *json.Encoder) error {
-	// C's memory, because the driver may keep the addresses of what is in it.
+	// C memory, because the driver may keep addresses in it.
 	s := (*C.struct_spinner)(C.calloc(1, C.sizeof_struct_spinner))
 	if s == nil {
 		return errors.New("keep the GPU busy: this process has no memory left")
@@ -121,7 +121,7 @@ func keepBusy(order spin, library *C.char, orders *json.Decoder, reports *json.E
 		return fmt.Errorf("wait until the others can begin: %w", err)
 	}
 	ended := make(chan struct{})
-	go func() { // until the other side closes its end, which it does when it ends too
+	go func() { // until the other side closes its end, also when that process dies
 		defer close(ended)
 		_ = orders.Decode(&begin)
 	}()
@@ -142,7 +142,7 @@ func keepBusy(order spin, library *C.char, orders *json.Decoder, reports *json.E
 				return failed(r)
 			}
 			return nil
-		default: // the work goes on, so that the others keep their competitor
+		default: // keep working, so that the others keep their competitor
 		}
 		var kernels C.uint64_t
 		var nanoseconds C.double
@@ -152,23 +152,22 @@ func keepBusy(order spin, library *C.char, orders *json.Decoder, reports *json.E
 	}
 }
 
-// stage puts the limiter's files in their places for containers. The process must have its own mount namespace.
-func stage(limits, turns string) error {
+// stage mounts the limiter's files in their places for containers. The process must have its own mount namespace.
+func stage(limits string, seats map[string]string) error {
 	for _, directory := range stages() {
 		if err := empty(directory); err != nil {
 			return fmt.Errorf("make %s for the limiter, as its containers have it: %w", directory, err)
 		}
 	}
-	if turns != "" {
-		if err := os.Symlink(turns, limiter.Turns); err != nil {
-			return fmt.Errorf("give the limiter its socket for turns: %w", err)
+	for inside, path := range seats {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(inside), 0o755), os.Symlink(path, inside)); err != nil {
+			return fmt.Errorf("give the limiter its seat on the GPU: %w", err)
 		}
 	}
 	return os.WriteFile(limiter.File, []byte(limits), 0o444) //nolint:gosec // as in a container
 }
 
-// empty makes an empty directory that only this process sees, by mounting a tmpfs over it, or over its parent where that cannot be
-// written to.
+// empty makes an empty directory that only this process sees, by mounting a tmpfs over it, or over its parent if that is read-only.
 func empty(directory string) error {
 	if err := os.MkdirAll(directory, 0o755); errors.Is(err, unix.EROFS) {
 		if err := unix.Mount("tmpfs", filepath.Dir(directory), "tmpfs", 0, ""); err != nil {

@@ -38,7 +38,7 @@ type GPU struct {
 	Utilization uint32 `json:"utilization"`
 }
 
-// Use is what a container uses of a GPU, where the driver counts it.
+// Use is a container's use of a GPU, where the driver counts it.
 type Use struct {
 	PodUID    string `json:"podUID"`
 	Container string `json:"container"`
@@ -54,11 +54,11 @@ type Figures struct {
 	GPUs   []GPU `json:"gpus"`
 	// Used has only the containers that the driver limits.
 	Used []Use `json:"used,omitempty"`
-	// Cores has only the containers that get turns on a GPU.
+	// Cores has only the containers with a percentage of the cores.
 	Cores []CoreUse `json:"cores,omitempty"`
 }
 
-// CoreUse is how much of a GPU's time a container has, where the node gives it its turns.
+// CoreUse is how much of a GPU's time a container has, as its library counts it.
 type CoreUse struct {
 	PodUID    string `json:"podUID"`
 	Container string `json:"container"`
@@ -67,7 +67,7 @@ type CoreUse struct {
 	Percent float64 `json:"percent"`
 }
 
-// CoresOf is how much of a GPU's time a container has, in percent; false where nobody on the node counts that.
+// CoresOf is a container's part of a GPU's time, in percent; false if it is not counted on this node.
 func (f Figures) CoresOf(podUID, container, uuid string) (percent float64, counted bool) {
 	for _, use := range f.Cores {
 		if use.PodUID == podUID && use.Container == container && use.UUID == uuid {
@@ -77,7 +77,7 @@ func (f Figures) CoresOf(podUID, container, uuid string) (percent float64, count
 	return 0, false
 }
 
-// UsedBy is what a container uses of a GPU as the driver counts it, in bytes; false where the driver does not limit it.
+// UsedBy is a container's memory of a GPU as the driver counts it, in bytes; false where the driver does not limit it.
 func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted bool) {
 	for _, use := range f.Used {
 		if use.PodUID == podUID && use.Container == container && use.UUID == uuid {
@@ -87,8 +87,8 @@ func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted b
 	return 0, false
 }
 
-// Serve sends each client of the socket at path what read returns, until ctx ends. After it returns there are no calls of read, and
-// nobody can connect.
+// Serve sends each client of the socket at path the result of read, until ctx ends. After it returns there are no calls of read and no new
+// connections.
 func Serve(ctx context.Context, path string, read func() Figures) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("serve the GPUs' figures: %w", err)
@@ -103,7 +103,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 		return fmt.Errorf("serve the GPUs' figures: %w", err)
 	}
 	if l, ok := listener.(*net.UnixListener); ok {
-		l.SetUnlinkOnClose(false) // the short name may stand for something else by then; the next run removes the socket
+		l.SetUnlinkOnClose(false) // the short name may be another file's by then; the next run removes the socket
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("let only root read the GPUs' figures: %w", err), listener.Close())
@@ -113,7 +113,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 		_ = listener.Close()
 		close(closed)
 	})
-	defer func() { // nobody can connect after the return: Accept wakes up a moment before the socket is closed
+	defer func() { // no connection after the return: Accept wakes up a moment before the socket is closed
 		if stop() {
 			_ = listener.Close()
 			return
@@ -138,7 +138,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 			if ctx.Err() != nil || connection.SetDeadline(time.Now().Add(patience)) != nil {
 				return
 			}
-			_ = json.NewEncoder(connection).Encode(read()) // a client that does not read it asks again
+			_ = json.NewEncoder(connection).Encode(read()) // a client that does not read it connects again
 		})
 	}
 }
@@ -172,11 +172,18 @@ func Read(ctx context.Context, path string) (Figures, error) {
 			return f, err
 		}
 	}
-	if err := json.NewDecoder(io.LimitReader(connection, largest)).Decode(&f); err != nil {
+	if f, err = decode(connection); err != nil {
 		return f, fmt.Errorf("read the GPUs' figures from %s: %w", path, err)
 	}
+	return f, nil
+}
+
+func decode(from io.Reader) (f Figures, err error) {
+	if err := json.NewDecoder(io.LimitReader(from, largest)).Decode(&f); err != nil {
+		return f, err
+	}
 	if f.Factor < 1 {
-		return f, fmt.Errorf("read the GPUs' figures from %s: the unit of memory is %d MiB, where 1 or more is expected", path, f.Factor)
+		return f, fmt.Errorf("the unit of memory is %d MiB, where 1 or more is expected", f.Factor)
 	}
 	return f, nil
 }

@@ -1,5 +1,5 @@
 // Package holdings is the node's own record of which container holds which share of which GPU. The scheduler decides. This package
-// refuses what is impossible, and says how much is in use, when a decision was based on outdated data or made by another program.
+// refuses impossible decisions, and reports the use, when a decision was based on outdated data or made by another program.
 package holdings
 
 import (
@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // Holder is a container that holds shares.
@@ -38,10 +38,10 @@ func (h Holder) group() string { return cmp.Or(h.Pod, h.ID) }
 // Book is safe for concurrent use. Its zero value is empty and ready to use.
 type Book struct {
 	mu    sync.Mutex
-	holds map[string]entry // by Holder.ID
+	holds map[string]booking // by Holder.ID
 }
 
-type entry struct {
+type booking struct {
 	holder Holder
 	shares []annotation.Share
 }
@@ -51,61 +51,61 @@ type Use struct {
 	Slots int
 	Units int64
 	Cores int
-	// Exclusive is set where a container has all the cores: nobody else fits then. Crowded is set where somebody else is there anyway.
+	// Exclusive is set if a container has all the cores: no other fits then. Crowded is set if another is there anyway.
 	Exclusive, Crowded bool
 	Holders            []string
 }
 
 // Take books shares for a container, all of them or none. A second Take for the same ID replaces the first.
-func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
+func (b *Book) Take(gpus *sharedgpus.Set, holder Holder, shares []annotation.Share) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, share := range shares {
-		card := deck.ByUUID(share.UUID)
+		card := gpus.ByUUID(share.UUID)
 		if card == nil {
-			return fmt.Errorf("%s asks for a share of %s, which is not among this node's %d shared GPUs", holder.Name, share.UUID, len(deck.Cards))
+			return fmt.Errorf("%s asks for a share of %s, which is not among this node's %d shared GPUs", holder.Name, share.UUID, len(gpus.Cards))
 		}
 		if !card.Healthy {
 			return fmt.Errorf("%s asks for a share of %s, which is unhealthy: %s", holder.Name, share.UUID, card.Reason)
 		}
 	}
-	mine := entry{holder, slices.Clone(shares)}
-	together := []entry{mine}
+	mine := booking{holder, slices.Clone(shares)}
+	together := []booking{mine}
 	for id, entry := range b.holds {
 		if id != holder.ID && entry.holder.group() == holder.group() {
 			together = append(together, entry)
 		}
 	}
 	for _, share := range shares {
-		card := deck.ByUUID(share.UUID)
-		if err := b.fits(card, b.use(card, holder.group()), peak(card, together), deck.Factor, holder); err != nil {
+		card := gpus.ByUUID(share.UUID)
+		if err := b.fits(card, b.use(card, holder.group()), peak(card, together), gpus.Factor, holder); err != nil {
 			return fmt.Errorf("%s: %w", holder.Name, err)
 		}
 	}
 	if b.holds == nil {
-		b.holds = map[string]entry{}
+		b.holds = map[string]booking{}
 	}
 	b.holds[holder.ID] = mine
 	return nil
 }
 
-// Hold books what a running container has, which can no longer be refused. The error describes a conflict for people. The shares
-// are booked in any case, so that nobody else gets them.
-func (b *Book) Hold(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
-	err := b.Take(deck, holder, shares)
+// Hold books the shares of a running container, which can no longer be refused. The error describes a conflict for people. The shares
+// are booked in any case, so that no other container gets them.
+func (b *Book) Hold(gpus *sharedgpus.Set, holder Holder, shares []annotation.Share) error {
+	err := b.Take(gpus, holder, shares)
 	if err == nil {
 		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.holds == nil {
-		b.holds = map[string]entry{}
+		b.holds = map[string]booking{}
 	}
-	b.holds[holder.ID] = entry{holder, slices.Clone(shares)}
+	b.holds[holder.ID] = booking{holder, slices.Clone(shares)}
 	return err
 }
 
-func (u Use) with(share annotation.Share, card *decks.Card) Use {
+func (u Use) with(share annotation.Share, card *sharedgpus.Card) Use {
 	u.Slots++
 	if share.Memory == 0 {
 		u.Units += card.Units
@@ -130,8 +130,8 @@ func (u Use) or(v Use) Use {
 }
 
 // peak is the maximum that one group's holders have of a card at one time.
-func peak(card *decks.Card, together []entry) Use {
-	slices.SortFunc(together, func(a, b entry) int { return cmp.Compare(a.holder.Step, b.holder.Step) })
+func peak(card *sharedgpus.Card, together []booking) Use {
+	slices.SortFunc(together, func(a, b booking) int { return cmp.Compare(a.holder.Step, b.holder.Step) })
 	var now, most Use
 	for _, entry := range together {
 		var mine Use
@@ -152,7 +152,7 @@ func peak(card *decks.Card, together []entry) Use {
 	return most
 }
 
-// FullError says that a share does not fit on a GPU. The tenant who requested it reads it on the pod, so its text names only
+// FullError is the error for a share that does not fit on a GPU. The tenant who requested it reads it on the pod, so its text names only
 // holders of the same namespace and counts the others. Holders are for the node's log.
 type FullError struct {
 	GPU     string // its UUID
@@ -173,7 +173,7 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("%s has no room: %s; held by %s", e.GPU, strings.Join(e.Lacks, "; "), strings.Join(held, ", "))
 }
 
-func (b *Book) fits(card *decks.Card, held, more Use, factor int, asker Holder) error {
+func (b *Book) fits(card *sharedgpus.Card, held, more Use, factor int, asker Holder) error {
 	var lacks []string
 	if free := card.Slots - held.Slots; more.Slots > free {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d slots are free and %d are asked for", free, card.Slots, more.Slots))
@@ -221,10 +221,10 @@ func (b *Book) Keep(live map[string]bool) {
 }
 
 // Use is the used part of a card.
-func (b *Book) Use(deck *decks.Deck, uuid string) Use {
+func (b *Book) Use(gpus *sharedgpus.Set, uuid string) Use {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	card := deck.ByUUID(uuid)
+	card := gpus.ByUUID(uuid)
 	if card == nil {
 		return Use{}
 	}
@@ -232,8 +232,8 @@ func (b *Book) Use(deck *decks.Deck, uuid string) Use {
 }
 
 // use adds up everyone's shares of a card except one group's.
-func (b *Book) use(card *decks.Card, except string) Use {
-	groups := map[string][]entry{}
+func (b *Book) use(card *sharedgpus.Card, except string) Use {
+	groups := map[string][]booking{}
 	for _, entry := range b.holds {
 		if group := entry.holder.group(); group != except {
 			groups[group] = append(groups[group], entry)
@@ -254,7 +254,7 @@ func (b *Book) Len() int {
 	return len(b.holds)
 }
 
-// Limited counts the containers with shares by what enforces their limits.
+// Limited counts the containers with shares by the backend of their limits.
 func (b *Book) Limited() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -277,7 +277,7 @@ func (b *Book) Names() []string {
 	return names
 }
 
-// Holds says whether the holder of this ID has shares.
+// Holds reports whether the holder of this ID has shares.
 func (b *Book) Holds(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

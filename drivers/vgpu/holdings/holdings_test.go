@@ -1,4 +1,3 @@
-//shows:vgpu-booking
 package holdings
 
 import (
@@ -10,13 +9,14 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
-func deck() *decks.Deck {
-	return &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 3, Units: 1000, Cores: 100, Healthy: true}}}
+func sharedGPUs() *sharedgpus.Set {
+	return &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 3, Units: 1000, Cores: 100,
+		Healthy: true}}}
 }
 
 func share(memory int64, cores int) []annotation.Share {
@@ -29,12 +29,11 @@ func TestARefusalNamesNoHolderOfAnotherNamespace(t *testing.T) {
 	for i, holder := range []string{"secret/payroll", "secret/merger", "mine/earlier"} {
 		namespace, _, _ := strings.Cut(holder, "/")
 		h := Holder{ID: fmt.Sprint(i), Name: holder + ", container main", Namespace: namespace}
-		if err := book.Take(deck(), h, share(300, 10)); err != nil {
+		if err := book.Take(sharedGPUs(), h, share(300, 10)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	//attack:share-names A pod learns the names of other tenants' pods from the refusal of its share
-	err := book.Take(deck(), Holder{ID: "x", Name: "mine/attacker, container main", Namespace: "mine"}, share(500, 0))
+	err := book.Take(sharedGPUs(), Holder{ID: "x", Name: "mine/attacker, container main", Namespace: "mine"}, share(500, 0))
 	if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "payroll") {
 		t.Fatalf("the attacker reads %v", err)
 	}
@@ -65,10 +64,10 @@ func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var book Book
-			if err := book.Take(deck(), Holder{ID: "a", Name: "default/first, container main"}, test.held); err != nil {
+			if err := book.Take(sharedGPUs(), Holder{ID: "a", Name: "default/first, container main"}, test.held); err != nil {
 				t.Fatal(err)
 			}
-			err := book.Take(deck(), Holder{ID: "b", Name: "default/second, container main"}, test.asked)
+			err := book.Take(sharedGPUs(), Holder{ID: "b", Name: "default/second, container main"}, test.asked)
 			if test.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -91,23 +90,23 @@ func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {
 func TestTakeAgainReplacesAndReleaseGivesBack(t *testing.T) {
 	var book Book
 	for range 2 {
-		if err := book.Take(deck(), Holder{ID: "a", Name: "a"}, share(1000, 0)); err != nil {
+		if err := book.Take(sharedGPUs(), Holder{ID: "a", Name: "a"}, share(1000, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	book.Release("a")
-	if err := book.Take(deck(), Holder{ID: "b", Name: "b"}, share(1000, 0)); err != nil {
+	if err := book.Take(sharedGPUs(), Holder{ID: "b", Name: "b"}, share(1000, 0)); err != nil {
 		t.Error(err)
 	}
 	book.Keep(map[string]bool{})
-	if use := book.Use(deck(), uuid); use.Slots != 0 {
+	if use := book.Use(sharedGPUs(), uuid); use.Slots != 0 {
 		t.Errorf("use %+v after every container ended", use)
 	}
 }
 
 func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 	var book Book
-	d := deck()
+	d := sharedGPUs()
 	d.Cards[0].Healthy, d.Cards[0].Reason = false, "XID 79: GPU has fallen off the bus"
 	if err := book.Take(d, Holder{ID: "a", Name: "a"}, share(1, 0)); err == nil || !strings.Contains(err.Error(), "XID 79") {
 		t.Errorf("got %v, want the reason", err)
@@ -117,12 +116,12 @@ func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 // A container on a failed GPU, or with a share that grew by rounding, still has its share when the GPU is healthy again.
 func TestWhatAContainerHasIsBookedWhateverIsWrongWithIt(t *testing.T) {
 	var book Book
-	d := deck()
+	d := sharedGPUs()
 	d.Cards[0].Healthy, d.Cards[0].Reason = false, "XID 48"
 	if err := book.Hold(d, Holder{ID: "a", Name: "a"}, share(600, 0)); err == nil || !strings.Contains(err.Error(), "XID 48") {
 		t.Errorf("got %v, want what is wrong", err)
 	}
-	if err := book.Take(deck(), Holder{ID: "b", Name: "b"}, share(600, 0)); err == nil || !strings.Contains(err.Error(), "held by a") {
+	if err := book.Take(sharedGPUs(), Holder{ID: "b", Name: "b"}, share(600, 0)); err == nil || !strings.Contains(err.Error(), "held by a") {
 		t.Errorf("got %v, want a refusal that names the holder", err)
 	}
 }
@@ -131,10 +130,10 @@ func TestConcurrentTakesNeverOverbook(t *testing.T) {
 	var book Book
 	var group sync.WaitGroup
 	for i := range 20 {
-		group.Go(func() { _ = book.Take(deck(), Holder{ID: fmt.Sprint(i), Name: fmt.Sprint(i)}, share(400, 0)) })
+		group.Go(func() { _ = book.Take(sharedGPUs(), Holder{ID: fmt.Sprint(i), Name: fmt.Sprint(i)}, share(400, 0)) })
 	}
 	group.Wait()
-	if use := book.Use(deck(), uuid); use.Slots != 2 || use.Units != 800 {
+	if use := book.Use(sharedGPUs(), uuid); use.Slots != 2 || use.Units != 800 {
 		t.Errorf("use %+v, want two of 400", use)
 	}
 }
@@ -149,7 +148,7 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 	for name, test := range map[string]struct {
 		containers []container
 		other      int64  // memory that another pod has
-		units      int64  // what the pod counts for
+		units      int64  // the pod's count
 		want       string // part of the refusal of its last container
 	}{
 		"an init container that needs everything": {[]container{{1000, 100, true}, {1000, 100, false}}, 0, 1000, ""},
@@ -168,7 +167,7 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var book Book
 			if test.other > 0 {
-				if err := book.Take(deck(), Holder{ID: "o", Name: "default/other"}, share(test.other, 0)); err != nil {
+				if err := book.Take(sharedGPUs(), Holder{ID: "o", Name: "default/other"}, share(test.other, 0)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -177,7 +176,7 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 				if err != nil {
 					t.Fatalf("container %d: %v", i-1, err)
 				}
-				err = book.Take(deck(), Holder{ID: fmt.Sprint("pod/", i), Name: "default/pod", Pod: "pod", Step: i, Ends: c.ends},
+				err = book.Take(sharedGPUs(), Holder{ID: fmt.Sprint("pod/", i), Name: "default/pod", Pod: "pod", Step: i, Ends: c.ends},
 					share(c.memory, c.cores))
 			}
 			if test.want != "" {
@@ -189,7 +188,7 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := book.Use(deck(), uuid).Units - test.other; got != test.units {
+			if got := book.Use(sharedGPUs(), uuid).Units - test.other; got != test.units {
 				t.Errorf("the pod counts for %d units, want %d", got, test.units)
 			}
 		})

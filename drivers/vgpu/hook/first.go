@@ -18,7 +18,7 @@ type first struct {
 	held map[string]map[string]grant // by pod UID and container
 }
 
-// grant is a container's shares, in units of so many MiB.
+// grant is a container's shares, in units of this many MiB.
 type grant struct {
 	shares []annotation.Share
 	factor int
@@ -68,7 +68,7 @@ func (f *first) forget(uid string) {
 	delete(f.held, uid)
 }
 
-// recall reads what the runtime has, oldest first, and replaces what was remembered.
+// recall reads the runtime's containers, oldest first, and replaces the memory of them.
 func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.Container) {
 	f.mu.Lock()
 	f.held = nil
@@ -78,7 +78,7 @@ func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.C
 	for _, c := range sorted {
 		sandbox := sandboxes[c.GetPodSandboxId()]
 		g, ok := granted(c)
-		// For a container with MIG instances their own state counts: the booked amount is what they have, not what was requested.
+		// For a container with MIG instances their own state counts: the booked amount is theirs, not the request.
 		if sandbox != nil && ok && !slices.ContainsFunc(g.shares, func(s annotation.Share) bool { return s.Slot != nil }) &&
 			c.GetAnnotations()[annotation.Limits] != mig {
 			f.remember(sandbox.GetUid(), c.GetName(), g)

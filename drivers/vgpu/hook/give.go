@@ -11,42 +11,42 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-// Given is what a container gets.
+// Given is the result for a container.
 type Given struct {
 	// Devices are the CDI devices of its GPUs, each once.
 	Devices []string
-	// Edits are what else it needs.
+	// Edits are its other needs.
 	Edits specs.ContainerEdits
 	// Shares are the booked amounts. For a MIG instance that is the memory that it has, not the memory that was requested.
 	Shares []annotation.Share
-	// Limits is what enforces the container's share.
+	// Limits is the backend that enforces the container's share.
 	Limits injection.Backend
 }
 
-// Give books a container's shares and makes what they need on the node; after an error nothing is booked. The runtime's hook and an
+// Give books a container's shares and makes their files on the node; after an error none is booked. The runtime's hook and an
 // allocation without one both use it.
 func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
-	deck := h.Deck()
-	if err := h.percent(deck, pod, container, shares); err != nil {
+	gpus := h.SharedGPUs()
+	if err := h.percent(gpus, pod, container, shares); err != nil {
 		return Given{}, err
 	}
-	partitioned, err := mode(deck, container, shares)
+	partitioned, err := mode(gpus, container, shares)
 	if err != nil {
 		return Given{}, err
 	}
 	if partitioned {
-		return h.partition(ctx, deck, pod, container, who, shares)
+		return h.partition(ctx, gpus, pod, container, who, shares)
 	}
-	limits := injection.Limits(shares, deck.Factor, h.NoCoreLimit, deck.Index)
+	limits := injection.Limits(shares, gpus.Factor, h.NoCoreLimit, gpus.Index)
 	by := h.Limiter.Of(limits)
 	who.Limits = string(by)
-	if err := h.Book.Take(deck, who, shares); err != nil {
+	if err := h.Book.Take(gpus, who, shares); err != nil {
 		logHolders(ctx, who, err)
 		return Given{}, err
 	}
@@ -63,7 +63,7 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares, Limits: by}, nil
 }
 
-// logHolders logs who holds what a container was refused. The pod's own error does not say it.
+// logHolders logs the holders of shares that a container was refused. The pod's own error does not name them.
 func logHolders(ctx context.Context, who holdings.Holder, err error) {
 	var full *holdings.FullError
 	if errors.As(err, &full) {
@@ -73,14 +73,14 @@ func logHolders(ctx context.Context, who holdings.Holder, err error) {
 
 // percent refuses more memory than a container's percentage. Volcano computes the amount from the first GPU that it considers,
 // and uses it for all of the container's GPUs.
-func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []annotation.Share) error {
+func (h *Hook) percent(gpus *sharedgpus.Set, pod *corev1.Pod, name string, shares []annotation.Share) error {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		percent := h.Resources.Percent(&c)
 		if c.Name != name || percent <= 0 || percent >= 100 {
 			continue
 		}
 		most := int64(0)
-		for _, card := range deck.Cards {
+		for _, card := range gpus.Cards {
 			most = max(most, card.Units*percent/100)
 		}
 		for _, share := range shares {
@@ -93,11 +93,11 @@ func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []
 	return nil
 }
 
-// mode says whether a container's shares are MIG instances. Either all of them are, or none: a CUDA process uses one kind of
+// mode reports whether a container's shares are MIG instances. Either all of them are, or none: a CUDA process uses one kind of
 // device.
-func mode(deck *decks.Deck, container string, shares []annotation.Share) (partitioned bool, err error) {
+func mode(gpus *sharedgpus.Set, container string, shares []annotation.Share) (partitioned bool, err error) {
 	for i, share := range shares {
-		card := deck.ByUUID(share.UUID)
+		card := gpus.ByUUID(share.UUID)
 		mig := card != nil && card.Mode == annotation.ModeMIG
 		if share.Slot != nil && !mig {
 			return false, fmt.Errorf("the scheduler gave container %s a MIG slot of %s, which is not shared in mode mig on this node", container,
@@ -114,13 +114,13 @@ func mode(deck *decks.Deck, container string, shares []annotation.Share) (partit
 }
 
 // partition gives a container MIG instances. The hardware enforces them: there is no limiter, and no accounting directory.
-func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod, container string, who holdings.Holder,
+func (h *Hook) partition(ctx context.Context, gpus *sharedgpus.Set, pod *corev1.Pod, container string, who holdings.Holder,
 	shares []annotation.Share) (Given, error) {
 	asks := make([]instances.Ask, 0, len(shares))
 	for _, share := range shares {
-		asks = append(asks, instances.Ask{GPU: deck.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(deck.Factor),
+		asks = append(asks, instances.Ask{GPU: gpus.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(gpus.Factor),
 			Cores: share.Cores})
-		if card := deck.ByUUID(share.UUID); !card.Healthy {
+		if card := gpus.ByUUID(share.UUID); !card.Healthy {
 			return Given{}, fmt.Errorf("%s asks for a MIG instance of %s, which is unhealthy: %s", who.Name, share.UUID, card.Reason)
 		}
 	}
@@ -133,7 +133,7 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 	out := Given{Shares: booked, Limits: injection.MIG, Devices: h.devices(shares),
 		Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
 	for i, instance := range given {
-		booked[i].Memory, booked[i].Cores = instance.MemoryMiB/int64(deck.Factor), 0
+		booked[i].Memory, booked[i].Cores = instance.MemoryMiB/int64(gpus.Factor), 0
 		nodes, err := h.Capabilities(asks[i].GPU, instance)
 		if err != nil {
 			return Given{}, err
@@ -141,7 +141,7 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 		out.Edits.DeviceNodes = append(out.Edits.DeviceNodes, nodes...)
 	}
 	who.Limits = string(injection.MIG)
-	if err := h.Book.Take(deck, who, booked); err != nil {
+	if err := h.Book.Take(gpus, who, booked); err != nil {
 		logHolders(ctx, who, err)
 		return Given{}, err
 	}

@@ -21,15 +21,15 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // Pods finds the pods of this node.
 type Pods interface {
-	// Pod returns the pod with that UID; a pod of the same name with another UID does not match. fresh asks the API server instead of
+	// Pod returns the pod with that UID; a pod of the same name with another UID does not match. fresh reads the API server instead of
 	// a cache.
 	Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error)
 }
@@ -58,8 +58,8 @@ type Hook struct {
 	Book      *holdings.Book
 	Limiter   injection.Limiter
 	Outcome   Outcome
-	// Deck returns the node's shared GPUs now.
-	Deck func() *decks.Deck
+	// SharedGPUs returns the node's shared GPUs now.
+	SharedGPUs func() *sharedgpus.Set
 	// Device is the CDI device for a GPU's device nodes and the driver's files in a container ("gpufabric.io/vgpu=GPU-...").
 	Device func(uuid string) string
 	// NoCoreLimit leaves cores unlimited.
@@ -73,14 +73,19 @@ type Hook struct {
 	// Capabilities are the device nodes that open an instance.
 	Capabilities func(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error)
 
+	// Runs reports whether a container has processes, by the node's cgroups, or any of the pod's where the container is empty; nil: the
+	// runtime's messages count.
+	Runs func(ctx context.Context, podUID, container string) bool
+
 	once      sync.Once
 	sweep     chan struct{} // by sweeping
 	connected atomic.Bool
 	sandboxes sandboxes
 	first     first
+	lingering lingering
 }
 
-// Connected says whether the hook is connected to a container runtime.
+// Connected reports whether the hook is connected to a container runtime.
 func (h *Hook) Connected() bool { return h.connected.Load() }
 
 // Configure is the runtime's first call.
@@ -89,7 +94,7 @@ func (h *Hook) Configure(ctx context.Context, _, runtime, version string) (api.E
 	return 0, nil // 0: every event for which the plugin has a method
 }
 
-// Synchronize is called when the hook connects. It books what already runs, and drops what ended meanwhile.
+// Synchronize is called when the hook connects. It books running containers, and drops those that ended in between.
 func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	log := klog.FromContext(ctx)
 	byID := make(map[string]*api.PodSandbox, len(sandboxes))
@@ -102,20 +107,24 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 	live := map[string]bool{}
 	for _, container := range containers {
 		sandbox := byID[container.GetPodSandboxId()]
-		if sandbox == nil || container.GetState() == api.ContainerState_CONTAINER_STOPPED {
+		if sandbox == nil {
 			continue
 		}
 		held, _ := granted(container)
-		shares := held.in(h.Deck().Factor)
+		shares := held.in(h.SharedGPUs().Factor)
 		if len(shares) == 0 {
+			continue
+		}
+		stopped := container.GetState() == api.ContainerState_CONTAINER_STOPPED
+		if stopped && (h.Runs == nil || !h.Runs(ctx, sandbox.GetUid(), container.GetId())) {
 			continue
 		}
 		live[container.GetId()] = true
 		by := container.GetAnnotations()[annotation.Limits]
 		who := holder(sandbox, container)
 		who.Limits = by
-		if err := h.Book.Hold(h.Deck(), who, shares); err != nil {
-			// The container runs, whatever the book says. The log shows the difference.
+		if err := h.Book.Hold(h.SharedGPUs(), who, shares); err != nil {
+			// The container runs, even where the books refuse it. The log shows the difference.
 			logHolders(ctx, who, err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
@@ -124,7 +133,11 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		if pod, err := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); err == nil {
 			h.Outcome.Served(pod, container.GetName(), injection.Backend(by))
 		}
+		if stopped {
+			h.release(ctx, sandbox, container.GetId()) // when its last process has ended
+		}
 	}
+	h.lingering.addTo(live, pods)
 	h.first.recall(byID, containers)
 	h.Book.Keep(live)
 	h.Memory.Keep(ctx, live)
@@ -156,7 +169,7 @@ func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
 	h.wakeSweep()
 }
 
-// wakeSweep makes Run remove what was set aside.
+// wakeSweep triggers the removal of directories that were set aside, by Run.
 func (h *Hook) wakeSweep() {
 	select {
 	case h.sweeping() <- struct{}{}:
@@ -183,8 +196,8 @@ func (h *Hook) Run(ctx context.Context) error {
 	}
 }
 
-// heldAnnotation is set on a container with a share, and holds the share. After a restart of the plugin the runtime reports what
-// runs with what, even if the pod's own annotations have changed since.
+// heldAnnotation is set on a container with a share, and holds the share. After a restart of the plugin the runtime reports the shares
+// of its containers, even if the pod's own annotations have changed since.
 const heldAnnotation = "vgpu.gpufabric.io/shares"
 
 // factorAnnotation is the size in MiB of the units of memory in heldAnnotation.
@@ -197,7 +210,7 @@ const patience = 1500 * time.Millisecond
 // mig is the annotation's value for containers with MIG instances.
 const mig = string(injection.MIG)
 
-// granted is what a container known to the runtime was made with.
+// granted are the shares that a container in the runtime was made with.
 func granted(container *api.Container) (grant, bool) {
 	lists, err := annotation.ParseShares(container.GetAnnotations()[heldAnnotation])
 	if err != nil || len(lists) != 1 {
@@ -231,7 +244,7 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		return nil, nil, fmt.Errorf("gpufabric vgpu: pod %s/%s: %w", sandbox.GetNamespace(), sandbox.GetName(), err)
 	}
 	if by != injection.MIG { // the state of the instances remembers these
-		h.first.remember(sandbox.GetUid(), container.GetName(), grant{shares, h.Deck().Factor})
+		h.first.remember(sandbox.GetUid(), container.GetName(), grant{shares, h.SharedGPUs().Factor})
 	}
 	h.Outcome.Served(pod, container.GetName(), by)
 	return adjustment, nil, nil
@@ -244,7 +257,7 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 	pod, err := h.Pods.Pod(ctx, namespace, name, uid, false)
 	var shares []annotation.Share
 	if err == nil {
-		if had := h.first.of(uid, container, h.Deck().Factor); had != nil {
+		if had := h.first.of(uid, container, h.SharedGPUs().Factor); had != nil {
 			return pod, had, nil
 		}
 		if shares, err = h.Resources.Of(pod, container); err == nil {
@@ -252,7 +265,7 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 		}
 	}
 	if pod == nil && !mentioned(sandbox) {
-		// Static pods, and pods that the API does not know (yet): without the scheduler's annotation they have no share.
+		// Static pods, and pods that are not in the API (yet): without the scheduler's annotation they have no share.
 		return nil, nil, nil
 	}
 	pod, err = h.Pods.Pod(ctx, namespace, name, uid, true)
@@ -263,7 +276,7 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 	return pod, shares, err
 }
 
-// mentioned says whether the pod had the scheduler's annotation when its sandbox was made.
+// mentioned reports whether the pod had the scheduler's annotation when its sandbox was made.
 func mentioned(sandbox *api.PodSandbox) bool {
 	return sandbox.GetAnnotations()[annotation.PodDevices] != ""
 }
@@ -285,7 +298,7 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 		adjustment.AddCDIDevice(&api.CDIDevice{Name: device})
 	}
 	adjustment.AddAnnotation(heldAnnotation, annotation.FormatShares([][]annotation.Share{given.Shares}))
-	adjustment.AddAnnotation(factorAnnotation, strconv.Itoa(h.Deck().Factor))
+	adjustment.AddAnnotation(factorAnnotation, strconv.Itoa(h.SharedGPUs().Factor))
 	adjustment.AddAnnotation(annotation.Limits, string(given.Limits))
 	return adjustment, given.Limits, nil
 }
@@ -336,23 +349,26 @@ func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 }
 
 // StopContainer releases a container's shares as soon as it no longer runs.
-func (h *Hook) StopContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
-	h.release(ctx, container.GetId())
+func (h *Hook) StopContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
+	h.release(ctx, sandbox, container.GetId())
 	return nil, nil
 }
 
 // RemoveContainer releases the shares of a container that was made and never started.
-func (h *Hook) RemoveContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) error {
-	h.release(ctx, container.GetId())
+func (h *Hook) RemoveContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) error {
+	h.release(ctx, sandbox, container.GetId())
 	return nil
 }
 
-// release releases a container's shares. What the driver reserves for it goes first, so that the next container can have it.
-func (h *Hook) release(ctx context.Context, id string) {
-	if err := h.Memory.Release(ctx, id); err != nil {
-		klog.FromContext(ctx).Error(err, "Memory of GPUs may stay reserved for a container that has ended", "container", id)
-	}
-	h.Book.Release(id)
+// release releases a container's shares once it has no process. The driver's reservation for it goes first, so that the next container
+// can have it.
+func (h *Hook) release(ctx context.Context, sandbox *api.PodSandbox, id string) {
+	h.atEnd(ctx, sandbox.GetUid(), id, func(ctx context.Context) {
+		if err := h.Memory.Release(ctx, id); err != nil {
+			klog.FromContext(ctx).Error(err, "Memory of GPUs may stay reserved for a container that has ended", "container", id)
+		}
+		h.Book.Release(id)
+	})
 }
 
 // RunPodSandbox records another sandbox of a pod.
@@ -361,15 +377,17 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	return nil
 }
 
-// RemovePodSandbox removes what the pod had on the node: its MIG instances, and its accounting directories, which are no longer
-// mounted. A pod whose sandbox died has a second one before the first is removed; then nothing ends.
+// RemovePodSandbox removes the pod's leftovers on the node: its MIG instances, and its accounting directories, which are no longer
+// mounted. A pod whose sandbox died has a second one before the first is removed; then it removes none.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	if !h.sandboxes.remove(sandbox) {
 		return nil
 	}
 	h.first.forget(sandbox.GetUid())
-	h.Instances.End(sandbox.GetUid())
-	h.RemoveDirectories(ctx, sandbox.GetUid())
+	h.atEnd(ctx, sandbox.GetUid(), "", func(ctx context.Context) {
+		h.Instances.End(sandbox.GetUid())
+		h.RemoveDirectories(ctx, sandbox.GetUid())
+	})
 	return nil
 }
 

@@ -23,10 +23,10 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -82,7 +82,7 @@ func (i *instance) Give(_ context.Context, _ instances.Owner, asks []instances.A
 func (i *instance) End(podUID string)    { i.ended = append(i.ended, podUID) }
 func (i *instance) Keep(map[string]bool) {}
 
-// unlimited is a driver that was asked for no limit.
+// unlimited is a driver without limits.
 type unlimited struct{ Memory }
 
 func (unlimited) Release(context.Context, string) error { return nil }
@@ -93,14 +93,16 @@ func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 	for _, pod := range pods {
 		w.cached[pod.Name], w.fresh[pod.Name] = pod, pod
 	}
-	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 10, Units: 4914, Cores: 100, Healthy: true}}}
+	gpus := &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 10, Units: 4914, Cores: 100,
+		Healthy: true}}}
 	root := t.TempDir()
 	return &Hook{
 		Resources: annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
 		Pods:      w, Outcome: w, Book: &holdings.Book{},
-		Limiter: injection.Limiter{Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")},
-		Deck:    func() *decks.Deck { return deck },
-		Device:  func(uuid string) string { return "gpufabric.io/vgpu=" + uuid },
+		Limiter: injection.Limiter{Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks"),
+			Accounts: filepath.Join(root, "accounts")},
+		SharedGPUs: func() *sharedgpus.Set { return gpus },
+		Device:     func(uuid string) string { return "gpufabric.io/vgpu=" + uuid },
 
 		Memory: unlimited{}, Instances: &instance{},
 		Capabilities: func(_ *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
@@ -158,7 +160,7 @@ func TestCreateContainerGivesEachContainerItsOwnShare(t *testing.T) {
 	if !slices.Equal(w.served, []string{"train/main", "train/side"}) {
 		t.Errorf("served %v", w.served)
 	}
-	if use := h.Book.Use(h.Deck(), uuid); use.Units != 3072 || use.Cores != 20 {
+	if use := h.Book.Use(h.SharedGPUs(), uuid); use.Units != 3072 || use.Cores != 20 {
 		t.Errorf("booked %+v", use)
 	}
 }
@@ -176,7 +178,6 @@ func TestCreateContainerLooksAgainWhereTheCacheIsOld(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestTheRuntimeIsAnsweredInTimeWhereTheAPIServerIsNot(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
 	h, w := setup(t, p)
@@ -234,8 +235,6 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 }
 
 // The device of an allocation mounts a file that does not exist, and only the hook removes that mount.
-//
-//shows:vgpu-shares
 func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,100,0:;", "main")
 	h, _ := setup(t, p)
@@ -262,7 +261,7 @@ func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
 func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 	p := pod("train", uuid+"[0-1],NVIDIA,300,0:;", "main")
 	h, w := setup(t, p)
-	h.Deck().Cards[0].Mode = annotation.ModeMIG
+	h.SharedGPUs().Cards[0].Mode = annotation.ModeMIG
 	adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main"))
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +275,7 @@ func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 	if !slices.Equal(w.partitioned, []string{"train/main 1g.5gb"}) {
 		t.Errorf("reported %v", w.partitioned)
 	}
-	if use := h.Book.Use(h.Deck(), uuid); use.Units != 486 {
+	if use := h.Book.Use(h.SharedGPUs(), uuid); use.Units != 486 {
 		t.Errorf("booked %+v, want what the instance has", use)
 	}
 }
@@ -311,7 +310,6 @@ func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
 	}
 }
 
-//attack:limiter-off A container switches its limiter off by a variable that admission did not see
 func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,30:;", "main")
 	for _, test := range []struct {
@@ -352,7 +350,6 @@ func TestSharesOfAReplacedPodAreNotGivenToItsSuccessor(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
 	h, _ := setup(t, p)
@@ -374,7 +371,7 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	if !slices.Equal(again.Outcome.(*world).served, []string{"train/main"}) {
 		t.Errorf("reported %v, want what runs: the plugin may have died before it reported it", again.Outcome.(*world).served)
 	}
-	if use := again.Book.Use(again.Deck(), uuid); use.Units != 1024 || !again.Connected() {
+	if use := again.Book.Use(again.SharedGPUs(), uuid); use.Units != 1024 || !again.Connected() {
 		t.Errorf("after a restart %+v is booked, connected %v", use, again.Connected())
 	}
 	if uids, _ := again.Limiter.Pods(); !slices.Equal(uids, []string{"uid-train"}) {
@@ -394,8 +391,6 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 
 // If a directory cannot be removed, or its removal takes long, pods must still get their shares: the runtime drops a plugin that
 // fails or takes two seconds.
-//
-//shows:vgpu-limits
 func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 	h, _ := setup(t)
 	if err := os.WriteFile(h.Limiter.Containers, nil, 0o600); err != nil { // not even a directory
@@ -441,8 +436,6 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 }
 
 // Otherwise a tenant who may write a pod's annotations could give a running container more, or another GPU, at its next start.
-//
-//attack:annotation-later A pod's annotations are changed after its container was first started
 func TestAContainerThatIsStartedAgainGetsWhatItFirstHad(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
 	h, w := setup(t, p)

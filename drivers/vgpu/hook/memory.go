@@ -47,7 +47,7 @@ func (h *Hook) StartContainer(ctx context.Context, sandbox *api.PodSandbox, cont
 	return fmt.Errorf("gpufabric vgpu: pod %s/%s: %w", sandbox.GetNamespace(), sandbox.GetName(), err)
 }
 
-// native says whether the driver enforces a container's limit.
+// native reports whether the driver enforces a container's limit.
 func native(container *api.Container) bool {
 	return container.GetAnnotations()[annotation.Limits] == string(injection.Native)
 }
@@ -64,9 +64,9 @@ func (h *Hook) memory(container *api.Container) ([]memorylimits.Limit, error) {
 		return nil, fmt.Errorf("the container's annotation %s, %.200q, cannot be read: delete the pod", heldAnnotation,
 			container.GetAnnotations()[heldAnnotation])
 	}
-	deck := h.Deck()
+	gpus := h.SharedGPUs()
 	var out []memorylimits.Limit
-	for _, limit := range injection.Limits(held.shares, cmp.Or(held.factor, deck.Factor), true, deck.Index) {
+	for _, limit := range injection.Limits(held.shares, cmp.Or(held.factor, gpus.Factor), true, gpus.Index) {
 		if limit.MemoryMiB > 0 {
 			out = append(out, memorylimits.Limit{UUID: limit.UUID, Bytes: uint64(limit.MemoryMiB) << 20})
 		}

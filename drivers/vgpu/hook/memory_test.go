@@ -1,4 +1,3 @@
-//shows:vgpu-driver-limits
 package hook
 
 import (
@@ -58,7 +57,7 @@ func setupLimiting(t *testing.T, pods ...*corev1.Pod) *limiting {
 	l := &limiting{t: t, gpu: gpu, parent: parent, driver: memorylimits.Driver{NVML: lib, Cgroups: memorylimits.Tree{Root: mount}},
 		state: t.TempDir()}
 	l.Hook, l.world = setup(t, pods...)
-	if l.Deck().Cards[0].GPU.UUID, r = gpu.GetUUID(); r != nvml.SUCCESS {
+	if l.SharedGPUs().Cards[0].GPU.UUID, r = gpu.GetUUID(); r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
 	l.Limiter.Backend = injection.Native
@@ -110,7 +109,7 @@ const share = 10240 << 20
 
 // limitedPod gives a pod 10 GiB of the node's GPU.
 func limitedPod(l *limiting, p *corev1.Pod) *corev1.Pod {
-	q := pod(p.Name, l.Deck().Cards[0].GPU.UUID+",NVIDIA,1024,0:;", "main")
+	q := pod(p.Name, l.SharedGPUs().Cards[0].GPU.UUID+",NVIDIA,1024,0:;", "main")
 	l.cached[p.Name], l.fresh[p.Name] = q, q
 	return q
 }

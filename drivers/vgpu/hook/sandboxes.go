@@ -33,7 +33,7 @@ func (s *sandboxes) add(sandbox *api.PodSandbox) {
 	s.pods[sandbox.GetUid()][sandbox.GetId()] = true
 }
 
-// remove says whether it was the pod's last one.
+// remove reports whether it was the pod's last one.
 func (s *sandboxes) remove(sandbox *api.PodSandbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Backend is what limits a container to its share of a GPU.
+// Backend is the mechanism that limits a container to its share of a GPU.
 type Backend string
 
 // The backends. MIG, and for memory the driver's own limit, are boundaries against hostile tenants. The libraries only divide GPUs
@@ -29,8 +29,8 @@ const (
 // auto is the setting for the best backend of the node.
 const auto = "auto"
 
-// Choose returns the backend of a node, from what the administrator wants and what the node has: a directory with HAMi-core, a
-// driver that limits memory, or our library. native says why the driver cannot limit memory, nil where it can.
+// Choose returns the backend of a node, by the administrator's choice and the node's abilities: a directory with HAMi-core, a driver that
+// limits memory, or our library. native is the reason why the driver cannot limit memory, nil if it can.
 func Choose(wish, directory string, native error, library bool) (Backend, error) {
 	switch Backend(wish) {
 	case auto:
@@ -68,8 +68,8 @@ func Choose(wish, directory string, native error, library bool) (Backend, error)
 	return Backend(wish), nil
 }
 
-// Of returns what enforces these limits of a container on a node with this limiter: of its memory, where that is limited, and else of
-// its cores.
+// Of returns the backend that enforces these limits of a container on a node with this limiter: of its memory, where that is limited, and
+// else of its cores.
 func (l Limiter) Of(limits []Limit) Backend {
 	memory := slices.ContainsFunc(limits, func(limit Limit) bool { return limit.MemoryMiB > 0 })
 	switch cores := coreLimit(limits) > 0; {
@@ -81,10 +81,10 @@ func (l Limiter) Of(limits []Limit) Backend {
 	return Whole
 }
 
-// coresBesideDriver says whether our library limits cores on a node whose driver limits memory.
+// coresBesideDriver reports whether our library limits cores on a node whose driver limits memory.
 func (l Limiter) coresBesideDriver() bool { return l.Backend == Native && l.Directory != "" }
 
-// ours says whether a container with these limits gets our library.
+// ours reports whether a container with these limits gets our library.
 func (l Limiter) ours(limits []Limit) bool {
 	by := l.Of(limits)
 	return by == Library || by == Native && l.coresBesideDriver() && coreLimit(limits) > 0

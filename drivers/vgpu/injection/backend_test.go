@@ -1,4 +1,3 @@
-//shows:vgpu-limits
 package injection
 
 import (
@@ -9,6 +8,7 @@ import (
 	"testing"
 
 	"gpufabric.io/drivers/gpu/cores"
+	"gpufabric.io/drivers/gpu/limiter/account"
 )
 
 func TestTheBackendIsChosenByWhatTheNodeHas(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTheBackendIsChosenByWhatTheNodeHas(t *testing.T) {
 func ours(t *testing.T) Limiter {
 	root := t.TempDir()
 	return Limiter{Backend: Library, Directory: "/state/lib", Containers: filepath.Join(root, "containers"),
-		Locks: filepath.Join(root, "locks")}
+		Locks: filepath.Join(root, "locks"), Accounts: filepath.Join(root, "accounts")}
 }
 
 // mounted returns the host's paths by the container's.
@@ -62,6 +62,40 @@ func mounted(t *testing.T, l Limiter, c Container, limits []Limit) map[string]st
 		out[m.ContainerPath] = m.HostPath + " " + m.Options[0]
 	}
 	return out
+}
+
+// Programs clean /tmp. The account is a file that is mounted, which they cannot remove, and another one for each run of the container.
+func TestOurLibraryCountsInAFileThatTheContainerCannotReplace(t *testing.T) {
+	l, c := ours(t), Container{"uid-1", "main"}
+	limits := []Limit{{uuid, 10240, 30}}
+	if err := l.Make(c, limits); err != nil {
+		t.Fatal(err)
+	}
+	file, options, _ := strings.Cut(mounted(t, l, c, limits)["/usr/local/vgpu/account"], " ")
+	info, err := os.Stat(file)
+	if err != nil || options != "rw" || !info.Mode().IsRegular() || info.Mode().Perm() != 0o666 {
+		t.Fatalf("the account is %s, %s: %v (%v)", file, options, info, err)
+	}
+	for _, writable := range []string{l.Containers, l.Locks} {
+		if strings.HasPrefix(file, writable+"/") {
+			t.Errorf("the account is in %s, where the container can remove it", file)
+		}
+	}
+	if err := os.WriteFile(file, []byte("an earlier run's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Make(c, limits); err != nil {
+		t.Fatal(err)
+	}
+	if counted, err := account.Read(file); err != nil || counted.Opened {
+		t.Errorf("a container that is started again finds %+v (%v)", counted, err)
+	}
+	if err := errors.Join(l.Remove("uid-1"), l.Sweep()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("the account of a pod that is gone still exists (%v)", err)
+	}
 }
 
 func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
@@ -93,8 +127,6 @@ func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
 }
 
 // The library then limits cores alone: it must not count memory that the driver counts, nor show another amount.
-//
-//shows:vgpu-driver-limits
 func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
 	for name, test := range map[string]struct {
 		directory string
@@ -113,8 +145,7 @@ func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, c := ours(t), Container{"uid-1", "main"}
-			l.Backend, l.Directory, l.Turns = Native, test.directory, &cores.Arbiter{Directory: t.TempDir(), Lend: true}
-			t.Cleanup(l.Turns.Stop)
+			l.Backend, l.Directory, l.Seats = Native, test.directory, &cores.Seats{Directory: t.TempDir(), Lend: true}
 			if by := l.Of(test.limits); by != test.by {
 				t.Errorf("limited by %s, want %s", by, test.by)
 			}
@@ -123,7 +154,7 @@ func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
 				t.Fatal(err)
 			}
 			if test.text == "" {
-				if got["/etc/ld.so.preload"] != "" || got["/usr/local/vgpu/limits"] != "" || got["/usr/local/vgpu/turns"] != "" {
+				if got["/etc/ld.so.preload"] != "" || got["/usr/local/vgpu/limits"] != "" || got["/usr/local/vgpu/cores/"+uuid] != "" {
 					t.Errorf("mounts %v, want no library", got)
 				}
 				return
@@ -132,9 +163,11 @@ func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
 			if text, err := os.ReadFile(file); err != nil || string(text) != "gpufabric-limits 1\n"+test.text {
 				t.Errorf("the limits are %q (%v), want %q", text, err, test.text)
 			}
-			turns, _, _ := strings.Cut(got["/usr/local/vgpu/turns"], " ")
-			if _, err := os.Stat(filepath.Join(turns, "socket")); err != nil || got["/etc/ld.so.preload"] != "/state/lib/ld.so.preload ro" {
-				t.Errorf("mounts %v (%v), want the library and its turns", got, err)
+			page, _, _ := strings.Cut(got["/usr/local/vgpu/cores.own/"+uuid], " ")
+			order, _, _ := strings.Cut(got["/usr/local/vgpu/cores/"+uuid], " ")
+			if _, err := os.Stat(filepath.Join(order, filepath.Base(page))); err != nil ||
+				got["/etc/ld.so.preload"] != "/state/lib/ld.so.preload ro" {
+				t.Errorf("mounts %v (%v), want the library and its seat", got, err)
 			}
 		})
 	}
@@ -151,9 +184,7 @@ func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
 	}
 }
 
-// What an earlier run of the container left must not count as in use, or be trusted.
-//
-//attack:limiter-region A tenant leaves a region of its own making for the next run of its container
+// Leftovers of an earlier run of the container must not count as in use, or be trusted.
 func TestAContainerThatIsStartedAgainFindsEmptyDirectories(t *testing.T) {
 	l, c := ours(t), Container{"uid-1", "main"}
 	limits := []Limit{{uuid, 10240, 0}}

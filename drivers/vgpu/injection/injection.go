@@ -1,4 +1,4 @@
-// Package injection returns what a container needs so that a limiter inside it enforces its share of a GPU: environment, the
+// Package injection returns the edits of a container with which a limiter inside it enforces its share of a GPU: environment, the
 // limiter's library by preload, and a directory of its own for the limiter's accounting. The variables and paths are those of
 // HAMi-core.
 package injection
@@ -18,6 +18,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/limiter/account"
 	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/instances"
@@ -42,7 +43,7 @@ const ControlOff = "CUDA_DISABLE_CONTROL"
 const TaskPriority = "CUDA_TASK_PRIORITY"
 
 // CorePolicy is the variable by which a container chooses when HAMi-core limits its cores. CoreLimitOff is the value that never
-// limits them. The others, default and force, limit at least to what the container was given.
+// limits them. The others, default and force, limit at least to the container's share.
 const (
 	CorePolicy   = "GPU_CORE_UTILIZATION_POLICY"
 	CoreLimitOff = "disable"
@@ -61,21 +62,23 @@ func Visible(given []instances.Instance) string {
 type Limiter struct {
 	// Backend enforces the containers' shares. With None they get limits only as environment, for a limiter in their image.
 	Backend Backend
-	// Directory holds libvgpu.so and ld.so.preload: HAMi-core's, or ours. With Native it holds ours; empty: nothing limits cores.
+	// Directory holds libvgpu.so and ld.so.preload: HAMi-core's, or ours. With Native it holds ours; empty: cores are not limited.
 	Directory string
 	// Closed makes our library refuse all memory where it cannot count. Without it, each process is then held to the limits
 	// separately.
 	Closed bool
 	// Containers is the directory in which each container's accounting directory is made.
 	Containers string
+	// Accounts is the directory in which our library's account of each container is made, in a directory of its own.
+	Accounts string
 	// Locks is the directory in which each container's lock directory is made. HAMi-core serialises its start through it. One
 	// container could keep or fill a lock that several shared.
 	Locks string
 	// Bytes is how much a container may put into either of its directories; 0: no limit.
 	Bytes int64
-	// Turns gives the containers with limits of cores their turns on a GPU; nil: each process of theirs holds itself to its limit.
-	Turns *cores.Arbiter
-	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's memory for the rest.
+	// Seats are those of the containers with limits of cores; nil: each process of theirs holds itself to its limit.
+	Seats *cores.Seats
+	// Oversubscribed means that more memory is promised than the GPUs have: containers may then use the host's memory for the rest.
 	Oversubscribed bool
 }
 
@@ -95,7 +98,7 @@ type Limit struct {
 
 // Limits converts the scheduler's shares, in units of factor MiB. noCoreLimit leaves cores unlimited.
 //
-// HAMi-core knows limits only by CUDA's number of a GPU. So the limits are in the order in which CUDA numbers the GPUs with
+// HAMi-core identifies limits only by CUDA's number of a GPU. So the limits are in the order in which CUDA numbers the GPUs with
 // CUDA_DEVICE_ORDER=PCI_BUS_ID, given by index, whatever order the scheduler chose. Two shares of one GPU make one limit.
 func Limits(shares []annotation.Share, factor int, noCoreLimit bool, index func(uuid string) int) []Limit {
 	out := make([]Limit, 0, len(shares))
@@ -162,9 +165,11 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override, Options: file})
 	case l.ours(limits):
 		name := filepath.Base(directory)
-		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(name), ContainerPath: limiter.File, Options: file})
-		if l.Turns != nil && coreLimit(limits) > 0 {
-			e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.Turns.Path(name), ContainerPath: limiter.Turns, Options: file})
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(name), ContainerPath: limiter.File, Options: file},
+			&specs.Mount{HostPath: filepath.Join(l.Accounts, name, account.Name), ContainerPath: limiter.Account,
+				Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}})
+		if l.Seats != nil {
+			e.Mounts = append(e.Mounts, l.Seats.Mounts(name, l.converted(limits))...)
 		}
 	default:
 		return e, nil
@@ -208,7 +213,7 @@ func (l Limiter) Accounting(c Container) (string, error) {
 // gone is the prefix of directories whose content must be removed. No pod's UID begins so.
 const gone = ".gone-"
 
-// mostAside is how many directories of one container may wait for removal: it was restarted that often meanwhile.
+// mostAside is how many directories of one container may wait for removal: it was restarted that often in between.
 const mostAside = 16
 
 // Remove sets a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them.
@@ -227,7 +232,8 @@ func (l Limiter) Remove(uid string) error {
 	var errs []error
 	for _, entry := range entries {
 		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
-			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Containers, entry.Name()), l.forget(entry.Name()))
+			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Accounts, entry.Name()),
+				l.setAside(l.Containers, entry.Name()), l.forget(entry.Name()))
 		}
 	}
 	return errors.Join(errs...)
@@ -258,10 +264,10 @@ func (l Limiter) setAside(in, name string) error {
 	return os.RemoveAll(path)
 }
 
-// Sweep removes what Remove set aside, also before a restart. Its time depends on the number of the tenants' files.
+// Sweep removes the directories that Remove set aside, also before a restart. Its time depends on the number of the tenants' files.
 func (l Limiter) Sweep() error {
 	var aside []string
-	for _, in := range []string{l.Containers, l.Locks} {
+	for _, in := range []string{l.Containers, l.Locks, l.Accounts} {
 		found, err := filepath.Glob(filepath.Join(in, gone+"*"))
 		if err != nil {
 			return fmt.Errorf("list the limiter's directories that are to be removed: %w", err)

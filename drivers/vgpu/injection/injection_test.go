@@ -1,4 +1,3 @@
-//shows:vgpu-limits
 package injection
 
 import (
@@ -20,7 +19,7 @@ const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 func hami(t *testing.T) Limiter {
 	root := t.TempDir()
 	return Limiter{Backend: HAMiCore, Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"),
-		Locks: filepath.Join(root, "locks")}
+		Locks: filepath.Join(root, "locks"), Accounts: filepath.Join(root, "accounts")}
 }
 
 func TestEditsLimitAContainerToItsShare(t *testing.T) {
@@ -52,7 +51,7 @@ func TestEditsLimitAContainerToItsShare(t *testing.T) {
 	}
 }
 
-// HAMi-core lets a container use the host's memory only where it is told to. Otherwise memory that was promised beyond the GPU's
+// HAMi-core lets a container use the host's memory only where it is configured so. Otherwise memory that was promised beyond the GPU's
 // own would not be available.
 func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	l := hami(t)
@@ -62,7 +61,7 @@ func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if told := slices.Contains(got.Env, "CUDA_OVERSUBSCRIBE=true"); told != oversubscribed {
+		if reported := slices.Contains(got.Env, "CUDA_OVERSUBSCRIBE=true"); reported != oversubscribed {
 			t.Errorf("oversubscribed: %t, environment %v", oversubscribed, got.Env)
 		}
 	}
@@ -97,7 +96,6 @@ func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
 	}
 }
 
-//attack:injection-names A pod or container whose name is a path leads the plugin to a directory of the node
 func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	l := hami(t)
 	for _, c := range []Container{{"../../etc", "main"}, {"uid", "../x"}, {"", "main"}, {"uid", ""}, {"a/b", "c"}, {"uid", "A"}} {
@@ -115,8 +113,6 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 
 // Containers of two tenants share nothing through their limiters: no lock that one could keep, and no file system that one
 // could fill.
-//
-//shows:vgpu-limits tenants
 func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 	l := hami(t)
 	a, b := Container{"uid-1", "main"}, Container{"uid-2", "main"}
@@ -134,7 +130,6 @@ func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 		}
 	})
 	for _, directory := range []string{l.Containers, l.Locks} {
-		//attack:limiter-disk A tenant fills its limiter's directory, or the lock directory, until no other container can start
 		_, err := os.Stat(filepath.Join(directory, "uid-1_main"))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(directory, "uid-1_main", "junk"), make([]byte, 5<<20), 0o600)
@@ -147,7 +142,6 @@ func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 			t.Errorf("another container has no room for its limiter: %v", err)
 		}
 	}
-	//attack:limiter-lock A tenant keeps the lock by which limiters take turns when they start
 	edits, err := l.Edits(a, nil)
 	other, otherErr := l.Edits(b, nil)
 	if err = errors.Join(err, otherErr); err != nil {
@@ -168,7 +162,6 @@ func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 	}
 }
 
-//attack:injection-links A tenant puts links into its directory to have files of the node removed with it
 func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	l := hami(t)
 	for _, c := range []Container{{"uid-1", "main"}, {"uid-1", "side"}, {"uid-10", "main"}} {

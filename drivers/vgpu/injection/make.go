@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/klog/v2"
+
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/limiter/account"
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
@@ -20,7 +23,7 @@ func (l Limiter) limits(name string) string {
 	return filepath.Join(filepath.Dir(l.Containers), "limits", name)
 }
 
-// Make makes what a container finds when it starts: empty directories for its limiter, whatever an earlier run left there, and its
+// Make makes the files that a container finds when it starts: directories for its limiter, emptied of earlier runs, and its
 // limits. The container may run as any user, so everybody may write to the directories, which are sticky.
 func (l Limiter) Make(c Container, limits []Limit) error {
 	directory, err := l.Accounting(c)
@@ -42,6 +45,12 @@ func (l Limiter) Make(c Container, limits []Limit) error {
 			return fmt.Errorf("make the empty file that covers %s in containers: %w", override, err)
 		}
 	case l.ours(limits):
+		if err := l.setAside(l.Accounts, name); err != nil {
+			return fmt.Errorf("empty the directory of the container's account: %w", err)
+		}
+		if err := account.Make(filepath.Join(l.Accounts, name), l.Bytes > 0); err != nil {
+			return err
+		}
 		return l.write(name, limits)
 	}
 	return nil
@@ -49,14 +58,7 @@ func (l Limiter) Make(c Container, limits []Limit) error {
 
 // write writes the file of a container's limits.
 func (l Limiter) write(name string, limits []Limit) error {
-	said := make([]limiter.Limit, 0, len(limits))
-	for _, limit := range limits {
-		one := limiter.Limit{UUID: limit.UUID, Bytes: limit.MemoryMiB << 20, Cores: limit.Cores}
-		if l.Backend == Native {
-			one.Bytes, one.Elsewhere = 0, true
-		}
-		said = append(said, one)
-	}
+	said := l.converted(limits)
 	text, err := limiter.Text(said, l.Closed)
 	if err != nil {
 		return err
@@ -68,15 +70,37 @@ func (l Limiter) write(name string, limits []Limit) error {
 	if err := (atomicfile.Writer{}).Write(path, text, 0o444); err != nil {
 		return err
 	}
-	if l.Turns != nil && coreLimit(limits) > 0 {
-		return l.Turns.Open(name, said)
+	if l.Seats != nil {
+		return l.Seats.Open(name, said)
 	}
 	return nil
 }
 
-// Resume gives the containers that run already their turns again, after a restart of this program.
+// converted are a container's limits as the library has them.
+func (l Limiter) converted(limits []Limit) []limiter.Limit {
+	out := make([]limiter.Limit, 0, len(limits))
+	for _, limit := range limits {
+		one := limiter.Limit{UUID: limit.UUID, Bytes: limit.MemoryMiB << 20, Cores: limit.Cores}
+		if l.Backend == Native {
+			one.Bytes, one.Elsewhere = 0, true
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// Resume gives the containers that run already their seats again, after a restart of this program.
 func (l Limiter) Resume(ctx context.Context) {
-	l.Turns.Resume(ctx, func(name string) ([]limiter.Limit, error) {
+	var names []string
+	entries, err := os.ReadDir(filepath.Dir(l.limits("any")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Containers with limits of cores hold themselves to these: their limits cannot be listed")
+		return
+	}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	l.Seats.Resume(ctx, names, func(name string) ([]limiter.Limit, error) {
 		text, err := os.ReadFile(l.limits(name))
 		if err != nil {
 			return nil, err
@@ -87,8 +111,8 @@ func (l Limiter) Resume(ctx context.Context) {
 
 // forget removes a container's limits.
 func (l Limiter) forget(name string) error {
-	if l.Turns != nil {
-		if err := l.Turns.Close(name); err != nil {
+	if l.Seats != nil {
+		if err := l.Seats.Close(name); err != nil {
 			return err
 		}
 	}

@@ -72,7 +72,7 @@ func listed(names []string) string {
 	return ", named " + strings.Join(names, ", ")
 }
 
-// Overstated says which memory sizes in an administrator's geometries exceed what the driver gives: a scheduler that believes them
+// Overstated reports which memory sizes in an administrator's geometries exceed what the driver gives: a scheduler that believes them
 // admits pods that want more than their instance has.
 func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
 	var errs []error
@@ -80,7 +80,7 @@ func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
 		for _, i := range geometry.Instances {
 			p, err := named(g, i.Profile)
 			if err != nil {
-				continue // layouts says so
+				continue // layouts reports that
 			}
 			if has := int64(p.MemoryBytes >> 20); i.MemoryMiB > has { //nolint:gosec // MiB
 				errs = append(errs, fmt.Errorf("knownMigGeometries, geometry %q: %s is said to have %d MiB, and the driver of %s gives it %d: a pod "+

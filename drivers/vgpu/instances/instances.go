@@ -41,7 +41,7 @@ func (o Owner) id() types.UID { return types.UID(o.PodUID + "_" + o.Container) }
 // Ask is a request for one instance.
 type Ask struct {
 	GPU *inventory.GPU
-	// Slot says exactly which; nil: the smallest that has MemoryMiB and Cores.
+	// Slot is an exact place; nil: the smallest that has MemoryMiB and Cores.
 	Slot *annotation.MIGSlot
 	// MemoryMiB is in MiB; 0: the whole GPU's.
 	MemoryMiB int64
@@ -59,13 +59,13 @@ type Instance struct {
 	ProfileID int    `json:"profileID"`
 	Start     int    `json:"start"`
 	Size      int    `json:"size"`
-	// MemoryMiB is what it has; AskedMiB what was requested, 0 where a slot was.
+	// MemoryMiB is its size; AskedMiB the request, 0 for a slot.
 	MemoryMiB int64 `json:"memoryMiB"`
 	AskedMiB  int64 `json:"askedMiB,omitempty"`
 	// ID and Compute are NVML's numbers of the GPU instance and the compute instance that fills it.
 	ID      int `json:"id"`
 	Compute int `json:"compute"`
-	// Found says that it existed before and belonged to nobody; it is kept at the end.
+	// Found means that it existed before without an owner; it is kept at the end.
 	Found bool `json:"found,omitempty"`
 }
 
@@ -75,7 +75,7 @@ func (i Instance) placement() inventory.Placement {
 
 // Options are the dependencies of a Manager.
 type Options struct {
-	// Directory stores who has what.
+	// Directory stores the owners of instances.
 	Directory string
 	// Boot names the node's current boot.
 	Boot string
@@ -83,7 +83,7 @@ type Options struct {
 	GPU func(uuid string) *inventory.GPU
 	// Geometries are the layouts that the administrator allows for a product; none: what NVML offers.
 	Geometries func(product string) []settings.Geometry
-	// Faulty says why a placement must not be given out, nil where it may; a nil function allows all.
+	// Faulty reports why a placement must not be given out, nil where it may; a nil function allows all.
 	Faulty func(uuid string, at inventory.Placement) error
 }
 
@@ -93,7 +93,7 @@ type Manager struct {
 	store   *claimstate.Store
 	gpus    keylock.Locks
 
-	work sync.WaitGroup // allocations that continue although nobody waits for them
+	work sync.WaitGroup // allocations that continue without a waiter
 	mu   sync.Mutex
 	// ending are owners whose pods are gone and whose instances may still exist.
 	ending map[types.UID]bool
@@ -149,7 +149,7 @@ func (m *Manager) begin(owner types.UID) {
 	m.giving[owner]++
 }
 
-// finish lets the instances be removed again if the pod ended meanwhile.
+// finish lets the instances be removed again if the pod ended in between.
 func (m *Manager) finish(owner types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -204,14 +204,14 @@ func (m *Manager) give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	return given, m.keep(owner, claimstate.Prepared, given)
 }
 
-// answers says whether a container's instances are on the GPUs that it requests.
+// answers reports whether a container's instances are on the GPUs that it requests.
 func answers(given []Instance, asks []Ask) bool {
 	return slices.EqualFunc(given, asks, func(i Instance, a Ask) bool {
 		return i.GPU == a.GPU.UUID && (a.Slot != nil || i.AskedMiB == a.MemoryMiB)
 	})
 }
 
-// plan chooses a placement for each ask among what others hold.
+// plan chooses a placement for each ask among those of others.
 func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 	var out []Instance
 	for _, ask := range asks {
@@ -245,7 +245,7 @@ func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 // holder is the owner of a placement that is not free.
 type holder struct {
 	placement inventory.Placement
-	// name is for the requester: it names nobody of another namespace.
+	// name is for the requester: it does not name objects of other namespaces.
 	name string
 	// detail is for the node's log; empty: name.
 	detail string
@@ -325,7 +325,7 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	profile, ok := g.MIG.Profile(i.ProfileID)
 	if !ok {
-		return fmt.Errorf("%s: MIG profile %s (%d) is not offered any more", g.UUID, i.Profile, i.ProfileID)
+		return fmt.Errorf("%s: MIG profile %s (%d) is no longer offered", g.UUID, i.Profile, i.ProfileID)
 	}
 	if err := partition.Require(g, true); err != nil {
 		return err

@@ -157,7 +157,7 @@ var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb
 func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 	for _, test := range []struct {
 		group, position int
-		want            string // what stands, or the error
+		want            string // the existing instances, or the error
 	}{
 		{0, 0, "19@0"}, {0, 6, "19@6"}, {1, 0, "19@6"}, {1, 1, "14@0"}, {1, 3, "14@4"},
 		{0, 7, "position 7 of a geometry of 7"}, {9, 0, "0 to 3 are known"},
@@ -196,7 +196,6 @@ func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
 		[]Ask{n.slot(0, 0)}); err != nil {
 		t.Fatal(err)
 	}
-	//attack:slot-names A pod that is given a MIG slot of another tenant's learns whose it is
 	_, err := n.give("attacker", n.slot(1, 0))
 	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "which a pod of another namespace holds") {
 		t.Errorf("the attacker reads %v", err)
@@ -239,7 +238,7 @@ func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 		"default/pod-0, container main holds, and no equal") {
 		t.Errorf("got %v, want a refusal that names the holder", err)
 	}
-	// The same pod keeps what it has, and what was released is given out again.
+	// The same pod keeps its instances, and released ones are given out again.
 	if again, err := n.give("pod-1", n.slot(1, 1)); err != nil || again[0].Start != 2 {
 		t.Errorf("started again, it was given %+v (%v)", again, err)
 	}
@@ -325,7 +324,7 @@ func TestAnIdleInstanceIsUsedAndKept(t *testing.T) {
 	if _, err := n.give("before", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.store.Delete(owner("before").id()); err != nil { // belongs to nobody, as an administrator's own instance
+	if err := n.store.Delete(owner("before").id()); err != nil { // without an owner, as an administrator's own instance
 		t.Fatal(err)
 	}
 	given, err := n.give("train", n.memory(0, 4000))

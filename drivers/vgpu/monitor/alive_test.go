@@ -1,4 +1,3 @@
-//shows:chart-rollout
 package monitor
 
 import (

@@ -1,12 +1,14 @@
-// Package monitor exports what containers may use of shared GPUs and what they do use, under the metric names that existing
+// Package monitor exports the limits and the use of containers on shared GPUs, under the metric names that existing
 // dashboards of the public monitor expect (all with the constant label zone="vGPU").
 //
 // A container's series exist from the moment the scheduler gave it a share, with a use of zero: a container that has not called
-// CUDA yet still has a limit. Use comes from the driver where that limits the container, else from the limiter's shared region; see
-// package region for how far that is trusted.
+// CUDA yet still has a limit. Use comes from the driver where that limits the container, else from the account of our library, else
+// from the limiter's shared region; see packages account and region for how far these are trusted.
 package monitor
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"gpufabric.io/drivers/gpu/limiter/account"
 	"gpufabric.io/drivers/gpu/limiter/region"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/figures"
@@ -26,7 +29,7 @@ type Container struct {
 	Shares                       []annotation.Share
 }
 
-// Source knows the node.
+// Source reads the node.
 type Source interface {
 	// Figures returns the figures of the shared GPUs as last read, and whether they are current. Before the first reading the factor
 	// is 0.
@@ -35,11 +38,13 @@ type Source interface {
 	Containers() []Container
 }
 
-// Options say what is exported and how.
+// Options select the metrics and their source.
 type Options struct {
 	Source Source
 	// Directory is where the containers' accounting directories are, POD-UID_CONTAINER each.
 	Directory string
+	// Accounts is where the accounts of our library are, in a directory of the same name each.
+	Accounts string
 	// ByteLabels adds Device_memory_desc_of_container as in the public monitor, with byte counts as labels: each change of use makes a
 	// new series.
 	ByteLabels bool
@@ -116,7 +121,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		return // the size of a unit of memory is not known yet
 	}
 	for _, container := range c.options.Source.Containers() {
-		read, err := c.read(container)
+		counted, read, err := c.read(container)
 		if err != nil {
 			unreadable++
 		}
@@ -126,39 +131,40 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 			if share.Memory == 0 {
 				limit = totals[share.UUID]
 			}
-			used, counted := known.UsedBy(container.PodUID, container.Name, share.UUID)
-			if counted && !now {
-				gauge(c.limit, float64(limit), labels...) // what it uses is not known
+			used, driver := known.UsedBy(container.PodUID, container.Name, share.UUID)
+			if driver && !now {
+				gauge(c.limit, float64(limit), labels...) // its use is unknown
 				continue
 			}
-			cores, told := known.CoresOf(container.PodUID, container.Name, share.UUID)
-			if told && now {
+			cores, isCounted := known.CoresOf(container.PodUID, container.Name, share.UUID)
+			if isCounted && now {
 				gauge(c.utilization, cores, labels...)
 			}
-			c.share(gauge, labels, share.UUID, limit, read, used, told)
+			if in, has := counted.UsedOf(share.UUID); has && !driver {
+				used = in
+			} else if i := deviceOf(read, share.UUID); i >= 0 && !driver {
+				used = read.Used(i)
+			}
+			c.share(gauge, labels, share.UUID, limit, read, used, isCounted)
 		}
 	}
 	gauge(c.unreadable, float64(unreadable))
 }
 
 // share exports one share. read is nil before the container's limiter has started, and where it has none. The limiter lists GPUs in
-// CUDA's order for the container, not the scheduler's, so GPUs are matched by UUID. used is the driver's figure. told says that the
-// node itself counts the GPU's time.
+// CUDA's order for the container, not the scheduler's, so GPUs are matched by UUID. isCounted: the node itself counts the GPU's
+// time.
 func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, uuid string, limit uint64,
-	read *region.Region, used uint64, told bool) {
+	read *region.Region, used uint64, counted bool) {
 	gauge(c.limit, float64(limit), labels...)
-	i := -1
-	if read != nil {
-		i = slices.IndexFunc(read.Devices, func(d region.Device) bool { return d.UUID == uuid })
-	}
+	gauge(c.used, float64(used), labels...)
+	i := deviceOf(read, uuid)
 	if i < 0 {
-		gauge(c.used, float64(used), labels...)
-		if !told {
+		if !counted {
 			gauge(c.utilization, 0, labels...)
 		}
 		return
 	}
-	gauge(c.used, float64(read.Used(i)), labels...)
 	var utilization uint64
 	var sum region.Memory
 	for _, process := range read.Processes {
@@ -170,7 +176,7 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 			utilization += min(process.Utilization[i], 100)
 		}
 	}
-	if !told {
+	if !counted {
 		gauge(c.utilization, float64(min(utilization, 100)), labels...)
 	}
 	if read.LastKernel > 0 {
@@ -181,7 +187,7 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 	}
 	if c.options.ByteLabels {
 		number := func(n uint64) string { return strconv.FormatUint(n, 10) }
-		gauge(c.memory, float64(read.Used(i)), slices.Concat(labels, []string{number(sum.Context), number(sum.Module), number(sum.Data), "0"})...)
+		gauge(c.memory, float64(used), slices.Concat(labels, []string{number(sum.Context), number(sum.Module), number(sum.Data), "0"})...)
 	}
 }
 
@@ -189,9 +195,43 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 // down a scrape.
 const mostFiles = 16
 
-// read finds a container's region: the first valid file. No region and no error: the container has not called CUDA.
-func (c *Collector) read(container Container) (*region.Region, error) {
-	directory := filepath.Join(c.options.Directory, container.PodUID+"_"+container.Name)
+// deviceOf is the number of a GPU in a region, -1 where it has none, or there is no region.
+func deviceOf(read *region.Region, uuid string) int {
+	if read == nil {
+		return -1
+	}
+	return slices.IndexFunc(read.Devices, func(d region.Device) bool { return d.UUID == uuid })
+}
+
+// read finds a container's account and its region: the first valid file. Neither, and no error: the container has not called CUDA.
+func (c *Collector) read(container Container) (*account.Account, *region.Region, error) {
+	name := container.PodUID + "_" + container.Name
+	directory := filepath.Join(c.options.Directory, name)
+	counted, err := readAccount(filepath.Join(c.options.Accounts, name, account.Name), filepath.Join(directory, "gpufabric.account"))
+	if err != nil {
+		return &account.Account{}, nil, err
+	}
+	read, err := readRegion(directory)
+	if read != nil && counted.Opened {
+		read.Keep(counted.Lives)
+	}
+	return counted, read, err
+}
+
+// readAccount reads the first account that exists: that of the node, or one that the library made in a container without that. Another
+// limiter has none; a file of another layout counts as none.
+func readAccount(paths ...string) (*account.Account, error) {
+	for _, path := range paths {
+		counted, err := account.Read(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, account.ErrNotAnAccount) {
+			continue
+		}
+		return counted, err
+	}
+	return &account.Account{}, nil
+}
+
+func readRegion(directory string) (*region.Region, error) {
 	opened, err := os.Open(directory)
 	if err != nil {
 		if os.IsNotExist(err) {
@@ -210,9 +250,6 @@ func (c *Collector) read(container Container) (*region.Region, error) {
 			continue
 		}
 		read, err := region.Read(filepath.Join(directory, name))
-		if err == nil {
-			err = read.KeepLiving(directory)
-		}
 		if err == nil {
 			return read, nil
 		}

@@ -1,4 +1,3 @@
-//shows:vgpu-monitor
 package monitor
 
 import (
@@ -14,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"gpufabric.io/drivers/gpu/limiter/account"
+	"gpufabric.io/drivers/gpu/limiter/account/accounttest"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/figures"
 )
@@ -109,9 +110,33 @@ vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",p
 	}
 }
 
+// Programs clean /tmp, where the region is. A container's own numbers in the region are not those that its limit is held by.
+func TestCollectorPrefersTheAccountToTheRegion(t *testing.T) {
+	directory, accounts, running := t.TempDir(), t.TempDir(), pod("test1", 1024)
+	own := filepath.Join(accounts, running.PodUID+"_"+running.Name)
+	if err := account.Make(own, false); err != nil {
+		t.Fatal(err)
+	}
+	accounttest.Count(t, filepath.Join(own, account.Name), uuid, 300<<20)
+	c := collector(directory, false, running)
+	c.options.Accounts = accounts
+	for _, region := range []bool{false, true} {
+		if region {
+			hamiCore(t, directory, running, 10240<<20, 400<<20, 1763000000)
+		}
+		want := `
+# HELP vGPU_device_memory_usage_in_bytes Memory that a container uses of its share of a GPU, in bytes.
+# TYPE vGPU_device_memory_usage_in_bytes gauge
+vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",` +
+			`zone="vGPU"} 3.145728e+08
+`
+		if err := testutil.CollectAndCompare(c, strings.NewReader(want), "vGPU_device_memory_usage_in_bytes"); err != nil {
+			t.Errorf("with a region %t: %v", region, err)
+		}
+	}
+}
+
 // It has no limiter inside, and so no region.
-//
-//shows:vgpu-driver-limits
 func TestTheDriverSaysWhatAContainerUsesThatItLimits(t *testing.T) {
 	limited, other := pod("limited", 1024), pod("other", 1024)
 	node := machine{containers: []Container{limited, other},
@@ -170,7 +195,6 @@ func TestByteCountsAreLabelsOnlyWhereAskedFor(t *testing.T) {
 	}
 }
 
-//attack:monitor-directory A tenant fills its accounting directory with files, links and pipes to stop the monitor
 func TestAHostileDirectoryCostsOneContainersUseAndNoMore(t *testing.T) {
 	directory := t.TempDir()
 	hostile, good := pod("hostile", 1024), pod("good", 1024)

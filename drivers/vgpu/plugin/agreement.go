@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // agreementName is the ConfigMap's; agreementKey is the factor in it, in MiB.
@@ -24,7 +24,7 @@ const (
 	agreementKey  = "memoryFactorMiB"
 )
 
-// agreement keeps the same unit of memory on all nodes of a cluster, in a ConfigMap. Volcano reads amounts of memory and knows no
+// agreement keeps the same unit of memory on all nodes of a cluster, in a ConfigMap. Volcano reads amounts of memory without a
 // unit, so with different units a pod's request would mean different amounts on different nodes. A node that needs a larger unit
 // than the present one raises it, and all nodes follow. It never shrinks: requests of waiting and running pods are in the present
 // unit. Where Namespace is empty, each node has its own.
@@ -72,7 +72,7 @@ func (f agreement) raise(ctx context.Context, needed int) (int, error) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing the agreed unit of memory again")
 	}
-	if decks.AgreeFactor(inForce, needed) == inForce {
+	if sharedgpus.AgreeFactor(inForce, needed) == inForce {
 		return inForce, nil
 	}
 	changed := standing.DeepCopy()

@@ -3,6 +3,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,12 +16,13 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpufabric.io/drivers/node/store"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/podwatch"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // amount serves cores and percentages. The kubelet counts them; a container's actual share comes with its number of GPUs.
@@ -66,10 +68,14 @@ func (n number) nothing() *pluginapi.ContainerAllocateResponse {
 type number struct {
 	hook *hook.Hook
 	pods *podwatch.Pods
-	// nri says that a runtime socket is configured, so that the hook provides shares.
+	// nri: a runtime socket is configured, so that the hook provides shares.
 	nri bool
 	// refused are the pods with a container that got nothing.
 	refused *refusals
+	// departed are the pods that have ended and may still run.
+	departed *departed
+	// given is the record of the pods' shares; nil with NRI: the runtime reports it.
+	given *store.Store[given]
 	// spec is the file of the CDI spec with the GPUs' device nodes.
 	spec string
 }
@@ -108,8 +114,14 @@ func (r *refusals) keep(listed []*corev1.Pod) {
 	})
 }
 
-// watchDelay is how long an allocation waits for its pod: the kubelet may have learnt of it a moment before this plugin.
-const watchDelay = 3 * time.Second
+const (
+	// watchDelay is how long an allocation waits for its pod: the kubelet may have learnt of it a moment before this plugin. It waits as
+	// long for departed pods.
+	watchDelay = 3 * time.Second
+	// workPatience is how long an allocation may take to make MIG instances, of about a second each, and to wait for such work on the same
+	// GPU. During that time the kubelet starts no other pod. It fails the pod when the allocation fails.
+	workPatience = time.Minute
+)
 
 func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	if n.nri {
@@ -119,26 +131,35 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 		}
 		return n.nothing(), nil
 	}
+	found, err := n.await(ctx, len(ids))
+	if err != nil {
+		return nil, err
+	}
+	return n.give(ctx, found)
+}
+
+// await returns the container that an allocation of so many GPUs is for.
+func (n number) await(ctx context.Context, count int) (annotation.Candidate, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchDelay)
 	defer cancel()
 	for {
 		changed := n.pods.Changed()
 		all, err := n.pods.All()
 		if err != nil {
-			return nil, err
+			return annotation.Candidate{}, err
 		}
-		candidates := n.candidates(all, len(ids))
+		candidates := n.candidates(all, count)
 		switch {
 		case len(candidates) == 1:
-			n.forget(all)
-			return n.give(ctx, candidates[0])
+			n.forget(ctx, all)
+			return candidates[0], nil
 		case len(candidates) > 1:
-			return nil, ambiguous(candidates, len(ids))
+			return annotation.Candidate{}, ambiguous(candidates, count)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, ambiguous(candidates, len(ids))
+			return annotation.Candidate{}, ambiguous(candidates, count)
 		}
 	}
 }
@@ -149,19 +170,45 @@ func (n number) candidates(all []*corev1.Pod, count int) []annotation.Candidate 
 	return r.Candidates(all, func(c *corev1.Container) bool { return r.Asks(c) == count && r.MemoryAlone(c) == 0 }, n.served)
 }
 
-// forget releases what deleted pods had. The list of pods may show a deletion before its event arrives, and the scheduler has
-// already given the space to another pod.
-func (n number) forget(all []*corev1.Pod) {
-	live := map[string]bool{}
+// gone takes back the shares of a pod that has ended or was deleted, once no process of it is left. With NRI the sandbox's removal does
+// that for a deleted pod. The sandbox of a pod that ended by itself stays until the pod is deleted, and schedulers give its instances
+// away long before that.
+func (n number) gone(ctx context.Context, outcomes *outcome, pod *corev1.Pod) {
+	outcomes.Gone(pod)
+	if !n.nri || podwatch.Over(pod) {
+		n.departed.add(ctx, pod)
+	}
+}
+
+// free takes back the shares of a pod without processes.
+func (n number) free(ctx context.Context, pod *corev1.Pod) {
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		n.hook.Book.Release(heldID(string(pod.UID), container.Name))
+	}
+	n.hook.Instances.End(string(pod.UID))
+	if n.nri {
+		return // the directories are mounted in the sandbox's containers, and go with it
+	}
+	n.hook.RemoveDirectories(ctx, string(pod.UID))
+	if err := n.given.Delete(string(pod.UID)); err != nil {
+		klog.FromContext(ctx).Error(err, "The record of a pod that has ended is left", "pod", klog.KObj(pod))
+	}
+}
+
+// forget takes back what pods had that are not listed any more. The list of pods may show a deletion before its event arrives, and the
+// scheduler has already given the space to another pod.
+func (n number) forget(ctx context.Context, all []*corev1.Pod) {
+	listed := map[types.UID]*corev1.Pod{}
 	for _, pod := range all {
-		if podwatch.Over(pod) {
-			continue
-		}
-		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			live[heldID(string(pod.UID), container.Name)] = true
+		listed[pod.UID] = pod
+	}
+	for _, g := range n.given.All() {
+		if pod := listed[g.Pod]; pod == nil {
+			n.departed.add(ctx, g.pod())
+		} else if podwatch.Over(pod) {
+			n.departed.add(ctx, pod)
 		}
 	}
-	n.hook.Book.Keep(live)
 	n.refused.keep(all)
 }
 
@@ -169,7 +216,7 @@ func (n number) served(uid, container string) bool {
 	return n.refused.has(types.UID(uid)) || n.hook.Book.Holds(heldID(uid, container))
 }
 
-// heldID replaces the runtime's ID of a container, which an allocation does not know.
+// heldID replaces the runtime's ID of a container, which an allocation does not have.
 func heldID(uid, container string) string { return uid + "/" + container }
 
 func ambiguous(candidates []annotation.Candidate, count int) error {
@@ -200,6 +247,8 @@ func (n number) recover(ctx context.Context) error {
 		}
 	}
 	n.book(ctx, all)
+	n.restore(ctx, live)
+	maps.Copy(live, n.departed.running())
 	n.hook.Instances.Keep(live)
 	n.hook.RemoveLeftovers(ctx, live)
 	return nil
@@ -254,13 +303,16 @@ func (n number) book(ctx context.Context, all []*corev1.Pod) {
 // rebook books what a container has. MIG instances are given again: existing ones are used as they are, and those that a reboot
 // removed are made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
-	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
+	if card := n.hook.SharedGPUs().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
 		who := held(pod, container)
 		who.Limits = limitsOf(pod)[container]
-		return n.hook.Book.Hold(n.hook.Deck(), who, shares)
+		return errors.Join(n.hook.Book.Hold(n.hook.SharedGPUs(), who, shares), n.record(pod, who, container, shares))
 	}
-	_, err := n.hook.Give(ctx, pod, container, held(pod, container), shares)
-	return err
+	given, err := n.hook.Give(ctx, pod, container, held(pod, container), shares)
+	if err != nil {
+		return err
+	}
+	return n.record(pod, held(pod, container), container, given.Shares)
 }
 
 // held is a container of a pod in the kubelet's allocation, which happens for all containers before the first one runs. An init
@@ -277,9 +329,39 @@ func held(pod *corev1.Pod, container string) holdings.Holder {
 	return h
 }
 
+// take books a container's shares and records them. It waits, for watchDelay at most, for departed pods that have the space: a refusal
+// fails the pod.
+func (n number) take(ctx context.Context, c annotation.Candidate) (hook.Given, error) {
+	waiting, stop := context.WithTimeout(ctx, watchDelay)
+	defer stop()
+	working, cancel := context.WithTimeout(ctx, workPatience)
+	defer cancel()
+	who := held(c.Pod, c.Container)
+	for {
+		freed := n.departed.next()
+		given, err := n.hook.Give(working, c.Pod, c.Container, who, c.Shares)
+		var full *holdings.FullError
+		if err == nil {
+			who.Limits = string(given.Limits)
+			if err = n.record(c.Pod, who, c.Container, given.Shares); err != nil {
+				n.hook.Book.Release(who.ID)
+			}
+		}
+		if freed == nil || !errors.As(err, &full) {
+			return given, err
+		}
+		select {
+		case <-freed:
+		case <-waiting.Done():
+			return given, err
+		}
+	}
+}
+
 func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
-	given, err := n.hook.Give(ctx, c.Pod, c.Container, held(c.Pod, c.Container), c.Shares)
+	given, err := n.take(ctx, c)
 	if err != nil {
+		err = n.departed.describe(err, c.Pod)
 		n.refused.add(c.Pod.UID)
 		n.hook.Outcome.Failed(c.Pod, c.Container, err)
 		return nil, err
@@ -305,8 +387,8 @@ func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.Co
 	return response, nil
 }
 
-// Prefer steers the kubelet to IDs of the GPUs that the scheduler chose, so that the kubelet counts what is really used: IDs of
-// GPUs for which pods on this node wait come first. The kubelet's record then agrees with the scheduler's. What a container gets
+// Prefer steers the kubelet to IDs of the GPUs that the scheduler chose, so that the kubelet counts the real use: IDs of
+// GPUs for which pods on this node wait come first. The kubelet's record then agrees with the scheduler's. A container's share
 // never depends on it.
 func (n number) Prefer(available, required []string, size int) []string {
 	chosen := slices.Clone(required)
@@ -325,7 +407,7 @@ func (n number) Prefer(available, required []string, size int) []string {
 			if len(chosen) == size {
 				return chosen
 			}
-			uuid := decks.UUIDOf(id)
+			uuid := sharedgpus.UUIDOf(id)
 			if slices.Contains(chosen, id) || preferred && wanted[uuid] == 0 {
 				continue
 			}

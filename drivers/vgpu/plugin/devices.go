@@ -58,7 +58,7 @@ func (f *deviceFiles) capabilities(g *inventory.GPU, i instances.Instance) ([]*s
 	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
 }
 
-// find searches for what containers need, writes the spec, and marks GPUs as unhealthy whose containers would lack a device node.
+// find searches for the files of containers, writes the spec, and marks GPUs as unhealthy whose containers would lack a device node.
 func (f *deviceFiles) find(ctx context.Context) error {
 	at := f.options.Driver().Locate()
 	found, err := edits.Find(f.table.node, edits.Options{
@@ -71,7 +71,7 @@ func (f *deviceFiles) find(ctx context.Context) error {
 	}
 	devices := []cdi.Device{{Name: hook.Unshared, Edits: hook.UnsharedEdits(f.options.StateDir)}}
 	lacking := map[string]string{}
-	for _, card := range f.table.Deck().Cards {
+	for _, card := range f.table.SharedGPUs().Cards {
 		own := found.GPU(card.GPU)
 		if card.Mode == annotation.ModeMIG {
 			own = found.Partition(card.GPU) // the instance's own nodes come when it is made

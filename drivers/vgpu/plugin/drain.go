@@ -65,7 +65,7 @@ func (d drained) holding() string {
 	}
 	words := fmt.Sprintf("%d containers have shares of GPUs", len(names))
 	if instances > 0 {
-		words += fmt.Sprintf(", and MIG instances of %d stand", instances)
+		words += fmt.Sprintf(", and MIG instances of %d exist", instances)
 	}
 	if len(names) > 0 {
 		words += ": " + strings.Join(names[:min(len(names), 5)], "; ")

@@ -23,16 +23,17 @@ import (
 
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/occupancy"
+	"gpufabric.io/drivers/node/occupancy/occupancytest"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
 	"gpufabric.io/drivers/vgpu/podwatch"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-//shows:vgpu-shares
 func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
@@ -57,7 +58,6 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestAGPUThatDidNotAnswerAtTheStartIsSharedWhenItDoes(t *testing.T) {
 	machine := gputest.New(t, 2)
 	var back atomic.Bool
@@ -94,7 +94,6 @@ func modes(t *testing.T, text string) string {
 	return "--node-config=" + path
 }
 
-//shows:vgpu-mig
 func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	var uuids []string // the same on every such machine
 	for _, gpu := range gputest.New(t, 2).GPUs {
@@ -156,7 +155,6 @@ func TestNodesCountInTheLargestUnitThatOneOfThemNeeds(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestANodeFollowsTheClustersUnit(t *testing.T) {
 	n := start(t, "--namespace=gpufabric-system")
 	n.annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 1 MiB" })
@@ -175,7 +173,6 @@ func TestAMalformedUnitIsWrittenAgain(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestAfterTwoHundredPodsNothingIsHeld(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
@@ -208,13 +205,26 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 600, Units: 4914, Cores: 100, Healthy: true}}}
-	return number{pods: watched, refused: &refusals{}, hook: &hook.Hook{
+	gpus := &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 600, Units: 4914, Cores: 100,
+		Healthy: true}}}
+	records, err := openGiven(t.Context(), filepath.Join(t.TempDir(), "given"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, _, err := instances.New(instances.Options{Directory: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroups := t.TempDir()
+	occupancytest.New(t, cgroups)
+	n := number{pods: watched, refused: &refusals{}, given: records, hook: &hook.Hook{Instances: none,
 		Resources: annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
-		Pods:      watched, Outcome: silent{}, Book: &holdings.Book{}, Deck: func() *decks.Deck { return deck },
+		Pods:      watched, Outcome: silent{}, Book: &holdings.Book{}, SharedGPUs: func() *sharedgpus.Set { return gpus },
 		Device:  func(uuid string) string { return uuid },
-		Limiter: injection.Limiter{Containers: filepath.Join(t.TempDir(), "containers"), Locks: t.TempDir()},
+		Limiter: injection.Limiter{Containers: filepath.Join(t.TempDir(), "containers"), Locks: t.TempDir(), Accounts: t.TempDir()},
 	}}
+	n.departed = newDeparted(&occupancy.Cgroups{Root: cgroups}, n.free, nil)
+	return n
 }
 
 // A variable of ours would be the second of its name where the pod sets NVIDIA_VISIBLE_DEVICES itself, and the pod's own would win.
@@ -233,7 +243,7 @@ func TestWithNRIAnAllocationHasTheStopDeviceAndNoVariable(t *testing.T) {
 	}
 }
 
-// The list of pods does not show the first pod's refusal yet when the kubelet asks for the second.
+// The list of pods does not show the first pod's refusal yet when the kubelet allocates for the second.
 func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	api := fake.NewClientset()

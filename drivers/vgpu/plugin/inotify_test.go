@@ -1,4 +1,3 @@
-//shows:node-inotify
 package plugin
 
 import (

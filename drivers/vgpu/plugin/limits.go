@@ -15,14 +15,14 @@ import (
 	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/settings"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-// backend returns what limits containers to their shares on this node. native says why the driver cannot, nil where it can or where
-// that is not known yet.
+// backend returns the mechanism that limits containers to their shares on this node. native is the reason why the driver cannot, nil if it
+// can or if that is not known yet.
 func (o *Options) backend(native error) (injection.Backend, error) {
 	_, err := os.Stat(o.LimiterLibrary)
 	return injection.Choose(o.Limits, o.LimiterDir, native, err == nil)
@@ -31,7 +31,7 @@ func (o *Options) backend(native error) (injection.Backend, error) {
 // openMemory makes the part that lets the driver limit containers' memory, with the stored records.
 func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memorylimits.Keeper, error) {
 	memory, unreadable, err := memorylimits.Open(memorylimits.Driver{NVML: lib,
-		Cgroups: memorylimits.Tree{Root: o.CgroupRoot, Self: filepath.Join(o.ProcRoot(), "self/cgroup")}}, o.stateFile("memory-limits"))
+		Cgroups: memorylimits.Tree{Root: o.Cgroups().Host, Self: filepath.Join(o.ProcRoot(), "self/cgroup")}}, o.stateFile("memory-limits"))
 	for _, file := range unreadable {
 		klog.FromContext(ctx).Error(file.Err, "The record of a limit of memory is lost: the limit stays until its container has ended",
 			"what", file.String())
@@ -39,17 +39,17 @@ func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memoryli
 	return memory, err
 }
 
-// native says why the driver does not limit the memory of containers with shares; nil: it does.
-func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, deck *decks.Deck) error {
+// native returns the reason why the driver does not limit the memory of containers with shares; nil: it does.
+func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, gpus *sharedgpus.Set) error {
 	switch {
 	case o.RuntimeSocket == "":
 		return errors.New("without NRI (--nri-socket) nothing tells when a container's cgroup is there")
 	case config.MemoryScaling > 1:
-		return fmt.Errorf("a memory scaling of %g promises more than the GPUs have, and the driver reserves what it promises",
+		return fmt.Errorf("a memory scaling of %g promises more than the GPUs have, and the driver reserves all of it",
 			config.MemoryScaling)
 	}
 	var uuids []string
-	for _, card := range deck.Cards {
+	for _, card := range gpus.Cards {
 		if card.Mode != annotation.ModeMIG {
 			uuids = append(uuids, card.GPU.UUID)
 		}
@@ -57,8 +57,8 @@ func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, 
 	return memory.Available(uuids...)
 }
 
-// limiter chooses what limits containers to their shares, and installs our library on the node where it limits memory, or cores beside
-// a driver that limits memory. native says why the driver cannot limit memory, nil where it can. directory is the library's directory
+// limiter chooses the backend of containers with shares, and installs our library on the node where it limits memory, or cores beside
+// a driver that limits memory. native is the reason why the driver cannot limit memory, nil if it can. directory is the library's directory
 // on the node; empty: there is none.
 func (o *Options) limiter(ctx context.Context, native error) (backend injection.Backend, directory string, err error) {
 	if backend, err = o.backend(native); err != nil {
@@ -70,7 +70,8 @@ func (o *Options) limiter(ctx context.Context, native error) (backend injection.
 	directory = o.LimiterDir
 	_, missing := os.Stat(o.LimiterLibrary)
 	if backend == injection.Native && missing != nil {
-		klog.FromContext(ctx).Info("Nothing limits the cores of containers here: NVIDIA's driver limits memory alone", "because", missing.Error())
+		klog.FromContext(ctx).Info("The cores of containers are not limited here: NVIDIA's driver limits memory alone",
+			"because", missing.Error())
 	}
 	if backend == injection.Library || backend == injection.Native && missing == nil {
 		directory = filepath.Join(o.StateDir, "lib")

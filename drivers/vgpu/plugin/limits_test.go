@@ -1,10 +1,10 @@
-//shows:vgpu-limits
 package plugin
 
 import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,9 +14,9 @@ import (
 
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
@@ -24,7 +24,7 @@ import (
 )
 
 func TestAContainerGetsTheImagesLibraryAndItsLimits(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestABackendThatTheNodeLacksIsRefusedInWords(t *testing.T) {
 func TestContainersAreCountedByWhatLimitsThem(t *testing.T) {
 	book := &holdings.Book{}
 	for id, by := range map[string]string{"a": "library", "b": "library", "c": ""} {
-		if err := book.Hold(&decks.Deck{}, holdings.Holder{ID: id, Limits: by}, nil); err != nil {
+		if err := book.Hold(&sharedgpus.Set{}, holdings.Holder{ID: id, Limits: by}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +100,7 @@ func runNative(t *testing.T, driver string, flags ...string) *node {
 		os.WriteFile(self, []byte("0::/"+filepath.Base(path)+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.Executable() // any ELF file will do for the library
+	program, err := exec.LookPath("true") // any ELF file will do for the library
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,8 +117,6 @@ func runNative(t *testing.T, driver string, flags ...string) *node {
 }
 
 // The node's annotation names it: the driver has priority over the library, which is used where the driver cannot limit memory.
-//
-//shows:vgpu-driver-limits
 func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver string
@@ -147,7 +145,7 @@ func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
 
 // The driver limits memory alone, so the library is there too, for cores.
 func TestANodeWhoseDriverLimitsMemoryHasTheLibraryForCores(t *testing.T) {
-	program, err := os.Executable() // any ELF file will do
+	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
 	}

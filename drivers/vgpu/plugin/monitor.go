@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -102,7 +101,7 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 					pods:      watched,
 					resources: resourcesOf(config),
 				},
-				Directory: filepath.Join(o.StateDir, "containers"), ByteLabels: byteLabels, Now: time.Now,
+				Directory: o.stateFile("containers"), Accounts: o.stateFile("accounts"), ByteLabels: byteLabels, Now: time.Now,
 			})
 			registry.MustRegister(collector)
 			reads.Store(collector)
@@ -135,9 +134,9 @@ func (s *source) Figures() (figures.Figures, bool) {
 
 // read reads the figures of the shared GPUs from NVML. It leaves out what cannot be read.
 func (t *table) read() figures.Figures {
-	deck := t.Deck()
-	out := figures.Figures{Factor: deck.Factor}
-	for _, card := range deck.Cards {
+	gpus := t.SharedGPUs()
+	out := figures.Figures{Factor: gpus.Factor}
+	for _, card := range gpus.Cards {
 		memory, ret := card.GPU.Handle.GetMemoryInfo()
 		if ret != nvml.SUCCESS {
 			continue
@@ -152,9 +151,9 @@ func (t *table) read() figures.Figures {
 	return out
 }
 
-// withUses adds the driver's figures of the containers that it limits, and the arbiter's of those to which it gives turns.
-func withUses(of figures.Figures, memory *memorylimits.Keeper, turns *cores.Arbiter) figures.Figures {
-	for _, use := range turns.Used() {
+// withUses adds the driver's figures of the containers that it limits, and those of the library of the containers with seats.
+func withUses(of figures.Figures, memory *memorylimits.Keeper, seats *cores.Seats) figures.Figures {
+	for _, use := range seats.Used() {
 		of.Cores = append(of.Cores, figures.CoreUse(use))
 	}
 	for _, use := range memory.Used() {

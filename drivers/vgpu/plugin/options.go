@@ -10,7 +10,6 @@ import (
 
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/limiter"
-	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/vgpu/settings"
 )
@@ -29,15 +28,15 @@ type Options struct {
 	Handover string
 	// RuntimeSocket is the container runtime's NRI socket; empty: do without NRI.
 	RuntimeSocket string
-	// Limits is what limits containers to their shares: auto, or a backend of package injection.
+	// Limits is the mechanism that limits containers to their shares: auto, or a backend of package injection.
 	Limits string
-	// CgroupRoot is where the node has cgroup v2.
-	CgroupRoot string
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
-	// LimiterClosed makes that library refuse all memory where it cannot count.
+	// LimiterClosed makes that library refuse all memory where it cannot count, and has pods failed that use a GPU without it.
 	LimiterClosed bool
-	// LendCores lets a container have what others leave of a GPU's time, beyond its own percentage.
+	// HostProc is the node's /proc; where it is missing, no container without the library is found.
+	HostProc string
+	// LendCores lets a container use the time of a GPU that others leave, beyond its own percentage.
 	LendCores bool
 	// LimiterDir holds HAMi-core's libvgpu.so and ld.so.preload on the host; empty: there is none.
 	LimiterDir string
@@ -92,11 +91,12 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"cores by library), library (libvgpu.so of this project: memory and cores), hami-core (that of --limiter-dir), "+
 		"none (environment alone, for a limiter in the image); auto: hami-core where --limiter-dir is set, "+
 		"else native where the driver can, else library where it is there. MIG instances need none")
-	text(&o.CgroupRoot, "cgroup-root", memorylimits.DefaultCgroups, "where cgroup v2 is mounted, at the same path here and on the host; a "+
-		"privileged container sees the host's")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	flags.BoolVar(&o.LimiterClosed, "limiter-closed", false, "have the library refuse all memory of GPUs where it cannot count what the "+
-		"container has, as where its directory is full; without, each process is then held to the limits by itself")
+		"container has, as where its directory is full, and fail the pod of a container that uses a GPU without the library; without, each "+
+		"process is held to the limits by itself, and such a pod gets an Event")
+	text(&o.HostProc, "host-proc", "/host/proc", "the node's /proc, by which processes that NVML lists are found in containers; where it is "+
+		"missing, no container without the library is found")
 	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library or native: a container may use what others leave of a GPU's time, beyond "+
 		"its own percentage; without, it never has more than that")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with HAMi-core's libvgpu.so and ld.so.preload")
@@ -136,7 +136,7 @@ func (o *Options) Validate() error {
 	if o.RefusalPatience < 0 {
 		errs = append(errs, fmt.Errorf("--refusal-patience %s: 0 and more are allowed", o.RefusalPatience))
 	}
-	if _, err := o.backend(nil); err != nil { // what the driver can do is known once it is there
+	if _, err := o.backend(nil); err != nil { // the driver's abilities are known once it is there
 		errs = append(errs, err)
 	}
 	if o.Scheduler != string(settings.Volcano) && o.Scheduler != string(settings.GPUFabric) {

@@ -31,9 +31,9 @@ type outcome struct {
 	served map[types.UID]map[string]bool
 	// failing fails pods that are refused for too long.
 	failing *failing
-	// limits are what limits the containers of these pods, as far as reported.
+	// limits are the backends of the containers of these pods, as far as reported.
 	limits map[types.UID]map[string]string
-	// ended says whether a pod has ended. It must be set before run.
+	// ended reports whether a pod has ended. It must be set before run.
 	ended func(context.Context, *corev1.Pod) (bool, error)
 	// after is time.After; tests replace it.
 	after func(time.Duration) <-chan time.Time
@@ -45,16 +45,16 @@ type result struct {
 	pod       *corev1.Pod
 	container string
 	why       error
-	// by is what limits the container to its share.
+	// by is the backend that limits the container to its share.
 	by injection.Backend
 	// given, where it is set, is written instead of a phase.
 	given []instances.Instance
-	// gone says that the pod has ended, and nothing more.
+	// gone means only that the pod has ended.
 	gone bool
 }
 
-// queueLength is more results than a node makes at once: 110 pods of a few containers. A result beyond it is dropped with a log
-// entry; the scheduler then learns from the pod's phase.
+// queueLength is more results than a node makes at once: 110 pods of a few containers. A result beyond it is dropped with a log entry; the
+// scheduler then uses the pod's phase.
 const queueLength = 512
 
 func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string, failing *failing) *outcome {
@@ -173,7 +173,7 @@ func (o *outcome) write(ctx context.Context, r result) error {
 		phase = annotation.BindSuccess
 	}
 	if r.pod.Annotations[annotation.BindPhase] == phase && r.pod.Annotations[annotation.Limits] == limits {
-		return nil // a restarted container: nothing changed
+		return nil // a restarted container: its backend is the same
 	}
 	// After a failure the shares become "to be allocated" again, so that the next try finds them as the scheduler wrote them.
 	annotations := map[string]any{annotation.BindPhase: phase, annotation.PodPending: nil}
@@ -189,7 +189,7 @@ func (o *outcome) write(ctx context.Context, r result) error {
 	return o.unlock(ctx, r.pod)
 }
 
-// limitsOf returns what limits a pod's containers to their shares, updated with a result, in the form of the annotation.
+// limitsOf returns the backends of a pod's containers, updated with a result, in the form of the annotation.
 func (o *outcome) limitsOf(r result) string {
 	of := o.limits[r.pod.UID]
 	if of == nil {
@@ -202,8 +202,7 @@ func (o *outcome) limitsOf(r result) string {
 	return annotation.FormatLimits(of)
 }
 
-// limitsOf returns what limits a pod's containers to their shares, as its annotation says. It is only for people and metrics:
-// no decision depends on it.
+// limitsOf returns the limiters of a pod's containers from its annotation. It is only for people and metrics: no decision depends on it.
 func limitsOf(pod *corev1.Pod) map[string]string {
 	return annotation.ParseLimits(pod.Annotations[annotation.Limits])
 }
@@ -216,7 +215,7 @@ func (o *outcome) show(ctx context.Context, r result) error {
 	shown := o.shown[r.pod.UID]
 	if shown == nil {
 		shown = map[string][]instances.Instance{}
-		// What another program wrote there is overwritten.
+		// A value of another program is overwritten.
 		_ = json.Unmarshal([]byte(r.pod.Annotations[instancesAnnotation]), &shown)
 		o.shown = map[types.UID]map[string][]instances.Instance{r.pod.UID: shown}
 	}
@@ -257,7 +256,7 @@ func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	// Invalid: the lock is gone meanwhile, or another's.
+	// Invalid: the lock is gone by now, or another's.
 	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil &&
 		!errors.IsInvalid(err) {
 		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)

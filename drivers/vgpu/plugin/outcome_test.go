@@ -1,4 +1,3 @@
-//shows:vgpu-shares
 package plugin
 
 import (
@@ -51,8 +50,8 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	return o, client, pod
 }
 
-// told persists results in their order, each with the pod's state at that time, and compares the phase after each.
-func told(t *testing.T, o *outcome, client *fake.Clientset, results []result, phases ...string) {
+// checkPhases persists results in their order, each with the pod's state at that time, and compares the phase after each.
+func checkPhases(t *testing.T, o *outcome, client *fake.Clientset, results []result, phases ...string) {
 	t.Helper()
 	for i, r := range results {
 		var err error
@@ -75,7 +74,7 @@ func told(t *testing.T, o *outcome, client *fake.Clientset, results []result, ph
 func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
 	o, client, _ := telling(t)
 	full := errors.New("the GPU is full")
-	told(t, o, client, []result{
+	checkPhases(t, o, client, []result{
 		{container: "main"}, {container: "side", why: full}, {container: "side"}, // the first was served before the second failed
 		{container: "side", why: full}, {container: "main"}, {container: "side"}, // started again
 	}, "allocating", annotation.BindFailed, annotation.BindSuccess, annotation.BindFailed, annotation.BindFailed, annotation.BindSuccess)
@@ -131,7 +130,6 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 	remembers(0)
 }
 
-//shows:scheduler-lock
 func TestOnlyThePodsOwnLockIsRemovedFromTheNode(t *testing.T) {
 	const own, others = "2025-11-22T02:14:59Z", "2025-11-22T02:15:03Z"
 	for _, test := range []struct {
@@ -185,13 +183,11 @@ func TestAResultIsReportedOnceTheAPIServerAcceptsIt(t *testing.T) {
 		refusals--
 		return refusals >= 0, nil, errors.New("the API server is away")
 	})
-	told(t, o, client, []result{{container: "main", why: errors.New("the GPU is full")}}, annotation.BindFailed)
+	checkPhases(t, o, client, []result{{container: "main", why: errors.New("the GPU is full")}}, annotation.BindFailed)
 }
 
 // The pod of a Job that has ended keeps its sandbox until somebody deletes it; schedulers give its instance to the next pod at
 // once.
-//
-//shows:vgpu-mig
 func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) {
 	machine, state := gputest.New(t, 2), t.TempDir()
 	read, err := inventory.Reader{NVML: machine, Locate: func(busID string) (inventory.Place, error) {
@@ -242,11 +238,6 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 	shares := withoutNRI(t, api, uuid)
 	heard := make(hearing, 10)
 	shares.hook.Outcome = heard
-	none, _, err := instances.New(instances.Options{Directory: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	shares.hook.Instances = none
 	if err := shares.recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -313,10 +304,9 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 	}
 }
 
-//shows:vgpu-limits
 func TestAPodSaysWhatLimitsEachOfItsContainers(t *testing.T) {
 	o, client, _ := telling(t)
-	told(t, o, client, []result{{container: "main", by: injection.Library}, {container: "side", by: injection.Whole}},
+	checkPhases(t, o, client, []result{{container: "main", by: injection.Library}, {container: "side", by: injection.Whole}},
 		"allocating", annotation.BindSuccess)
 	limits := func() string {
 		pod, err := client.CoreV1().Pods("default").Get(t.Context(), "train", metav1.GetOptions{})
@@ -330,7 +320,7 @@ func TestAPodSaysWhatLimitsEachOfItsContainers(t *testing.T) {
 	}
 	// The container restarts on a node whose limits were changed, with a restarted plugin.
 	o.forget("uid-train")
-	told(t, o, client, []result{{container: "side", by: injection.Whole}, {container: "main", by: injection.HAMiCore}},
+	checkPhases(t, o, client, []result{{container: "side", by: injection.Whole}, {container: "main", by: injection.HAMiCore}},
 		annotation.BindSuccess, annotation.BindSuccess)
 	if got := limits(); got != "main=hami-core,side=whole" {
 		t.Errorf("the pod says %q", got)

@@ -1,10 +1,10 @@
 // Package plugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's
-// scheduler knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
+// scheduler uses. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
 //
 // # What a pod of this role needs
 //
 // Run it on nodes whose GPUs are shared this way, as root, unprivileged, no hostNetwork. Environment: NODE_NAME from spec.nodeName.
-// Privileged, it makes MIG instances, and has the driver limit memory: only then does it see the node's cgroups at --cgroup-root.
+// Privileged, it makes MIG instances, and has the driver limit memory. At --cgroup-root it needs the node's cgroups (read only).
 //
 // Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir
 // (/var/lib/gpufabric/vgpu-plugin: the containers' accounting directories are in it, and are mounted into them), --handover-dir, the
@@ -17,23 +17,18 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/gpu/cores"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/memorylimits"
@@ -43,16 +38,12 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
-	"gpufabric.io/drivers/node/runtimehook"
+	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
-	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/holdings"
-	"gpufabric.io/drivers/vgpu/hook"
-	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
-	"gpufabric.io/drivers/vgpu/podwatch"
 	"gpufabric.io/drivers/vgpu/settings"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // Role is the subcommand's name.
@@ -100,7 +91,9 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	}
 	registry := metrics.New(driver).Registry
 	registry.MustRegister(o.Files)
-	var served atomic.Pointer[deviceplugin.Host] // the server for the kubelet, once GPUs are shared
+	var paused observed.Value[drain.Pause]
+	var served atomic.Pointer[deviceplugin.Host]
+	r := role{options: o, config: config, lib: lib, client: client, registry: registry, served: &served}
 	return together(ctx,
 		// The probes are served from the start: the kubelet probes the role while it waits for a driver or for other nodes.
 		func(ctx context.Context) error {
@@ -113,15 +106,18 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, alive)
 		},
 		func(ctx context.Context) error {
-			// In versions before 0.1.0 the monitor opened NVML and took part in drains.
-			if err := o.Drain().Forget(MonitorRole); err != nil {
-				klog.FromContext(ctx).Error(err, "A drain may wait for a monitor of an earlier version")
-			}
+			return drain.WatchPause(ctx, client, o.NodeName, &paused)
+		},
+		func(ctx context.Context) error {
+			drain.AllRoles(o.Drain(), &paused).Run(ctx)
+			return nil
+		},
+		func(ctx context.Context) error {
 			member := drain.Member{Directory: o.Drain(), Role: Role}
 			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
 				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
 					for {
-						if err := share(ctx, s, o, config, lib, client, registry, &served); !errors.Is(err, errGPUReturned) {
+						if err := r.share(ctx, s); !errors.Is(err, errGPUReturned) {
 							return err
 						}
 						klog.FromContext(ctx).Info("A GPU answers again: the node's GPUs are read and shared again")
@@ -150,140 +146,6 @@ func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Inte
 	}
 	defer func() { _ = lib.Shutdown() }()
 	return use(ctx)
-}
-
-// share gives out shares until ctx ends, until a missing GPU has appeared, or until it has released the GPUs for a drain.
-func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface,
-	registry *prometheus.Registry, served *atomic.Pointer[deviceplugin.Host]) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	factor := agreement{Client: client, Namespace: o.Namespace}
-	t, err := setTable(ctx, o, lib, config, factor)
-	if err != nil {
-		return err
-	}
-	if err := own(ctx, o, t.Deck()); err != nil {
-		return err
-	}
-	files, err := openDevices(o, lib, t)
-	if err != nil {
-		return err
-	}
-	if err := files.find(ctx); err != nil {
-		return err
-	}
-	t.divide(ctx)
-	t.follow(ctx, o, lib)
-	t.lay(ctx)
-	memory, err := o.openMemory(ctx, lib)
-	if err != nil {
-		return err
-	}
-	backend, limiters, err := o.limiter(ctx, o.native(memory, config, t.Deck()))
-	if err != nil {
-		return err
-	}
-	made, err := openInstances(ctx, o, t)
-	if err != nil {
-		return err
-	}
-	book := &holdings.Book{}
-	lists := deviceplugin.NewMetrics()
-	defer count(registry, book, made, memory, lists.Collectors()...)()
-	drained := drained{session: s, table: t, book: book, made: made}
-	defer drained.leave(ctx)
-	resources := resourcesOf(config)
-	recorder, stop := host.Recorder(ctx, client, Role, o.NodeName)
-	defer stop()
-	told := newOutcome(client, resources, o.NodeName, &failing{client: client, node: o.NodeName, patience: o.RefusalPatience, now: time.Now,
-		events: recorder, since: map[types.UID]map[string]time.Time{}})
-	turns := &cores.Arbiter{Directory: o.stateFile("turns"), Lend: o.LendCores}
-	defer turns.Stop()
-	h := &hook.Hook{
-		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
-		Limiter: injection.Limiter{
-			Backend: backend, Directory: limiters, Closed: o.LimiterClosed,
-			Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
-			Oversubscribed: config.MemoryScaling > 1, Turns: turns,
-		},
-		Deck:      t.Deck,
-		Memory:    memory,
-		Device:    func(uuid string) string { return files.directory.ID(spec, uuid) },
-		Instances: made, Capabilities: files.capabilities,
-	}
-	h.Limiter.Resume(ctx)
-	nri := o.RuntimeSocket != ""
-	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) { podGone(ctx, h, told, pod, nri) })
-	if err != nil {
-		return err
-	}
-	h.Pods, told.ended = running, running.Ended
-	shares := number{hook: h, pods: running, nri: nri, refused: &refusals{}, spec: files.directory.Path(spec)}
-	if !shares.nri {
-		if err := shares.recover(ctx); err != nil {
-			return err
-		}
-	}
-	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, lists)
-	served.Store(plugins)
-	defer served.Store(nil)
-	plugins.Trouble = host.NodeTrouble(recorder, o.NodeName)
-	if err := t.serve(plugins, shares); err != nil {
-		return err
-	}
-	registers := &registrar{
-		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, limits: backend, now: time.Now,
-		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After, pause: cmp.Or(o.pause, handshakePause),
-		slots: func(card decks.Card) ([][]int64, error) {
-			return instances.Slots(card.GPU, config.GeometriesOf(card.GPU.ProductName))
-		},
-	}
-	t.onChange(func(*decks.Deck) { registers.wake() })
-	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
-	return together(ctx,
-		plugins.Run, registers.run, t.followFaults, made.Run, h.Run, t.awaitMissing, drained.run, files.follow,
-		func(ctx context.Context) error { return memory.Run(ctx, o.Files) },
-		func(ctx context.Context) error { return t.monitor.Run(ctx, &attendant{table: t, lib: lib}) },
-		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
-		func(ctx context.Context) error { told.run(ctx); return nil },
-		func(ctx context.Context) error {
-			if nri {
-				return nil // the runtime reports what runs
-			}
-			return shares.follow(ctx)
-		},
-		func(ctx context.Context) error {
-			return figures.Serve(ctx, o.stateFile(figures.Socket), func() figures.Figures { return withUses(t.read(), memory, turns) })
-		},
-		func(ctx context.Context) error {
-			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",
-				Without: "no share is given"}, h)
-		},
-	)
-}
-
-// resourcesOf returns the names of the resources by which shares are requested.
-func resourcesOf(s settings.Settings) annotation.Resources {
-	return annotation.Resources{Number: s.NumberResource, Memory: s.MemoryResource, Cores: s.CoresResource, Percentage: s.PercentageResource}
-}
-
-// podGone takes back the shares of a pod that has ended or was deleted; nri says that the container runtime reports when its
-// sandbox is gone.
-func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, nri bool) {
-	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		h.Book.Release(heldID(string(pod.UID), container.Name))
-	}
-	told.Gone(pod)
-	// With NRI the instances of a deleted pod are removed when its sandbox is gone: after a forced deletion the pod may still run. The
-	// sandbox of a pod that ended by itself stays until the pod is deleted, and schedulers give its instances away long before that.
-	if !nri || podwatch.Over(pod) {
-		h.Instances.End(string(pod.UID))
-	}
-	// With NRI the directories go with the sandbox, too. Without NRI, the containers of a pod that was deleted by force may still run:
-	// its directories are removed at the next start.
-	if !nri && podwatch.Over(pod) {
-		h.RemoveDirectories(ctx, string(pod.UID))
-	}
 }
 
 // count makes the registry export how many containers the ledger and the state of MIG instances have, and others' metrics, until the
@@ -325,7 +187,7 @@ func together(ctx context.Context, jobs ...func(context.Context) error) error {
 	return nil
 }
 
-// setTable reads the node's GPUs and computes the deck, with the cluster's factor where the settings have none.
+// setTable reads the node's GPUs and computes the set of shared GPUs, with the cluster's factor where the settings have none.
 func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings, factor agreement) (*table, error) {
 	locate, err := inventory.Locator(ctx, o.SysfsRoot)
 	if err != nil {
@@ -335,27 +197,27 @@ func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settin
 	if err != nil {
 		return nil, err
 	}
-	deck, err := decks.Lay(node, config, 0)
+	gpus, err := sharedgpus.Compute(node, config, 0)
 	if err != nil {
 		return nil, err
 	}
 	t := &table{node: node, locate: locate, settings: config, returned: make(chan struct{})}
 	if config.MemoryFactor == 0 {
-		if t.factor, err = factor.Agree(ctx, deck.Factor); err != nil {
+		if t.factor, err = factor.Agree(ctx, gpus.Factor); err != nil {
 			return nil, err
 		}
-		if deck, err = decks.Lay(node, config, t.factor); err != nil {
+		if gpus, err = sharedgpus.Compute(node, config, t.factor); err != nil {
 			return nil, err
 		}
 	}
-	t.deck.Store(deck)
-	for _, problem := range append(node.Problems, deck.Refused...) {
+	t.sharedGPUs.Store(gpus)
+	for _, problem := range append(node.Problems, gpus.Refused...) {
 		klog.FromContext(ctx).Error(problem, "A GPU is not shared")
 	}
-	for _, card := range deck.Cards {
+	for _, card := range gpus.Cards {
 		if card.Mode == annotation.ModeMIG {
 			for _, promise := range instances.Overstated(card.GPU, config.GeometriesOf(card.GPU.ProductName)) {
-				klog.FromContext(ctx).Error(promise, "A MIG instance has less memory than the configuration says")
+				klog.FromContext(ctx).Error(promise, "A MIG instance has less memory than in the configuration")
 			}
 		}
 	}
@@ -374,12 +236,12 @@ func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manage
 }
 
 // own waits until this role may share the GPUs: until the GPU plugin has tainted them in DRA.
-func own(ctx context.Context, o *Options, deck *decks.Deck) error {
+func own(ctx context.Context, o *Options, gpus *sharedgpus.Set) error {
 	if o.Handover == "" {
 		return nil
 	}
-	uuids := make([]string, 0, len(deck.Cards))
-	for _, card := range deck.Cards {
+	uuids := make([]string, 0, len(gpus.Cards))
+	for _, card := range gpus.Cards {
 		uuids = append(uuids, card.GPU.UUID)
 	}
 	directory := handover.Directory(o.Handover)

@@ -24,6 +24,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/occupancy/occupancytest"
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
@@ -36,6 +37,9 @@ type node struct {
 	kubelet *kubelettest.Kubelet
 	api     *fake.Clientset
 	options *Options
+	pods    occupancytest.Pods
+	// cancel ends the role and waits for it.
+	cancel func()
 	// ended receives Run's result once.
 	ended chan error
 }
@@ -61,16 +65,17 @@ func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...
 	if err := set.Parse(arguments); err != nil {
 		t.Fatal(err)
 	}
+	if n.options.CgroupRoot == "" { // else the test has made the cgroups
+		n.pods = occupancytest.New(t, n.options.Cgroups().Path)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		n.ended <- Run(ctx, n.options, n.machine, n.api)
 	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	n.cancel = func() { cancel(); <-done }
+	t.Cleanup(n.cancel)
 	return n
 }
 
@@ -221,7 +226,7 @@ func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
 	}
 }
 
-// ask asks whether the node is alive, as the scheduler does.
+// ask does the scheduler's handshake for the node.
 func (n *node) ask() {
 	n.t.Helper()
 	patch := []byte(`{"metadata":{"labels":{"heartbeat":"asked"},"annotations":{"` + annotation.NodeHandshake +
@@ -246,6 +251,7 @@ func TestWithoutNRIAnUnambiguousAllocationIsServed(t *testing.T) {
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	uuid := n.machine.GPUs[1].UUID
 	n.schedule("train", uuid+",NVIDIA,1024,50:;", "main")
+	n.awaitPods() // the kubelet is steered to IDs of the GPU only once the plugin has seen the pod
 	ids, response := n.allocate("volcano.sh/vgpu-number", 1)
 	if !strings.HasPrefix(ids[0], uuid) {
 		t.Errorf("the kubelet was steered to %s, want an id of %s", ids[0], uuid)

@@ -2,24 +2,19 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
-
-// sharesRefused is the reason of a pod that was failed because its node refuses its shares, and of the Event about it.
-const sharesRefused = "SharesRefused"
 
 // failing fails pods whose shares the node has refused for some time. The kubelet has admitted such a pod, and retries its
 // container for ever, so its controller makes no replacement. A failed pod is replaced.
@@ -56,26 +51,24 @@ func (f *failing) refused(ctx context.Context, pod *corev1.Pod, container string
 	if f.now().Sub(first) < f.patience {
 		return nil
 	}
-	message := fmt.Sprintf("node %s has refused container %s its shares of GPUs for %s (vgpu.refusalPatience): %s", f.node, container,
-		f.patience, why)
+	if err := f.fail(ctx, pod, fmt.Sprintf("node %s has refused container %s its shares of GPUs for %s (vgpu.refusalPatience): %s", f.node,
+		container, f.patience, why)); err != nil {
+		return err
+	}
+	f.forget(pod.UID)
+	return nil
+}
+
+// fail fails a pod whose shares are refused.
+func (f *failing) fail(ctx context.Context, pod *corev1.Pod, message string) error {
 	if len(message) > mostMessage {
 		message = strings.ToValidUTF8(message[:mostMessage], "")
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID},
-		"status": map[string]any{"phase": corev1.PodFailed, "reason": sharesRefused, "message": message}})
-	if err != nil {
+	if failed, err := host.FailPod(ctx, f.client, pod.Namespace, pod.Name, pod.UID, message); err != nil || !failed {
 		return err
 	}
-	_, err = f.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if errors.IsNotFound(err) || errors.IsConflict(err) {
-		return nil // the pod is gone
-	}
-	if err != nil {
-		return fmt.Errorf("fail pod %s/%s, whose shares are refused: %w", pod.Namespace, pod.Name, err)
-	}
-	klog.FromContext(ctx).Info("A pod is failed, since its shares are refused", "pod", klog.KObj(pod), "container", container)
-	f.events.Event(pod, corev1.EventTypeWarning, sharesRefused, message)
-	f.forget(pod.UID)
+	klog.FromContext(ctx).Info("A pod is failed, since its shares are refused", "pod", klog.KObj(pod), "because", message)
+	f.events.Event(pod, corev1.EventTypeWarning, host.ReasonSharesRefused, message)
 	return nil
 }
 

@@ -1,4 +1,3 @@
-//shows:vgpu-shares
 package plugin
 
 import (

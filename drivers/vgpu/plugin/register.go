@@ -18,11 +18,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-// unitAnnotation tells people the size of one unit of memory on the node.
+// unitAnnotation has the size of one unit of memory on the node, for people.
 const unitAnnotation = "vgpu.gpufabric.io/unit"
 
 // registrar keeps the node's annotations as the scheduler wants them. It writes only when something differs.
@@ -31,13 +31,13 @@ type registrar struct {
 	node      string
 	resource  string // of memory
 	handshake bool
-	// limits is what limits containers on the node to their shares.
-	limits injection.Backend
-	now    func() time.Time
-	deck   func() *decks.Deck
+	// limits is the backend that limits containers on the node to their shares.
+	limits     injection.Backend
+	now        func() time.Time
+	sharedGPUs func() *sharedgpus.Set
 	// slots returns the MIG slots of a card, in MiB; it is nil where no card has any.
-	slots func(decks.Card) ([][]int64, error)
-	// changed holds a token when the deck may have changed.
+	slots func(sharedgpus.Card) ([][]int64, error)
+	// changed holds a token when the set of shared GPUs may have changed.
 	changed chan struct{}
 	// after is time.After; tests replace it.
 	after func(time.Duration) <-chan time.Time
@@ -47,7 +47,7 @@ type registrar struct {
 	reported time.Time
 }
 
-// handshakePause is the minimum time between two answers to a handshake. Volcano up to 1.14.2, and 1.15.0, ask again at every event
+// handshakePause is the minimum time between two answers to a handshake. Volcano up to 1.14.2, and 1.15.0, request a report at every event
 // of a node (device_info.go of its scheduler), and an answer is such an event: if plugin and scheduler both answer at once they
 // write the Node for ever. Volcano waits a minute for an answer.
 const handshakePause = 30 * time.Second
@@ -56,7 +56,7 @@ const handshakePause = 30 * time.Second
 // Volcano reads nodes.
 var registerPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 30 * time.Second}
 
-// wake makes run check the deck again.
+// wake makes run check the set of shared GPUs again.
 func (r *registrar) wake() {
 	select {
 	case r.changed <- struct{}{}:
@@ -147,15 +147,15 @@ func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Durat
 // wanted returns the annotations as they should be, and after which time there is one more. A handshake is answered where the
 // scheduler wrote last, at most once in a pause. An unreadable one is answered too, since a report is always valid.
 func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration, error) {
-	deck := r.deck()
+	gpus := r.sharedGPUs()
 	out := map[string]string{
-		annotation.NodeRegister: annotation.FormatGPUs(deck.Registered()),
-		unitAnnotation:          decks.DescribeFactor(r.resource, deck.Factor),
+		annotation.NodeRegister: annotation.FormatGPUs(gpus.Registered()),
+		unitAnnotation:          sharedgpus.DescribeFactor(r.resource, gpus.Factor),
 	}
 	if r.limits != "" {
 		out[annotation.Limits] = string(r.limits)
 	}
-	slots, refused := r.migSlots(deck)
+	slots, refused := r.migSlots(gpus)
 	if node.Annotations[annotation.NodeMIGSlots] != slots {
 		out[annotation.NodeMIGSlots] = slots
 	}
@@ -176,11 +176,11 @@ func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration,
 	return out, 0, errors.Join(refused, err)
 }
 
-// migSlots are the MIG slots of the divided cards, in the deck's units. A card whose slots are unknown has none, with the reason.
-func (r *registrar) migSlots(deck *decks.Deck) (string, error) {
+// migSlots are the MIG slots of the divided cards, in the set's units. A card whose slots are unknown has none, with the reason.
+func (r *registrar) migSlots(gpus *sharedgpus.Set) (string, error) {
 	all := map[string][][]int64{}
 	var refused error
-	for _, card := range deck.Cards {
+	for _, card := range gpus.Cards {
 		if card.Mode != annotation.ModeMIG || r.slots == nil {
 			continue
 		}
@@ -191,7 +191,7 @@ func (r *registrar) migSlots(deck *decks.Deck) (string, error) {
 		}
 		for _, group := range groups {
 			for i := range group {
-				group[i] /= int64(deck.Factor) // rounded down, as a GPU's memory is
+				group[i] /= int64(gpus.Factor) // rounded down, as a GPU's memory is
 			}
 		}
 		all[card.GPU.UUID] = groups

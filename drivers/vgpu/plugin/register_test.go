@@ -17,7 +17,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
 // refusing is an API server with one node, which never changes by itself; it refuses the first registrations.
@@ -36,16 +36,17 @@ func refusing(registrations int) (*fake.Clientset, chan string) {
 }
 
 func register(ctx context.Context, api *fake.Clientset, after func(time.Duration) <-chan time.Time) chan error {
-	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10,
+	gpus := &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"},
+		Slots: 10,
 		Units: 4914, Cores: 100, Healthy: true}}}
-	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: time.Now, deck: func() *decks.Deck { return deck },
-		changed: make(chan struct{}, 1), after: after}
+	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: time.Now,
+		sharedGPUs: func() *sharedgpus.Set { return gpus },
+		changed:    make(chan struct{}, 1), after: after}
 	ended := make(chan error, 1)
 	go func() { ended <- r.run(ctx) }()
 	return ended
 }
 
-//shows:vgpu-shares
 func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testing.T) {
 	const refusals = 10
 	api, written := refusing(refusals)
@@ -100,16 +101,17 @@ func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
 	}
 }
 
-// Volcano 1.15.0 asks again at every event of a node. With a plugin that answers at once, its scheduler wrote one Node 641 times in
+// Volcano 1.15.0 requests a report at every event of a node. With a plugin that answers at once, its scheduler wrote one Node 641 times in
 // 10 s.
 func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
 	now := time.Unix(1763000000, 0)
 	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10,
+	gpus := &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"},
+		Slots: 10,
 		Units: 4914, Cores: 100, Healthy: true}}}
 	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: func() time.Time { return now }, handshake: true,
-		pause: handshakePause,
-		deck:  func() *decks.Deck { return deck }}
+		pause:      handshakePause,
+		sharedGPUs: func() *sharedgpus.Set { return gpus }}
 	answered := 0
 	api.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), annotation.NodeHandshake) {
@@ -139,7 +141,7 @@ func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
 		t.Errorf("%d answers in a minute, want 2", answered)
 	}
 	// Other changes are written at once.
-	deck.Cards[0].Healthy = false
+	gpus.Cards[0].Healthy = false
 	if _, err := r.register(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}

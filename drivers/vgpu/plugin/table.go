@@ -18,12 +18,12 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/settings"
+	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-// table is the node's present deck: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with
-// which GPU. When one of the last two changes, the deck is computed again and sent to the kubelet and the scheduler.
+// table is the node's present sharedGPUs: the hardware and the settings, the factor that the cluster agreed on, and the problems of
+// its GPUs. When one of the last two changes, the set of shared GPUs is computed again and sent to the kubelet and the scheduler.
 type table struct {
 	node     *inventory.Node
 	locate   func(busID string) (inventory.Place, error)
@@ -31,26 +31,26 @@ type table struct {
 	monitor  *health.Monitor
 	// returned is closed when a GPU answers that did not answer when the node was read.
 	returned chan struct{}
-	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
+	// unusable are the reasons why GPUs cannot be used in their mode, by UUID. It is written before any reader starts.
 	unusable map[string]string
 
-	// lacking says which device nodes a GPU's containers would lack, by UUID.
+	// lacking are the device nodes that a GPU's containers would lack, by UUID.
 	lacking atomic.Pointer[map[string]string]
 	// draining: the node's GPUs are being drained.
 	draining atomic.Bool
 
-	deck atomic.Pointer[decks.Deck]
+	sharedGPUs atomic.Pointer[sharedgpus.Set]
 
-	mu     sync.Mutex // held while the deck is computed
+	mu     sync.Mutex // held while the set of shared GPUs is computed
 	factor int
-	tell   []func(*decks.Deck)
+	tell   []func(*sharedgpus.Set)
 }
 
-// Deck is the deck now.
-func (t *table) Deck() *decks.Deck { return t.deck.Load() }
+// SharedGPUs is the set of shared GPUs now.
+func (t *table) SharedGPUs() *sharedgpus.Set { return t.sharedGPUs.Load() }
 
-// onChange calls hear with every deck that is computed after this call.
-func (t *table) onChange(hear func(*decks.Deck)) {
+// onChange calls hear with every set that is computed after this call.
+func (t *table) onChange(hear func(*sharedgpus.Set)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tell = append(t.tell, hear)
@@ -75,7 +75,7 @@ func (t *table) followUnit(ctx context.Context, cluster agreement) error {
 	return cluster.Follow(ctx, func(inForce int) {
 		t.agreed(ctx, inForce)
 		// Somebody removed or overwrote the agreement. This node cannot use a smaller unit, and the others must not go on in another one.
-		if needed := t.Deck().Factor; t.settings.MemoryFactor == 0 && needed > inForce {
+		if needed := t.SharedGPUs().Factor; t.settings.MemoryFactor == 0 && needed > inForce {
 			if _, err := cluster.Agree(ctx, needed); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
 			}
@@ -83,19 +83,19 @@ func (t *table) followUnit(ctx context.Context, cluster agreement) error {
 	})
 }
 
-// lay computes the deck again.
+// lay computes the set of shared GPUs again.
 func (t *table) lay(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	deck, err := decks.Lay(t.node, t.settings, t.factor)
+	gpus, err := sharedgpus.Compute(t.node, t.settings, t.factor)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The shared GPUs stay as they were laid out")
 		return
 	}
-	deck.MarkUnhealthy(t.unhealthy)
-	t.deck.Store(deck)
+	gpus.MarkUnhealthy(t.unhealthy)
+	t.sharedGPUs.Store(gpus)
 	for _, hear := range t.tell {
-		hear(deck)
+		hear(gpus)
 	}
 }
 
@@ -118,9 +118,9 @@ func (t *table) drain(ctx context.Context, wanted bool) {
 	}
 }
 
-// unhealthy says what is wrong with a card, empty where nothing is. After a fault of one MIG instance the others of its GPU can still be
+// unhealthy returns the problem of a card; empty: there is none. After a fault of one MIG instance the others of its GPU can still be
 // used.
-func (t *table) unhealthy(card *decks.Card) string {
+func (t *table) unhealthy(card *sharedgpus.Card) string {
 	if t.draining.Load() {
 		return "the node's GPUs are drained, until gpufabric undrain"
 	}
@@ -141,7 +141,7 @@ func (t *table) unhealthy(card *decks.Card) string {
 	return ""
 }
 
-// faulty says why no MIG instance may be made at a placement.
+// faulty returns the reason why no MIG instance may be made at a placement.
 func (t *table) faulty(uuid string, at inventory.Placement) error {
 	for _, f := range t.monitor.Faults() {
 		if p := f.Placement; f.Fatal && f.GPU == uuid && p != nil && p.Start < at.Start+at.Size && at.Start < p.Start+p.Size {
@@ -163,7 +163,7 @@ func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
 	}
 }
 
-// followFaults computes the deck again whenever the faults of the GPUs change, until ctx ends.
+// followFaults computes the set of shared GPUs again whenever the faults of the GPUs change, until ctx ends.
 func (t *table) followFaults(ctx context.Context) error {
 	for {
 		_, changed := t.monitor.Watch()
@@ -226,7 +226,7 @@ func (t *table) awaitMissing(ctx context.Context) error {
 // the reason.
 func (t *table) divide(ctx context.Context) {
 	t.unusable = map[string]string{}
-	for _, card := range t.Deck().Cards {
+	for _, card := range t.SharedGPUs().Cards {
 		if card.GPU.MIG == nil {
 			continue
 		}
@@ -237,7 +237,7 @@ func (t *table) divide(ctx context.Context) {
 	}
 }
 
-func setMode(card decks.Card) error {
+func setMode(card sharedgpus.Card) error {
 	if card.Mode == annotation.ModeMIG {
 		return partition.Require(card.GPU, true)
 	}
@@ -253,23 +253,23 @@ func setMode(card decks.Card) error {
 	return partition.Require(card.GPU, false)
 }
 
-// serve serves the resources, and sends the kubelet each new deck.
+// serve serves the resources, and sends the kubelet each new set.
 func (t *table) serve(plugins *deviceplugin.Host, shares number) error {
 	for _, served := range []struct {
 		resource string
 		backend  deviceplugin.Backend
-		devices  func(*decks.Deck) []deviceplugin.Device
+		devices  func(*sharedgpus.Set) []deviceplugin.Device
 	}{
-		{t.settings.NumberResource, shares, (*decks.Deck).Number},
-		{t.settings.MemoryResource, memory{shares}, (*decks.Deck).Memory},
-		{t.settings.CoresResource, amount{}, (*decks.Deck).Cores},
-		{t.settings.PercentageResource, amount{}, (*decks.Deck).Percentage},
+		{t.settings.NumberResource, shares, (*sharedgpus.Set).Number},
+		{t.settings.MemoryResource, memory{shares}, (*sharedgpus.Set).Memory},
+		{t.settings.CoresResource, amount{}, (*sharedgpus.Set).Cores},
+		{t.settings.PercentageResource, amount{}, (*sharedgpus.Set).Percentage},
 	} {
-		resource, err := plugins.Serve(served.resource, served.backend, served.devices(t.Deck()))
+		resource, err := plugins.Serve(served.resource, served.backend, served.devices(t.SharedGPUs()))
 		if err != nil {
 			return err
 		}
-		t.onChange(func(deck *decks.Deck) { resource.Update(served.devices(deck)) })
+		t.onChange(func(gpus *sharedgpus.Set) { resource.Update(served.devices(gpus)) })
 	}
 	return nil
 }

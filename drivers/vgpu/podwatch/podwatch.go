@@ -90,7 +90,7 @@ func slim(object any) (any, error) {
 	return &kept, nil
 }
 
-// Over says whether a pod's containers no longer run.
+// Over reports whether a pod's containers no longer run.
 func Over(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -109,7 +109,7 @@ func (p *Pods) Changed() <-chan struct{} {
 	return p.changed
 }
 
-// Pod returns the pod with that UID; fresh asks the API server instead of the watch. A pod of the same name with another UID is an
+// Pod returns the pod with that UID; fresh queries the API server instead of the watch. A pod of the same name with another UID is an
 // error.
 func (p *Pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
 	var pod *corev1.Pod
@@ -128,7 +128,7 @@ func (p *Pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool)
 	return pod, nil
 }
 
-// Ended says whether a pod of this node no longer runs. A pod that the watch does not have is read from the API server: it may be
+// Ended reports whether a pod of this node no longer runs. A pod that the watch does not have is read from the API server: it may be
 // too new for the watch.
 func (p *Pods) Ended(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	live, err := p.lister.Pods(pod.Namespace).Get(pod.Name)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 
@@ -70,7 +71,7 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	}
 
 	errs := []error{next.Validate()}
-	// Volcano's webhook reads defaultGPUNum from the same ConfigMap. passDeviceSpecs is what this plugin does in any case (device
+	// Volcano's webhook reads defaultGPUNum from the same ConfigMap. passDeviceSpecs is this plugin's behaviour in any case (device
 	// nodes come through CDI or NRI). Both are accepted, and need no action.
 	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory),
 		"defaultCores": int64(deref(nvidia.DefaultCores))} {
@@ -166,7 +167,23 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 		return fmt.Errorf("config.json: %w", err)
 	}
 	*s = chosen
+	s.Misnamed = nil
+	if _, named := seen[node]; named {
+		return nil
+	}
+	for i, entry := range read.NodeConfig {
+		if sameHost(entry.Name, node) {
+			s.Misnamed = append(s.Misnamed, fmt.Sprintf("nodeconfig[%d] (%q)", i, entry.Name))
+		}
+	}
 	return nil
+}
+
+// sameHost reports whether two names differ in case alone, or in one of them having a domain: node1 and node1.example.com.
+func sameHost(a, b string) bool {
+	firstA, domainA, _ := strings.Cut(a, ".")
+	firstB, domainB, _ := strings.Cut(b, ".")
+	return strings.EqualFold(firstA, firstB) && (domainA == "" || domainB == "" || strings.EqualFold(domainA, domainB))
 }
 
 func (n nodeConfig) over(s Settings) (Settings, error) {

@@ -22,11 +22,11 @@ type Settings struct {
 	NumberResource, MemoryResource, CoresResource, PercentageResource string
 	// SplitCount is how many containers may share one GPU.
 	SplitCount int
-	// MemoryScaling and CoreScaling promise a multiple of what a GPU has; with 1 nothing is oversubscribed.
+	// MemoryScaling and CoreScaling promise a multiple of a GPU's capacity; with 1 nothing is oversubscribed.
 	MemoryScaling, CoreScaling float64
 	// MemoryFactor is the size of a unit of memory in MiB; 0 leaves it to package units.
 	MemoryFactor int
-	// NoCoreLimit leaves a container's share of SMs unlimited, whatever it asked for.
+	// NoCoreLimit leaves a container's share of SMs unlimited, whatever its request.
 	NoCoreLimit bool
 	// Scheduler places the pods; empty: no checks for a scheduler.
 	Scheduler Scheduler
@@ -36,6 +36,8 @@ type Settings struct {
 	// HiddenUUIDs and HiddenIndexes are GPUs that are not offered for sharing.
 	HiddenUUIDs   []string
 	HiddenIndexes []int
+	// Misnamed are entries of config.json that seem to be for this node, under another name, where none has its name: nodeconfig[0] ("node1").
+	Misnamed []string
 	// Geometries are the MIG layouts that an administrator allows, by model; a model without any uses what NVML offers.
 	Geometries []ModelGeometries
 }
@@ -59,7 +61,7 @@ type Instances struct {
 	Count     int
 }
 
-// Default is what the public plugin does without configuration, except the memory factor, which it fixes at 1.
+// Default is the public plugin's behaviour without configuration, except the memory factor, which it fixes at 1.
 func Default() Settings {
 	return Settings{
 		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores",
@@ -80,7 +82,7 @@ var (
 	profileName  = regexp.MustCompile(`^[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z.]+)*$`)
 )
 
-// Validate reports everything that is wrong, each with its field, value and what is allowed.
+// Validate reports all mistakes, each with its field, its value and the allowed values.
 func (s *Settings) Validate() error {
 	var errs []error
 	wrong := func(field string, value any, allowed string) {
@@ -212,7 +214,7 @@ func knownMode(m annotation.Mode) bool {
 	return m == annotation.ModeSoftware || m == annotation.ModeMIG
 }
 
-// Hides says whether a GPU is excluded from sharing.
+// Hides reports whether a GPU is excluded from sharing.
 func (s *Settings) Hides(uuid string, index int) bool {
 	return slices.Contains(s.HiddenUUIDs, uuid) || slices.Contains(s.HiddenIndexes, index)
 }

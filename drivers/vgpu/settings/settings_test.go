@@ -116,6 +116,28 @@ func TestApplyNodeConfig(t *testing.T) {
 	}
 }
 
+func TestApplyNodeConfigNamesEntriesForTheNodeUnderAnotherName(t *testing.T) {
+	for _, test := range []struct{ entries, node, want string }{
+		{`{"name": "node1", "devicesplitcount": 2}`, "node1.example.com", `nodeconfig[0] ("node1")`},
+		{`{"name": "other"}, {"name": "node1.example.com"}`, "node1", `nodeconfig[1] ("node1.example.com")`},
+		{`{"name": "NODE1"}`, "node1", `nodeconfig[0] ("NODE1")`},
+		{`{"name": "node1.a"}`, "node1.b", ""}, // another node
+		{`{"name": "node1"}, {"name": "node1.example.com"}`, "node1", ""},
+		{`{"name": "node2"}`, "node1", ""},
+	} {
+		s := Default()
+		if err := s.ApplyNodeConfig([]byte(`{"nodeconfig": [`+test.entries+`]}`), test.node); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.Misnamed, ", "); got != test.want {
+			t.Errorf("%s on %s: %q, want %q", test.entries, test.node, got, test.want)
+		}
+		if s.SplitCount != Default().SplitCount {
+			t.Errorf("%s on %s has an effect", test.entries, test.node)
+		}
+	}
+}
+
 func TestApplyNodeConfigRefuses(t *testing.T) {
 	for text, part := range map[string]string{
 		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                       "already",

@@ -8,9 +8,8 @@ import (
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // the API client's metrics
 	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
-	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
 	"gpufabric.io/drivers/scheduler/program"
 )
 
-func main() { os.Exit(cli.Run(app.NewSchedulerCommand(program.Plugins()...))) }
+func main() { os.Exit(cli.Run(program.Command())) }

@@ -1,4 +1,4 @@
-package decks
+package sharedgpus
 
 import (
 	"slices"
@@ -70,7 +70,6 @@ func TestSmallestSaysWhyThereIsNone(t *testing.T) {
 	}
 }
 
-//shows:vgpu-shares
 func TestAFactorThatTheKubeletCannotCountInIsRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		factor int

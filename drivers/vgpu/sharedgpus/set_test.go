@@ -1,4 +1,4 @@
-package decks
+package sharedgpus
 
 import (
 	"fmt"
@@ -24,14 +24,14 @@ func node(n int, memoryMiB uint64, mig *inventory.MIG) *inventory.Node {
 func TestLayGivesTheCountsOfAnL40SNode(t *testing.T) {
 	s := settings.Default()
 	s.MemoryFactor = 10
-	deck, err := Lay(node(8, 49140, nil), s, 0)
+	set, err := Compute(node(8, 49140, nil), s, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, m, c := len(deck.Number()), len(deck.Memory()), len(deck.Cores()); n != 80 || m != 39312 || c != 800 {
+	if n, m, c := len(set.Number()), len(set.Memory()), len(set.Cores()); n != 80 || m != 39312 || c != 800 {
 		t.Errorf("number %d, memory %d, cores %d; want 80, 39312, 800", n, m, c)
 	}
-	first := deck.Number()[79]
+	first := set.Number()[79]
 	if first.ID != "GPU-00000007-4e5f-6071-8293-a4b5c6d7e8f9-9" || first.NUMANodes[0] != 1 {
 		t.Errorf("the last slot is %+v", first)
 	}
@@ -39,7 +39,7 @@ func TestLayGivesTheCountsOfAnL40SNode(t *testing.T) {
 		t.Errorf("the slot's GPU is %q", got)
 	}
 	const want = "GPU-00000000-4e5f-6071-8293-a4b5c6d7e8f9,10,4914,NVIDIA-L40S,true,hami-core:"
-	if got := annotation.FormatGPUs(deck.Registered()[:1]); got != want {
+	if got := annotation.FormatGPUs(set.Registered()[:1]); got != want {
 		t.Errorf("registered as %s", got)
 	}
 }
@@ -51,12 +51,12 @@ func TestLayChoosesTheFactorByItselfAndKeepsTheClusters(t *testing.T) {
 		"a cluster with a larger one": {64, 64},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deck, err := Lay(node(8, 183359, nil), settings.Default(), test.inForce)
+			set, err := Compute(node(8, 183359, nil), settings.Default(), test.inForce)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if deck.Factor != test.want {
-				t.Errorf("factor %d, want %d", deck.Factor, test.want)
+			if set.Factor != test.want {
+				t.Errorf("factor %d, want %d", set.Factor, test.want)
 			}
 		})
 	}
@@ -66,11 +66,11 @@ func TestCoresAreThePercentThatTheScalingSays(t *testing.T) {
 	for scaling, want := range map[float64]int{0.29: 29, 0.57: 57, 1: 100, 1.15: 115, 0.001: 1} {
 		s := settings.Default()
 		s.CoreScaling = scaling
-		deck, err := Lay(node(1, 49140, nil), s, 0)
+		set, err := Compute(node(1, 49140, nil), s, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(deck.Cores()); got != want {
+		if got := len(set.Cores()); got != want {
 			t.Errorf("scaling %g: %d, want %d", scaling, got, want)
 		}
 	}
@@ -88,18 +88,18 @@ func TestLayRefusesMIGModeOnAGPUWithoutIt(t *testing.T) {
 		"a GPU that can":         {&inventory.MIG{Profiles: []inventory.Profile{{MaxInstances: 7}, {MaxInstances: 1}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deck, err := Lay(node(1, 40960, test.mig), s, 0)
+			set, err := Compute(node(1, 40960, test.mig), s, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if test.want == "" {
-				if len(deck.Cards) != 1 || deck.Cards[0].Slots != 7 {
-					t.Errorf("cards %+v, want one of 7 slots", deck.Cards)
+				if len(set.Cards) != 1 || set.Cards[0].Slots != 7 {
+					t.Errorf("cards %+v, want one of 7 slots", set.Cards)
 				}
 				return
 			}
-			if len(deck.Cards) != 0 || len(deck.Refused) != 1 || !strings.Contains(deck.Refused[0].Error(), test.want) {
-				t.Errorf("cards %v, refused %v; want none and %q", deck.Cards, deck.Refused, test.want)
+			if len(set.Cards) != 0 || len(set.Refused) != 1 || !strings.Contains(set.Refused[0].Error(), test.want) {
+				t.Errorf("cards %v, refused %v; want none and %q", set.Cards, set.Refused, test.want)
 			}
 		})
 	}
@@ -109,12 +109,12 @@ func TestLayLeavesHiddenGPUsOut(t *testing.T) {
 	s := settings.Default()
 	s.HiddenIndexes = []int{1}
 	s.HiddenUUIDs = []string{"GPU-00000002-4e5f-6071-8293-a4b5c6d7e8f9"}
-	deck, err := Lay(node(4, 1000, nil), s, 0)
+	set, err := Compute(node(4, 1000, nil), s, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(deck.Cards) != 2 || deck.ByUUID("GPU-00000003-4e5f-6071-8293-a4b5c6d7e8f9") == nil || deck.ByUUID(s.HiddenUUIDs[0]) != nil {
-		t.Errorf("cards %+v, want GPUs 0 and 3", deck.Cards)
+	if len(set.Cards) != 2 || set.ByUUID("GPU-00000003-4e5f-6071-8293-a4b5c6d7e8f9") == nil || set.ByUUID(s.HiddenUUIDs[0]) != nil {
+		t.Errorf("cards %+v, want GPUs 0 and 3", set.Cards)
 	}
 }
 
@@ -147,14 +147,36 @@ func TestWhatVolcanoCannotFollowIsReportedAndNotShared(t *testing.T) {
 			if test.other != "" {
 				s.GPUModes = map[string]annotation.Mode{n.GPUs[1].UUID: test.other}
 			}
-			deck, err := Lay(n, s, test.agreed)
+			set, err := Compute(n, s, test.agreed)
 			if err != nil {
 				t.Fatal(err)
 			}
-			said := fmt.Sprint(deck.Refused)
-			if len(deck.Cards) != test.shared || len(deck.Refused) != 2-test.shared || !strings.Contains(said, test.words) {
-				t.Errorf("%d GPUs are shared, refused %s; want %d and %q", len(deck.Cards), said, test.shared, test.words)
+			said := fmt.Sprint(set.Refused)
+			if len(set.Cards) != test.shared || len(set.Refused) != 2-test.shared || !strings.Contains(said, test.words) {
+				t.Errorf("%d GPUs are shared, refused %s; want %d and %q", len(set.Cards), said, test.shared, test.words)
 			}
 		})
+	}
+}
+
+func TestLayNamesConfigurationWithoutEffect(t *testing.T) {
+	const absent = "GPU-99999999-4e5f-6071-8293-a4b5c6d7e8f9"
+	n := node(2, 49140, nil)
+	s := settings.Default()
+	s.HiddenUUIDs, s.HiddenIndexes = []string{n.GPUs[0].UUID, absent}, []int{1, 7}
+	s.GPUModes = map[string]annotation.Mode{absent: annotation.ModeSoftware, n.GPUs[1].UUID: annotation.ModeSoftware}
+	set, err := Compute(n, s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(set.WithoutEffect, "\n")
+	for _, want := range []string{"filterdevices.uuid[1]: " + absent + " names no GPU", "filterdevices.index[1]: 7 names no GPU",
+		"gpumodes[" + absent + "] names no GPU", "gpumodes[" + n.GPUs[1].UUID + "] names a GPU that filterdevices"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in\n%s", want, got)
+		}
+	}
+	if len(set.WithoutEffect) != 4 {
+		t.Errorf("%d entries, want 4:\n%s", len(set.WithoutEffect), got)
 	}
 }

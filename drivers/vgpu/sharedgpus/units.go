@@ -1,4 +1,4 @@
-package decks
+package sharedgpus
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 // A node counts shared GPU memory, an extended resource, in units. A device plugin lists one ID per unit, and the kubelet reads at
 // most 4 MiB in one message. Eight GPUs of 192 GB counted in MiB would need a list of 97 MB with the IDs of the public plugin, and
 // the node would lose the resource ("received message larger than max"). So memory is counted in units of a factor of MiB.
-// Volcano's scheduler reads memory from the node's annotation and knows no factor, so every node of a cluster must use the same
+// Volcano's scheduler reads memory from the node's annotation without a factor, so every node of a cluster must use the same
 // one: see AgreeFactor.
 
 // MessageLimit is the most that the kubelet's device manager receives in one message, in bytes (gRPC's default).

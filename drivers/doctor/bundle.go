@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/node/host"
@@ -71,14 +72,18 @@ func write(name string, taken *snapshot.Snapshot, files []snapshot.File, h host.
 	return err
 }
 
-// load reads an archive.
-func load(name string) (*snapshot.Snapshot, error) {
+// load reads an archive, whose author may be a stranger.
+func (o *options) load(name string) (*snapshot.Snapshot, error) {
+	most, err := resource.ParseQuantity(o.fromMemory)
+	if err != nil || most.Sign() <= 0 {
+		return nil, fmt.Errorf("--from-memory %q: want a quantity above 0, such as 64Mi", o.fromMemory)
+	}
 	file, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("read the archive: %w", err)
 	}
 	defer func() { _ = file.Close() }() // only read
-	taken, err := snapshot.Load(file)
+	taken, err := snapshot.Load(file, most.Value())
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}

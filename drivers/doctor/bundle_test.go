@@ -27,7 +27,7 @@ import (
 // canary is placed wherever a tenant may keep a secret. None may be in a bundle.
 const canary = "canary-5c1e"
 
-// kubelets answers what an API server asks a kubelet: the logs of pods. Everything else goes to the server.
+// kubelets answers an API server's calls to a kubelet: the logs of pods. Everything else goes to the server.
 type kubelets struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -119,8 +119,6 @@ func put(t *testing.T, c kubernetes.Interface) {
 			Name: "plain"}}, metav1.CreateOptions{}))
 }
 
-//attack:bundle-secrets An administrator's bundle for a support case carries what a tenant keeps secret in objects that the doctor reads
-//shows:doctor
 func TestABundleHasOurLogsAndNothingThatATenantKeepsSecret(t *testing.T) {
 	config := apiservertest.Start(t)
 	c, err := kubernetes.NewForConfig(config)
@@ -131,7 +129,7 @@ func TestABundleHasOurLogsAndNothingThatATenantKeepsSecret(t *testing.T) {
 	seen := rest.CopyConfig(config)
 	seen.Wrap(func(next http.RoundTripper) http.RoundTripper { return kubelets{next} })
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
-	// When the tenant's namespace is asked for, the most is read.
+	// A bundle of the tenant's namespace reads the most.
 	out, status, err := run(t, seen, "bundle", "--file", file, "--namespace", "tenant", "--request-timeout=2m", "--timeout=5m")
 	if status != 0 {
 		t.Fatalf("bundle: %d %v\n%s", status, err, out)

@@ -47,6 +47,7 @@ type options struct {
 	kubeconfig, context string
 	namespace, system   string
 	output, from        string
+	fromMemory          string
 	timeout, total      time.Duration
 }
 
@@ -75,6 +76,7 @@ func Command(h host.Host) *cobra.Command {
 	flags.DurationVar(&o.total, "timeout", time.Minute, "bound on all of it")
 	command.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
 	command.Flags().StringVar(&o.from, "from", "", "read an archive of gpufabric doctor bundle instead of a cluster")
+	command.Flags().StringVar(&o.fromMemory, "from-memory", "64Mi", "with --from: how much memory the archive's objects may take")
 	command.AddCommand(o.preflightCommand(h), o.bundleCommand(h), machine.Command(h))
 	return command
 }
@@ -84,9 +86,9 @@ func (o *options) subject(args []string) (diagnosis.Subject, error) {
 	if len(args) == 0 {
 		return diagnosis.Subject{Kind: diagnosis.Install}, nil
 	}
-	s := diagnosis.Subject{Kind: diagnosis.Kind(args[0])}
+	s := diagnosis.Subject{Kind: diagnosis.SubjectKind(args[0])}
 	switch {
-	case !slices.Contains(diagnosis.Kinds(), s.Kind):
+	case !slices.Contains(diagnosis.SubjectKinds(), s.Kind):
 		return s, fmt.Errorf("%q cannot be examined: pod, claim, node, domain, pool and install can", args[0])
 	case s.Kind == diagnosis.Install && len(args) > 1:
 		return s, fmt.Errorf("install takes no name, not %q", args[1:])
@@ -148,7 +150,7 @@ func (o *options) run(ctx context.Context, h host.Host, args []string) error {
 	return nil
 }
 
-// hides says whether something that was not read may hide a cause. A kind that the server does not serve hides none.
+// hides reports whether something that was not read may hide a cause. A kind that the server does not serve hides none.
 func hides(unread []snapshot.Unread) bool {
 	return slices.ContainsFunc(unread, func(u snapshot.Unread) bool { return u.Why != snapshot.Absent })
 }
@@ -159,7 +161,7 @@ func (o *options) take(ctx context.Context, h host.Host, subject *diagnosis.Subj
 		if subject.Namespace == "" && namespaced(subject.Kind) {
 			subject.Namespace = metav1.NamespaceDefault
 		}
-		return load(o.from)
+		return o.load(o.from)
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.total)
 	defer cancel()
@@ -188,8 +190,8 @@ func silent(err error) error {
 	return err
 }
 
-func namespaced(k diagnosis.Kind) bool {
-	return slices.Contains([]diagnosis.Kind{diagnosis.Pod, diagnosis.Claim, diagnosis.Domain}, k)
+func namespaced(k diagnosis.SubjectKind) bool {
+	return slices.Contains([]diagnosis.SubjectKind{diagnosis.Pod, diagnosis.Claim, diagnosis.Domain}, k)
 }
 
 // reach finds the API server, and the default namespace.

@@ -67,7 +67,6 @@ func run(t *testing.T, config *rest.Config, args ...string) (string, int, error)
 	return out.String(), 0, nil
 }
 
-//shows:doctor
 func TestHostileWordsDoNotReachTheTerminal(t *testing.T) {
 	path := archive(t, func(s *snapshot.Snapshot) {
 		s.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"},
@@ -89,7 +88,6 @@ func TestHostileWordsDoNotReachTheTerminal(t *testing.T) {
 	}
 }
 
-//shows:doctor
 func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 	well := archive(t, func(s *snapshot.Snapshot) {
 		s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "gpufabric-system", Name: "gpufabric-gpu-plugin",
@@ -144,7 +142,6 @@ func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 	}
 }
 
-//shows:doctor
 func TestTheCommandsOnARealServer(t *testing.T) {
 	config := apiservertest.Start(t)
 	out, status, err := run(t, config, "preflight", "--request-timeout=1m")

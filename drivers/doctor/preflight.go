@@ -45,7 +45,8 @@ func (o *options) preflightCommand(h host.Host) *cobra.Command {
 	command.Flags().StringVarP(&f.values, "values", "f", "", "values of the chart, as for helm install")
 	command.Flags().StringVarP(&f.output, "output", "o", "text", "text or json")
 	command.Flags().BoolVar(&f.print, "print-jobs", false, "print the Jobs that look at the nodes, and make no check")
-	command.Flags().StringVar(&f.image, "image", "", "image of the Jobs' pods; empty: the values' image.repository and image.tag")
+	command.Flags().StringVar(&f.image, "image", "",
+		"image of the Jobs' pods; empty: the values' image.repository and image.digest or image.tag")
 	return command
 }
 

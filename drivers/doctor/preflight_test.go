@@ -76,7 +76,6 @@ func finish(t *testing.T, c kubernetes.Interface, job *batchv1.Job, facts prefli
 	}
 }
 
-//shows:doctor-preflight
 func TestWhatTheJobsSawOnTheirNodesIsInThePreflight(t *testing.T) {
 	config := apiservertest.Start(t)
 	c, err := kubernetes.NewForConfig(config)

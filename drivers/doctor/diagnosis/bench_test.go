@@ -51,7 +51,7 @@ func BenchmarkDoctor(b *testing.B) {
 	}
 }
 
-// rack puts a healthy cluster of so many nodes into the API server.
+// rack puts a healthy cluster of this many nodes into the API server.
 func (g *ground) rack(nodes int) {
 	g.t.Helper()
 	g.furnish(int32(nodes)) //nolint:gosec // a thousand

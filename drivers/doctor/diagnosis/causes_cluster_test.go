@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"gpufabric.io/drivers/doctor/diagnosis"
 	"gpufabric.io/drivers/gpu/devices"
@@ -20,9 +21,12 @@ import (
 // controller's Event.
 func refusedByServer(g *ground, p *corev1.Pod, set string) {
 	g.t.Helper()
-	err := g.client.Create(g.t.Context(), p)
-	if err == nil {
-		g.t.Fatal("the API server took the pod")
+	// The API server's admission sees a quota when its watch has it.
+	var err error
+	for deadline := time.Now().Add(5 * time.Minute); err == nil; time.Sleep(20 * time.Millisecond) {
+		if err = g.client.Create(g.t.Context(), p.DeepCopy(), client.DryRunAll); err == nil && time.Now().After(deadline) {
+			g.t.Fatal("the API server takes the pod")
+		}
 	}
 	g.put(event("DaemonSet", p.Namespace, set, "", "daemonset-controller", "FailedCreate", "Error creating: "+err.Error()))
 	change(g, system, set, func(d *appsv1.DaemonSet) {
@@ -110,7 +114,7 @@ func installCauses() []cause {
 		}},
 		{"install", "another driver runs, and a kubelet is too old", install(), "KubeletTooOld", []string{"OtherDriver"}, func(g *ground) {
 			g.put(foreign("k8s-dra-driver-gpu"))
-			change(g, "", "n1", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.34.0" })
+			change(g, "", "n1", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.33.9" })
 		}},
 	}
 }
@@ -292,6 +296,18 @@ func gpuCauses() []cause {
 			p := pod("p", "n1", "c")
 			waitingContainer(p, "CreateContainerError", "CDI device injection failed: unresolvable CDI devices gpu.nvidia.com/claim=x")
 			g.put(allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n1"), "gpu-0"), p)
+		}},
+		{part, "a secondary network has no address left", ofPod("p"), "SecondaryNetworkExhausted", nil, func(g *ground) {
+			p := pod("p", "n1", "c")
+			g.put(allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n1"), "gpu-0"), p)
+			g.put(event("Pod", tenant, "p", p.UID, "kubelet", "FailedCreatePodSandBox", "Failed to create pod sandbox: plugin type=\"multus\" "+
+				"failed (add): Could not allocate IP in range: ip: 10.56.0.1 / - 10.56.0.6 / range: 10.56.0.0/29 / excludeRanges: []"))
+		}},
+		{part, "the IPPool of a secondary network has no address left", ofPod("p"), "SecondaryNetworkExhausted", nil, func(g *ground) {
+			p := pod("p", "n1", "c")
+			g.put(allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n1"), "gpu-0"), p)
+			g.put(event("Pod", tenant, "p", p.UID, "kubelet", "FailedCreatePodSandBox", "Failed to create pod sandbox: plugin type=\"nv-ipam\" "+
+				"failed (add): rpc error: code = ResourceExhausted desc = no free addresses in the pool \"rail-1\", poolType \"ippool\""))
 		}},
 		{part, "the kubelet does not know the driver", ofPod("p"), "PluginNotRunning", []string{"PluginNotRegistered"}, func(g *ground) {
 			g.remove(&corev1.Pod{}, system, "gpufabric-gpu-plugin-n1")

@@ -1,6 +1,8 @@
 package diagnosis_test
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -79,6 +81,13 @@ func shareCauses() []cause {
 			})
 		}},
 		layout("InvalidSpec"), layout("NoNodes"), layout("Failed"),
+		{part, "a MIG device is asked for, and a GPU is being cut for it", ofPod("p"), "GPUBeingCut", []string{"NoSuchForm"}, func(g *ground) {
+			beingCut(g, time.Now().Add(-4*time.Second))
+			mig(g)
+		}},
+		{part, "the cut of a GPU by demand does not end", install(), "GPUBeingCut", nil, func(g *ground) {
+			beingCut(g, time.Now().Add(-10*time.Minute))
+		}},
 		refused("PlacementOccupied"), refused("GPUPartitioned"), refused("MPSNotStarted"), refused("InvalidConfig"),
 		{part, "a MIG form is refused, and the layout selects no node", install(), "FormNotOnGPU", []string{"NoNodes"}, func(g *ground) {
 			change(g, "", "n1", func(n *corev1.Node) {
@@ -87,6 +96,18 @@ func shareCauses() []cause {
 			layout("NoNodes").inject(g)
 		}},
 	}
+}
+
+// beingCut makes the layout by demand of a node, whose GPU is being cut since then.
+func beingCut(g *ground, since time.Time) {
+	l := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "auto-n1", Labels: map[string]string{v1alpha1.MIGByDemandLabel: "uid"}}}
+	l.Spec.GPUs = []v1alpha1.MIGLayoutGPU{{UUID: "GPU-1"}}
+	l.Status.Nodes = []v1alpha1.MIGLayoutNode{{Name: "n1", State: v1alpha1.MIGLayoutApplied}}
+	if err := l.SetCuts([]v1alpha1.MIGCut{{UUID: "GPU-1", Device: "gpu-0", Since: since, Instances: []v1alpha1.MIGLayoutInstance{
+		{Profile: "1g.5gb"}}, Reason: "cut for 1g.5gb: 1 wait, 0 are free"}}); err != nil {
+		g.t.Fatal(err)
+	}
+	g.put(l)
 }
 
 func migLayout() v1alpha1.MIGLayoutSpec {
@@ -263,8 +284,8 @@ func rdmaCauses() []cause {
 		nic("a firmware differs", "NICFirmwareDiffers", func(d *resourceapi.Device) { d.Attributes[rdma.AttrFirmware] = text("28.39.1002") }),
 		nic("a node has neither peermem nor dma-buf", "NoGPUDirect",
 			func(d *resourceapi.Device) { d.Attributes[rdma.AttrGPUDirect] = text("none") }),
-		pool("NoMatchingDevices", false), pool("DevicesDown", false), pool("InvalidSpec", false), pool("ExclusiveMode", false),
-		pool("ClaimedByOthers", true),
+		pool("NoMatchingDevices", false), pool("DevicesDown", false), pool("NoUnits", false), pool("InvalidSpec", false),
+		pool("ExclusiveMode", false), pool("ClaimedByOthers", true),
 		{part, "a port of a pool is down", diagnosis.Subject{Kind: diagnosis.Pool, Name: "rail"}, rdma.TaintPortDown, []string{"DevicesDown"},
 			func(g *ground) {
 				g.remove(&resourceapi.ResourceSlice{}, "", "n1-rdma")

@@ -35,16 +35,11 @@ func ofPod(name string) diagnosis.Subject {
 
 // causes are all injected causes, by part.
 func causes() []cause {
-	return slices.Concat(installCauses(), schedulingCauses(), gpuCauses(), shareCauses(), domainCauses(), rdmaCauses())
+	return slices.Concat(installCauses(), schedulingCauses(), gpuCauses(), shareCauses(), domainCauses(), rdmaCauses(), effectCauses())
 }
 
 // TestTheFirstCauseIsFound injects each cause into a healthy cluster on a real API server, one after the other. With GPUFABRIC_UPDATE=1 it
-// writes the table of docs/doctor.md.
-//
-//shows:doctor
-//attack:forged-event A tenant's Event has the doctor say that a node or another's domain is broken, in the tenant's words
-//attack:forged-labels A tenant's pods and DaemonSets with gpufabric's labels are reported as gpufabric's, in the tenant's words
-//attack:masking-labels A tenant's pod with gpufabric's labels hides from the doctor that a node's plugin does not run
+// writes the table of docs/reports/causes.md.
 func TestTheFirstCauseIsFound(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()
@@ -115,9 +110,9 @@ func codes(all []diagnosis.Found) []string {
 	return out
 }
 
-// TestTheTableOfCausesIsThatOfTheTest compares docs/doctor.md with the causes.
+// TestTheTableOfCausesIsThatOfTheTest compares docs/reports/causes.md with the causes.
 func TestTheTableOfCausesIsThatOfTheTest(t *testing.T) {
-	path := filepath.Join("..", "..", "..", "docs", "doctor.md")
+	path := filepath.Join("..", "..", "..", "docs", "reports", "causes.md")
 	page, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +130,7 @@ func TestTheTableOfCausesIsThatOfTheTest(t *testing.T) {
 		for _, code := range c.also {
 			also = append(also, fmt.Sprintf("`%s`", code))
 		}
-		fmt.Fprintf(&table, "| %s | %s | [`%s`](troubleshooting.md#%s) | %s |\n", c.part, c.name, c.code, findings.Anchor(c.code),
+		fmt.Fprintf(&table, "| %s | %s | [`%s`](../troubleshooting.md#%s) | %s |\n", c.part, c.name, c.code, findings.Anchor(c.code),
 			strings.Join(also, ", "))
 	}
 	want := before + begin + table.String() + end + after

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// needed is the Kubernetes version that has everything that gpufabric publishes (the chart's kubeVersion).
-	needed = "1.36.0"
+	// needed is the oldest Kubernetes version that serves resource.k8s.io/v1 by default (the chart's kubeVersion).
+	needed = "1.34.0"
 	// maxSkew is how far a node's clock may differ from the API server's. Service accounts' tokens have no tolerance for a clock that
 	// is ahead, and a kubelet renews its lease every 10 s.
 	maxSkew = 30 * time.Second
@@ -42,7 +42,7 @@ func (e *examination) server() {
 	}
 }
 
-// tooOld says whether a version is known and older than needed. A version that cannot be parsed does not count.
+// tooOld reports whether a version is known and older than needed. A version that cannot be parsed does not count.
 func tooOld(text string) bool {
 	v, err := version.ParseGeneric(text)
 	return err == nil && v.LessThan(version.MustParseGeneric(needed))

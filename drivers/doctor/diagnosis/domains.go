@@ -30,7 +30,7 @@ func (e *examination) domain(d *v1beta1.ComputeDomain) {
 		}
 		if c.Type == v1beta1.ConditionDegraded && c.Status == metav1.ConditionTrue &&
 			!meta.IsStatusConditionPresentAndEqual(d.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse) {
-			e.find(c.Reason, object, "the domain's condition Degraded", "%s", c.Message) // one that is not Ready says why itself
+			e.find(c.Reason, object, "the domain's condition Degraded", "%s", c.Message) // one that is not Ready reports why itself
 			waits = true
 		}
 	}
@@ -156,7 +156,7 @@ func several(cliques map[string]int) string {
 	return fmt.Sprintf(" (of %d cliques: %s)", len(cliques), strings.Join(slices.Sorted(maps.Keys(cliques))[:min(3, len(cliques))], ", "))
 }
 
-// claims says whether a pod claims a channel of a domain.
+// claims reports whether a pod claims a channel of a domain.
 func (e *examination) claims(p *corev1.Pod, d *v1beta1.ComputeDomain) bool {
 	return slices.ContainsFunc(p.Spec.ResourceClaims, func(r corev1.PodResourceClaim) bool {
 		return r.ResourceClaimTemplateName != nil && *r.ResourceClaimTemplateName == d.Spec.Channel.ResourceClaimTemplate.Name

@@ -57,6 +57,9 @@ func Diagnose(s *snapshot.Snapshot, subject Subject) (*Report, error) {
 		return nil, err
 	}
 	report := &Report{Subject: subject, Behind: []Found{}, Lacking: s.Unread, Release: s.Release, Server: s.Server}
+	if subject.Kind == Pod || subject.Kind == Claim {
+		byEffect(e.found)
+	}
 	if all := order(e.found); len(all) > 0 {
 		report.First, report.Behind = &all[0], all[1:]
 	}
@@ -114,7 +117,7 @@ func (e *examination) examine(subject Subject) error {
 		}
 		return e.missing(subject, "rdmapools.gpufabric.io", poolNames(e.Snapshot))
 	}
-	return fmt.Errorf("%q cannot be examined: %v can", subject.Kind, Kinds())
+	return fmt.Errorf("%q cannot be examined: %v can", subject.Kind, SubjectKinds())
 }
 
 // find records a finding. object is in the form "node n1"; from is its source.

@@ -182,7 +182,7 @@ func (g *ground) healthy() {
 	g.undo = nil
 }
 
-// furnish makes what the chart installs for so many nodes, and the namespaces.
+// furnish makes what the chart installs for this many nodes, and the namespaces.
 func (g *ground) furnish(nodes int32) {
 	g.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
 	g.put(classes()...)

@@ -51,7 +51,7 @@ func (e *examination) install() {
 			ours = append(ours, d)
 		}
 	})
-	e.rivals()
+	e.rivals(ours)
 	if len(ours) == 0 {
 		if e.Reads("daemonsets.apps") {
 			e.find("NotInstalled", "cluster", "DaemonSets of all namespaces", "no node plugin of gpufabric is installed")
@@ -62,21 +62,43 @@ func (e *examination) install() {
 	e.deployments()
 	for _, d := range ours {
 		e.daemonSet(d)
+		if d.Labels[labelComponent] == "gpu-plugin" {
+			e.gpuValues(d)
+		}
 	}
+	e.extendedResources()
 }
 
-// rivals looks for other programs that offer the same devices.
-func (e *examination) rivals() {
-	index(e.DaemonSets, func(d *appsv1.DaemonSet) {
-		object := "daemonset " + d.Namespace + "/" + d.Name
-		switch rivals.Of(d) {
-		case rivals.Driver:
-			e.find("OtherDriver", object, "its name and images", "%s is another DRA driver of NVIDIA's devices", object)
-		case rivals.DevicePlugin:
-			e.find("OtherDevicePlugin", object, "its name and images", "%s hands devices out by the device plugin API", object)
-		case rivals.None:
+// rivals looks for other programs that offer the same devices, and for other owners of our CustomResourceDefinitions.
+func (e *examination) rivals(ours []*appsv1.DaemonSet) {
+	in := rivals.Cluster{DaemonSets: e.DaemonSets, Nodes: e.Nodes, Slices: e.Slices, CRDs: e.CRDs}
+	gpus := false
+	for _, d := range ours {
+		in.Selector = d.Spec.Template.Spec.NodeSelector
+		gpus = gpus || d.Labels[labelComponent] == "gpu-plugin"
+		for _, c := range d.Spec.Template.Spec.Containers {
+			in.OwnDevicePlugin = in.OwnDevicePlugin || slices.ContainsFunc(c.Args, func(a string) bool {
+				return strings.HasPrefix(a, "--device-plugin=") && a != "--device-plugin="
+			})
 		}
-	})
+	}
+	for _, r := range rivals.Find(in) {
+		switch r.Category {
+		case rivals.Driver:
+			e.find("OtherDriver", r.Object, r.Evidence, "%s %s", r.Object, r.Says)
+		case rivals.DevicePlugin:
+			// A node's GPUs are another's as long as gpufabric serves none.
+			if !strings.HasPrefix(r.Object, "node ") || gpus {
+				e.find("OtherDevicePlugin", r.Object, r.Evidence, "%s %s", r.Object, r.Says)
+			}
+		case rivals.Definition:
+			// One without an owner may be ours, applied by hand (crds.install: false).
+			if len(ours) > 0 && r.Owner != "" {
+				e.find("CRDNotOurs", r.Object, r.Evidence, "%s %s", r.Object, r.Says)
+			}
+		case rivals.None, rivals.SharesRDMA:
+		}
+	}
 }
 
 // definitions checks the CRDs.
@@ -102,7 +124,11 @@ func (e *examination) deployments() {
 	code := map[string]string{"controller": "ControllerNotReady", "webhook": "WebhookNotReady", "scheduler": "SchedulerMissing"}
 	index(e.Deployments, func(d *appsv1.Deployment) {
 		component := d.Labels[labelComponent]
-		if d.Labels[labelPartOf] != ownName || code[component] == "" || d.Status.AvailableReplicas > 0 {
+		if d.Labels[labelPartOf] != ownName || code[component] == "" {
+			return
+		}
+		e.ownerKinds(d)
+		if d.Status.AvailableReplicas > 0 {
 			return
 		}
 		object := "deployment " + d.Namespace + "/" + d.Name

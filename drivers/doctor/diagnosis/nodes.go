@@ -104,7 +104,7 @@ func (e *examination) plugins(n *corev1.Node) {
 	})
 }
 
-// shouldRun says whether a DaemonSet's pods belong on a node. A node that is not ready is itself the finding.
+// shouldRun reports whether a DaemonSet's pods belong on a node. A node that is not ready is itself the finding.
 func (e *examination) shouldRun(d *appsv1.DaemonSet, n *corev1.Node) bool {
 	for key, value := range d.Spec.Template.Spec.NodeSelector {
 		if n.Labels[key] != value {
@@ -133,7 +133,7 @@ func podReady(p *corev1.Pod) bool {
 	})
 }
 
-// publishes says whether a node publishes our devices.
+// publishes reports whether a node publishes our devices.
 func (e *examination) publishes(node string) bool {
 	for driver := range components() {
 		if len(e.devices().pools(driver, node)) > 0 {
@@ -170,18 +170,26 @@ func (e *examination) published(node string) {
 	}
 }
 
-// shouldPublish says whether a running plugin publishes anything on a node: without hardware it publishes no GPUs.
+// shouldPublish reports whether a running plugin publishes anything on a node: without hardware it publishes no GPUs.
 func (e *examination) shouldPublish(driver, node string) bool {
 	if driver == rdma.Driver {
-		return !slices.ContainsFunc(e.DaemonSets, func(d appsv1.DaemonSet) bool {
-			return d.Labels[labelComponent] == "rdma-plugin" && slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
-				return slices.Contains(c.Args, "--dra=false")
-			})
-		})
+		return !e.hasArgument("rdma-plugin", "--dra=false")
 	}
 	n := e.nodes[node]
+	if driver == computedomain.Driver && e.hasArgument("compute-domain-plugin", "--fabric-only") && e.clique(node) == "" {
+		return false
+	}
 	return n != nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == plugin.DriverCondition && c.Status == corev1.ConditionTrue
+	})
+}
+
+// hasArgument reports whether a container of a component's DaemonSet has an argument.
+func (e *examination) hasArgument(component, argument string) bool {
+	return slices.ContainsFunc(e.DaemonSets, func(d appsv1.DaemonSet) bool {
+		return d.Labels[labelComponent] == component && slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+			return slices.Contains(c.Args, argument)
+		})
 	})
 }
 
@@ -207,8 +215,8 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 		"device %s of node %s has the taint %s%s:%s", device, node, t.Key, says, t.Effect)
 }
 
-// nodeEvents reads our roles' Events on the node as a whole. It skips Events that repeat a condition or a taint, since nobody
-// removes an Event when the problem is gone.
+// nodeEvents reads our roles' Events on the node as a whole. It skips Events that repeat a condition or a taint, since Events stay when the
+// problem is gone.
 func (e *examination) nodeEvents(n *corev1.Node) {
 	e.eventsOf("Node", &n.ObjectMeta, func(v *corev1.Event) {
 		if v.Type != corev1.EventTypeWarning || e.age(v) > nodeWords {
@@ -235,7 +243,7 @@ func (e *examination) eventsOf(kind string, object *metav1.ObjectMeta, each func
 		})
 	}
 	for _, v := range e.events[about{kind, object.Namespace, object.Name}] {
-		// The kubelet writes the node's name in the place of the node's UID.
+		// The kubelet writes the node's name instead of the node's UID.
 		if kind == "Node" || object.UID != "" && v.InvolvedObject.UID == object.UID {
 			each(v)
 		}

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// keeps says why a pod cannot go to a node: the code of the finding and a message. With an empty code the pod may go there. It
+// keeps reports why a pod cannot go to a node: the code of the finding and a message. With an empty code the pod may go there. It
 // checks what the scheduler checks before devices: the node's state, its taints, the pod's selector and required affinity. A nil
 // pod stands for a claim without a pod, and may go anywhere.
 func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
@@ -29,7 +29,7 @@ func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 	return "", ""
 }
 
-// excludes says by what a pod's own spec excludes a node; empty: it does not.
+// excludes returns the part of a pod's own spec that excludes a node; empty: none.
 func excludes(p *corev1.Pod, n *corev1.Node) string {
 	if p == nil {
 		return ""
@@ -68,7 +68,7 @@ func tolerates(o corev1.Toleration, t corev1.Taint) bool {
 	return o.Operator == corev1.TolerationOpExists || o.Key != "" && o.Value == t.Value
 }
 
-// selects says whether a term selects a node. An empty term selects none.
+// selects reports whether a term selects a node. An empty term selects none.
 func selects(term corev1.NodeSelectorTerm, n *corev1.Node) bool {
 	if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
 		return false

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/doctor/findings"
 )
 
-// fabricPod says whether a pod requests devices.
+// fabricPod reports whether a pod requests devices.
 func (e *examination) fabricPod(p *corev1.Pod) bool {
 	if len(p.Spec.ResourceClaims) > 0 {
 		return true
@@ -68,8 +68,12 @@ func (e *examination) waiting(p *corev1.Pod) {
 	e.runtime(p, object)
 	e.eventsOf("Pod", &p.ObjectMeta, func(v *corev1.Event) {
 		switch v.Reason {
-		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive", "SharesRefused":
+		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive", "SharesRefused", "ShareNotLimited":
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
+		case "FailedCreatePodSandBox":
+			if exhausted(v.Message) {
+				e.find("SecondaryNetworkExhausted", object, "Event "+v.Reason+" of the pod", "%s", v.Message)
+			}
 		case "FailedPrepareDynamicResources":
 			if strings.Contains(v.Message, "not registered") || strings.Contains(v.Message, "DRA driver") && strings.Contains(v.Message,
 				"not found") {
@@ -77,6 +81,12 @@ func (e *examination) waiting(p *corev1.Pod) {
 			}
 		}
 	})
+}
+
+// exhausted reports whether a sandbox was not made because a secondary network has no address left, by the words of whereabouts
+// (pkg/allocate: AssignmentError) and of nvidia-k8s-ipam (pkg/ipam-node/handlers: specificError).
+func exhausted(message string) bool {
+	return strings.Contains(message, "Could not allocate IP in range") || strings.Contains(message, "no free addresses in the pool")
 }
 
 // unregistered finds out which plugin the kubelet does not know, and checks its pod.

@@ -18,8 +18,9 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 	for _, c := range p.Status.Conditions {
 		from := "the pool's condition " + c.Type
 		switch {
-		case c.Type == v1alpha1.RDMAPoolConflicting && c.Status == metav1.ConditionTrue, c.Type == v1alpha1.RDMAPoolReady &&
-			c.Status == metav1.ConditionFalse,
+		case c.Type == v1alpha1.RDMAPoolExhausted && c.Status == metav1.ConditionTrue,
+			c.Type == v1alpha1.RDMAPoolConflicting && c.Status == metav1.ConditionTrue, c.Type == v1alpha1.RDMAPoolReady &&
+				c.Status == metav1.ConditionFalse,
 			c.Reason == "SomeDevicesDown":
 			e.note(c.Reason, poolRank(c.Reason), object, from, "%s", c.Message)
 		}
@@ -27,6 +28,7 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 	if len(p.Status.Conditions) == 0 {
 		e.find("ControllerNotReady", object, "the pool's status", "the controller has not looked at RDMAPool %s yet", p.Name)
 	}
+	e.unmatched(p)
 	for _, n := range p.Status.Nodes {
 		if node := e.nodes[n.Name]; node != nil && (n.Devices == 0 || n.HealthyDevices < n.Devices) {
 			e.machine(node)
@@ -51,6 +53,7 @@ func poolRank(reason string) float64 {
 // layouts checks MIGLayouts and VGPUProfiles.
 func (e *examination) layouts() {
 	index(e.MIGLayouts, func(l *v1alpha1.MIGLayout) { e.ready("miglayout "+l.Name, l.Status.Conditions) })
+	e.cuts("MIG layouts by demand", cutLasts)
 	index(e.VGPUProfiles, func(p *v1alpha1.VGPUProfile) { e.ready("vgpuprofile "+p.Name, p.Status.Conditions) })
 }
 

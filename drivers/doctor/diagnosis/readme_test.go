@@ -22,8 +22,6 @@ import (
 
 // TestTheAnswerInTheREADMEIsTheProgramsOwn runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
 // third are held, and a pod waits. With GPUFABRIC_UPDATE=1 it writes the answer into README.md.
-//
-//shows:doctor
 func TestTheAnswerInTheREADMEIsTheProgramsOwn(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()

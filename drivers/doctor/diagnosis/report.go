@@ -11,27 +11,27 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// Kind is a kind of subject.
-type Kind string
+// SubjectKind is a kind of subject.
+type SubjectKind string
 
 // The kinds.
 const (
-	Install Kind = "install"
-	Pod     Kind = "pod"
-	Claim   Kind = "claim"
-	Node    Kind = "node"
-	Domain  Kind = "domain"
-	Pool    Kind = "pool"
+	Install SubjectKind = "install"
+	Pod     SubjectKind = "pod"
+	Claim   SubjectKind = "claim"
+	Node    SubjectKind = "node"
+	Domain  SubjectKind = "domain"
+	Pool    SubjectKind = "pool"
 )
 
-// Kinds are all kinds, as a person types them.
-func Kinds() []Kind { return []Kind{Pod, Claim, Node, Domain, Pool, Install} }
+// SubjectKinds are all kinds, as a person types them.
+func SubjectKinds() []SubjectKind { return []SubjectKind{Pod, Claim, Node, Domain, Pool, Install} }
 
 // Subject is what the user asks about.
 type Subject struct {
-	Kind      Kind   `json:"kind"`
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
+	Kind      SubjectKind `json:"kind"`
+	Namespace string      `json:"namespace,omitempty"`
+	Name      string      `json:"name,omitempty"`
 }
 
 // String is kind, namespace and name.
@@ -107,6 +107,16 @@ func (e *NotFoundError) Error() string {
 		text += "; there is " + strings.Join(e.Near, ", ")
 	}
 	return text
+}
+
+// byEffect puts what a pod runs in spite of behind what keeps it from running.
+func byEffect(all []Found) {
+	const behindAll = 100 // more than there are stages
+	for i := range all {
+		if findings.Bearable(all[i].Code) {
+			all[i].rank += behindAll
+		}
+	}
 }
 
 // order sorts by the chain, puts findings of one code together and returns them.

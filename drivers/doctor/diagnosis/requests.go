@@ -15,7 +15,7 @@ import (
 
 // want is a request of a claim, or of a container for an extended resource.
 type want struct {
-	object    string // on which a finding stands: "claim ns/c"
+	object    string // the object of a finding: "claim ns/c"
 	name      string // of the request
 	class     string
 	selectors []resourceapi.DeviceSelector
@@ -48,9 +48,11 @@ func wants(c *resourceapi.ResourceClaimSpec, object, holder string) []want {
 // tally counts the devices that match a want, by what keeps the pod from them.
 type tally struct {
 	matched     int
+	counting    int // matched, and consume counters
 	ofDriver    int
 	byClass     int
 	failed      string // why a selector failed
+	near        near
 	unknown     string // the part of a selector that cannot be judged
 	tainted     map[string][]taintedDevice
 	nodes       map[string][]string // by code: node and reason
@@ -69,8 +71,8 @@ type taintedDevice struct {
 	driver, node, device string
 }
 
-// wanted leaves out the devices of nodes that the pod excludes, unless it excludes them all: whoever asks for a node's devices waits for
-// those, and not for the other nodes'.
+// wanted leaves out the devices of nodes that the pod excludes, unless it excludes them all: a request for one node's devices waits for
+// those, not for other nodes'.
 func (t *tally) wanted() (matched int, most map[string]int) {
 	matched, most = t.matched, maps.Clone(t.most)
 	for node, n := range t.excluded {
@@ -81,6 +83,35 @@ func (t *tally) wanted() (matched int, most map[string]int) {
 		return t.matched, t.most
 	}
 	return matched, most
+}
+
+// near is the device of a class that misses least of a request's own selectors.
+type near struct {
+	misses []string
+	known  bool
+}
+
+// offer takes a device that is nearer. Of two that miss equally many parts the first stays: devices of one kind differ little.
+func (n *near) offer(selectors []selector.Selector, driver string, d *resourceapi.Device) {
+	var misses []string
+	for _, s := range selectors {
+		of, ok := s.Misses(driver, d)
+		if !ok {
+			return
+		}
+		misses = append(misses, of...)
+	}
+	if !n.known || len(misses) < len(n.misses) {
+		n.misses, n.known = misses, true
+	}
+}
+
+// String is the end of a sentence; empty: no device's misses are known.
+func (n *near) String() string {
+	if !n.known {
+		return ""
+	}
+	return "; the nearest: " + strings.Join(n.misses, "; ")
 }
 
 // counted caches count for pods and claims with equal requests: 10,000 waiting pods mostly belong to a few jobs.
@@ -135,6 +166,7 @@ func (e *examination) count(w want, p *corev1.Pod) tally {
 				t.allowedByClass += here
 				switch verdict, why := judge(ownSelectors, driver, d); verdict {
 				case selector.No:
+					t.near.offer(ownSelectors, driver, d)
 					continue
 				case selector.Failed:
 					t.failed = fmt.Sprintf("request %s on device %s of node %s: %s", w.name, d.Name, pool.node, why)
@@ -149,7 +181,7 @@ func (e *examination) count(w want, p *corev1.Pod) tally {
 	return t
 }
 
-// mentions says whether a class's selectors name a driver.
+// mentions reports whether a class's selectors name a driver.
 func mentions(all []resourceapi.DeviceSelector, driver string) bool {
 	return slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
@@ -159,6 +191,9 @@ func mentions(all []resourceapi.DeviceSelector, driver string) bool {
 // file counts a matching device in the right group.
 func (e *examination) file(t *tally, w want, p *corev1.Pod, pool *pool, d *resourceapi.Device) {
 	t.matched++
+	if len(d.ConsumesCounters) > 0 {
+		t.counting++
+	}
 	t.most[pool.node]++
 	if small(w.capacity, d) {
 		t.tooSmall++
@@ -216,7 +251,7 @@ func (e *examination) neighbours(pool *pool, d *resourceapi.Device) []string {
 	return out
 }
 
-// small says whether a device has less of a capacity than requested, even without any holder.
+// small reports whether a device has less of a capacity than requested, even without any holder.
 func small(asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
 	if asked == nil {
 		return false
@@ -229,7 +264,7 @@ func small(asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool 
 	return false
 }
 
-// full says whether a shared device has less left than requested. An amount that the request omits takes the device's default.
+// full reports whether a shared device has less left than requested. An amount that the request omits takes the device's default.
 func (e *examination) full(key deviceKey, asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
 	for name, capacity := range d.Capacity {
 		if capacity.RequestPolicy == nil {

@@ -41,7 +41,6 @@ func large(nodes int) *snapshot.Snapshot {
 	return s
 }
 
-//shows:doctor
 func TestNothingIsFoundOnAHealthyRackOfThousandNodes(t *testing.T) {
 	s := large(1008)
 	begin := time.Now()
@@ -52,7 +51,6 @@ func TestNothingIsFoundOnAHealthyRackOfThousandNodes(t *testing.T) {
 	t.Logf("%v for 1,008 nodes", time.Since(begin))
 }
 
-//shows:doctor
 func TestTenThousandWaitingPodsAreOneFinding(t *testing.T) {
 	s := large(18)
 	for i := range 10_000 {

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/doctor/findings"
 	"gpufabric.io/drivers/gpu/devices"
@@ -20,12 +21,7 @@ const named = 3
 
 func some(all []string) string {
 	slices.Sort(all)
-	all = slices.Compact(all)
-	text := strings.Join(all[:min(named, len(all))], ", ")
-	if more := len(all) - named; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return listing.First(slices.Compact(all), named, ", ")
 }
 
 // unscheduled looks for the reason why a pod has no node.
@@ -36,10 +32,19 @@ func (e *examination) unscheduled(p *corev1.Pod) {
 	}
 	e.scheduler(p, object)
 	all, known := e.podWants(p, object)
+	if len(all) > 0 {
+		e.cuts(object, 0)
+	}
 	ok := map[string]int{} // for how many wants a node has enough devices
+	counting := ""         // a class of which all devices that match consume counters
 	for _, w := range all {
 		for node := range e.request(w, p) {
 			ok[node]++
+		}
+		if e.class[w.class] != nil {
+			if t := e.counted(w, p); t.matched > 0 && t.counting == t.matched {
+				counting = w.class
+			}
 		}
 	}
 	before := len(e.found)
@@ -53,7 +58,7 @@ func (e *examination) unscheduled(p *corev1.Pod) {
 			len(all))
 		return
 	}
-	e.schedulersWords(p, object)
+	e.schedulersWords(p, object, counting)
 }
 
 func podObject(p *corev1.Pod) string { return "pod " + p.Namespace + "/" + p.Name }
@@ -287,12 +292,13 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 func (e *examination) elsewhere(w want, t tally, p *corev1.Pod, from string) {
 	behind := 0.0
 	if t.allowedOfDriver > 0 {
-		e.unpublished(w, tally{ofDriver: t.allowedOfDriver, byClass: t.allowedByClass}, p, from)
+		e.unpublished(w, tally{ofDriver: t.allowedOfDriver, byClass: t.allowedByClass, near: t.near}, p, from)
 		behind = 0.5
 	} else {
 		e.allowed(p)
 	}
-	e.note("NodesExcluded", behind, w.object, "the nodes that have devices that match", "%s", some(t.nodes["NodesExcluded"]))
+	e.note("NodesExcluded", behind, w.object, "the nodes that have devices that match", "%s%s", some(t.nodes["NodesExcluded"]),
+		e.withoutFabric(w))
 }
 
 // allowed checks the nodes that a pod does not exclude.
@@ -311,13 +317,13 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	e.allowed(p)
 	switch form := e.class[w.class].Name; {
 	case t.byClass > 0:
-		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them%s", t.byClass,
-			w.class, e.allHeld(w))
+		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them%s%s", t.byClass,
+			w.class, t.near.String(), e.allHeld(w))
 	case t.ofDriver > 0 && strings.Contains(fmt.Sprint(e.class[w.class].Spec.Selectors), devices.Driver) && form != "gpu.nvidia.com",
 		t.ofDriver > 0 && form == "gpu.nvidia.com":
 		e.find("NoSuchForm", w.object, from, "%d devices are published, and none in the form that class %s selects", t.ofDriver, w.class)
 	default:
-		e.find("NoSuchDevice", w.object, from, "no node publishes a device that class %s selects", w.class)
+		e.find("NoSuchDevice", w.object, from, "no node publishes a device that class %s selects%s", w.class, e.withoutFabric(w))
 	}
 }
 
@@ -338,6 +344,14 @@ func (e *examination) allHeld(w want) string {
 		return ""
 	}
 	return fmt.Sprintf("; on %d nodes other domains hold all IMEX channels: delete ComputeDomains that nobody needs", nodes)
+}
+
+// withoutFabric adds that only nodes with NVLink fabric publish channels, where a request for one is not met.
+func (e *examination) withoutFabric(w want) string {
+	if w.class != computedomain.ChannelClass || !e.hasArgument("compute-domain-plugin", "--fabric-only") {
+		return ""
+	}
+	return "; nodes without NVLink fabric publish no channel (computeDomains.nodesWithoutFabric is false)"
 }
 
 // room checks whether a node has enough CPU and memory for the pod.
@@ -362,8 +376,10 @@ func (e *examination) room(p *corev1.Pod, object string) {
 	}
 }
 
-// schedulersWords is the last resort: the scheduler's own message.
-func (e *examination) schedulersWords(p *corev1.Pod, object string) {
+// schedulersWords is the last resort: the scheduler's own message. counting is a class of which all devices that match consume counters;
+// empty: none. A scheduler without the feature gate for counters leaves such devices out, and reports only that it cannot allocate
+// (alloc.features.PartitionableDevices in k8s.io/dynamic-resource-allocation/structured).
+func (e *examination) schedulersWords(p *corev1.Pod, object, counting string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {
 			continue
@@ -372,7 +388,12 @@ func (e *examination) schedulersWords(p *corev1.Pod, object string) {
 		if strings.Contains(c.Message, "Insufficient cpu") || strings.Contains(c.Message, "Insufficient memory") {
 			code = "NoRoomForPod"
 		}
-		e.find(code, object, "the pod's condition PodScheduled", "%s", c.Message)
+		gate := ""
+		if counting != "" && strings.Contains(c.Message, "cannot allocate all claims") {
+			gate = fmt.Sprintf(". Enough devices of class %s are free, and all of them consume counters: a scheduler whose feature gate "+
+				"DRAPartitionableDevices is off leaves them out. Look at --feature-gates of kube-scheduler", counting)
+		}
+		e.find(code, object, "the pod's condition PodScheduled", "%s%s", c.Message, gate)
 		return
 	}
 	e.find("PodNotScheduledYet", object, "the pod's spec.nodeName", "the pod has no node, and nothing that was read keeps it from one")

@@ -15,7 +15,7 @@ import (
 // stock is what nodes publish, and who holds it.
 type stock struct {
 	sorted   map[string][]*pool          // by driver; in order of node and name
-	onNode   map[deviceKey][]*pool       // by driver, and the node in the place of the pool
+	onNode   map[deviceKey][]*pool       // by driver, and the node instead of the pool
 	byDriver map[string]map[string]*pool // by driver and pool name
 	holders  map[deviceKey][]string      // claims, as namespace/name
 	consumed map[deviceKey]map[resourceapi.QualifiedName]resource.Quantity
@@ -127,7 +127,7 @@ func (p *pool) consume(device string) {
 	}
 }
 
-// fits says whether the counters that a device consumes are still free.
+// fits reports whether the counters that a device consumes are still free.
 func (p *pool) fits(d *resourceapi.Device) bool {
 	for _, consumption := range d.ConsumesCounters {
 		for name, counter := range consumption.Counters {
@@ -184,7 +184,7 @@ func (e *examination) clique(node string) string {
 	return ""
 }
 
-// sharesClique says whether a node is in a clique with one of the others.
+// sharesClique reports whether a node is in a clique with one of the others.
 func (e *examination) sharesClique(node string, others []string) bool {
 	own := e.clique(node)
 	return own != "" && slices.ContainsFunc(others, func(o string) bool { return e.clique(o) == own })

@@ -18,7 +18,10 @@ func fabric() []Finding {
 		{"IMEXDaemonStarved", Peers, "Give the node less to do: nvidia-imex waits for a processor or a disk there."},
 		{"IMEXSessionEnded", Peers, "Start the job again if its pods share memory across nodes: the driver took what they imported."},
 		{"IMEXPeersNotUpdated", Peers, "Delete the daemon's pod if the domain stays not Ready."},
+		{"AuthorityChanged", Peers, "Restore Secret gpufabric-imex-authority, or delete the domain's DaemonSet when no job shares memory."},
+		{"AuthorityMissing", Peers, "Restore Secret gpufabric-imex-authority, or delete the domain's DaemonSet when no job shares memory."},
 		{"DaemonsBehind", Peers, "Nothing: each daemon is current when its pod next starts."},
+		{"StatusFieldsDropped", Peers, "Apply gpufabric's CRD of ComputeDomain again: helm upgrade. Domains are served meanwhile."},
 		{"DeletedUnderPods", Peers, "Start the pods again: the memory that they shared is gone."},
 		{"FewerNodesInClique", Peers, "Put the domain's pods on nodes of one clique by affinity on nvidia.com/gpu.clique."},
 
@@ -27,6 +30,7 @@ func fabric() []Finding {
 		{"ClaimedByOthers", Slice, "Narrow the selectors of one of the two pools."},
 		{"DevicesDown", Slice, "Look at cable, switch and subnet manager."},
 		{"SomeDevicesDown", Slice, "Look at status.nodes of the pool; then at cable, switch and subnet manager."},
+		{"NoUnits", Slice, "Set rdmaHcaMax to the number of pods that share the pool's devices on a node: at least one for each device."},
 		{"ExclusiveMode", Container, "Use claims with network: Exclusive, or run rdma system set netns shared on the node."},
 		{"RailMTUDiffers", Peers, "Set one MTU on all interfaces of the rail: rdma.interfaces.mtu, or the node's network configuration."},
 		{"RailRateDiffers", Peers, "Look at the port, its cable and its switch port: it came up slower than its rail."},
@@ -39,9 +43,10 @@ func fabric() []Finding {
 // well are the reasons that mean that all is well.
 func well() []Finding {
 	var out []Finding
-	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "NothingDegraded", "AllDaemonsCurrent", "AllDevicesHealthy",
-		"NoConflicts", "Applied", "Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn",
-		"GPUsReadAgain", "ShareLimits"} {
+	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "NothingDegraded", "AllDaemonsCurrent", "AuthorityKept",
+		"AllDevicesHealthy", "AddressesLeft", "NoConflicts", "Applied", "ByDemand", "LayoutOrdered", "LayoutChanged", "DevicesHidden",
+		"DevicesShown", "Fits", "NodeLabel",
+		"ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn", "GPUsReadAgain", "ShareLimits"} {
 		out = append(out, Finding{Code: code})
 	}
 	return out

@@ -3,6 +3,7 @@
 package findings
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -103,4 +104,14 @@ func Table() []Finding {
 		out = append(out, part...)
 	}
 	return out
+}
+
+// Bearable reports whether pods run in spite of a finding: what it takes away is a part of a node's devices or of what is seen of them,
+// never what a pod that waits needs by itself.
+func Bearable(code string) bool {
+	return slices.Contains([]string{"DriverIncomplete", "DriverVersionsAcrossNodes", "GPUHealthNotFollowed", "GPUNotReadWhole", "GPUTrouble",
+		"GPUFaultsUnreadable", "GPUFormsUnreadable", "ClaimDataUnreadable", "ClaimStateUnreadable", "StateUnreadable", "DrainNotServed",
+		"HandoverUnreadable", "HandoverUnknownGPU", "ComputeModeNotReset", "TimeSliceNotReset", "MPSNotEnded", "ShareNotCounted",
+		"MIGDeviceNotOffered", "MIGInstanceNotRemoved", "MIGInstancesFound", "MIGInstancesKept", "ContainerRuntimeNotWatched",
+		"ConfigWithoutEffect", "DeviceReleaseForced"}, code)
 }

@@ -5,14 +5,16 @@ func surroundings() []Finding {
 	return []Finding{
 		{"APIServerSilent", Cluster, "Look at the API server and at the network to it; the kubeconfig may name another one."},
 		{"APIServerThrottles", Cluster, "Look at the API server's priority and fairness (metric apiserver_flowcontrol_rejected_requests_total)."},
-		{"KubernetesTooOld", Cluster, "Upgrade the control plane to Kubernetes 1.36 or later."},
-		{"KubeletTooOld", Cluster, "Upgrade the kubelets of these nodes to 1.36 or later."},
+		{"KubernetesTooOld", Cluster, "Upgrade the control plane to Kubernetes 1.34 or later."},
+		{"KubeletTooOld", Cluster, "Upgrade the kubelets of these nodes to 1.34 or later."},
 		{"DynamicResourcesOff", Cluster, "Let the API server serve resource.k8s.io/v1: remove it from --runtime-config, and the gate " +
 			"DynamicResourceAllocation=false."},
 		{"ClockSkew", Cluster, "Set the node's clock (chrony, systemd-timesyncd): tokens and certificates are refused by clocks that differ."},
 
 		{"NotInstalled", Install, "Install the chart: docs/install.md."},
 		{"CRDMissing", Install, "Install or upgrade the chart, which brings its CustomResourceDefinitions."},
+		{"CRDNotOurs", Install, "Install with crds.takeOver=true and Helm's --take-ownership, and keep the other owner from applying its CRD " +
+			"again: docs/install.md, beside the GPU operator."},
 		{"ClassMissing", Install, "Name a DeviceClass that is there, or enable the component of the chart that brings it."},
 		{"OtherDriver", Install, "Uninstall the other driver: two drivers would hand out the same devices (docs/install.md, take over)."},
 		{"OtherDevicePlugin", Install, "Uninstall the other device plugin, or give gpus.devicePlugin the GPUs that it is to have."},
@@ -38,6 +40,8 @@ func surroundings() []Finding {
 
 		{"PodNotScheduledYet", Scheduler, "Wait, and look at the scheduler if it lasts: nothing that the doctor sees keeps the pod."},
 		{"PodGated", Scheduler, "Find what removes the pod's scheduling gate: a queue such as Kueue, or a controller of yours."},
+		{"GPUBeingCut", Scheduler, "Wait: the GPU gets its new devices within seconds. If it lasts, look at the node's MIGLayout and " +
+			"gpu-plugin."},
 		{"SchedulerMissing", Scheduler, "Correct schedulerName, or start that scheduler (scheduler.enabled for gpufabric-scheduler)."},
 		{"SchedulerRefuses", Scheduler, "The message has the scheduler's own words."},
 		{"ClaimMissing", Scheduler, "Create the ResourceClaim that the pod names, in the pod's namespace."},

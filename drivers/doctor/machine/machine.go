@@ -32,8 +32,9 @@ const display = 0x03
 type Place struct {
 	// Node has the places of the driver, of /sys, of /dev and of /proc.
 	options.Node
-	// Containerd is the directory of containerd's configuration; empty: it is not read.
-	Containerd string
+	// Runtime is the container runtime as the kubelet reports it (containerd://2.1.0), and Configuration the directories of its configuration,
+	// each PATH=HOST, separated by commas; empty: they are not read.
+	Runtime, Configuration string
 }
 
 // Command is `gpufabric doctor machine`.
@@ -67,7 +68,8 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&p.SysfsRoot, "sysfs-root", "/sys", "directory that stands for /sys")
 	flags.StringVar(&p.DevRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
 	flags.StringVar(&p.ProcDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
-	flags.StringVar(&p.Containerd, "containerd", "", "directory of containerd's configuration; empty: it is not read")
+	flags.StringVar(&p.Runtime, "runtime", "", "container runtime, such as containerd://2.1.0; empty: its configuration is not read")
+	flags.StringVar(&p.Configuration, "runtime-configuration", "", "directories of its configuration, comma-separated, each PATH=HOST")
 	flags.StringVar(&report, "report", "/dev/termination-log", "file to write to, which the kubelet takes into the pod's status; empty: none")
 	return command
 }
@@ -101,8 +103,12 @@ func Look(ctx context.Context, p Place) preflight.Facts {
 	if devices != nil {
 		f.RDMA = len(devices.Devices)
 	}
-	if p.Containerd != "" {
-		unread(containerd(p.Containerd, &f))
+	if p.Runtime != "" {
+		places, err := driver.ParsePlaces(p.Configuration)
+		if err == nil {
+			err = runtimeOf(p.Runtime, places, &f)
+		}
+		unread(err)
 	}
 	return f
 }

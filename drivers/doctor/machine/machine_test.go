@@ -50,13 +50,13 @@ func (n *node) gpu(address string) *node {
 }
 
 // look runs `gpufabric doctor machine` on the node and returns what the kubelet would take into the pod's status.
-func (n *node) look() preflight.Facts {
+func (n *node) look(flags ...string) preflight.Facts {
 	n.t.Helper()
 	report := filepath.Join(n.t.TempDir(), "termination-log")
 	var out bytes.Buffer
 	command := machine.Command(host.Host{Stdout: &out, Stderr: &out})
-	command.SetArgs([]string{"--driver-root=" + n.root + "/host=/", "--dev-root=" + n.root + "/host/dev=/dev", "--sysfs-root=" + n.sys.Sys,
-		"--proc-devices=" + n.root + "/proc/devices", "--containerd=" + n.root + "/containerd", "--report=" + report})
+	command.SetArgs(append(flags, "--driver-root="+n.root+"/host=/", "--dev-root="+n.root+"/host/dev=/dev", "--sysfs-root="+n.sys.Sys,
+		"--proc-devices="+n.root+"/proc/devices", "--report="+report))
 	if err := command.ExecuteContext(n.t.Context()); err != nil {
 		n.t.Fatal(err)
 	}
@@ -74,7 +74,6 @@ func (n *node) look() preflight.Facts {
 	return facts
 }
 
-//shows:doctor-preflight
 func TestAMachineSaysWhatItHas(t *testing.T) {
 	n := newNode(t).gpu("0000:3b:00.0").gpu("0000:3c:00.0")
 	n.sys.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3d:00.0"}})
@@ -88,7 +87,6 @@ func TestAMachineSaysWhatItHas(t *testing.T) {
 	}
 }
 
-//shows:doctor-preflight
 func TestAMachineSaysWhatIsWrongWithItsDriver(t *testing.T) {
 	for want, make := range map[string]func(*node){
 		"DriverNotFound":       func(*node) {},
@@ -115,42 +113,4 @@ func (n *node) library(version string) *node {
 		n.t.Fatal(err)
 	}
 	return n
-}
-
-//shows:doctor-preflight
-func TestContainerdsConfigurationSaysWhetherCDIAndNRIAreOn(t *testing.T) {
-	const off = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = false # since 1.7\n" +
-		"[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n"
-	const password = "[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"r\".auth]\n  password = \"hunter2-secret\"\n"
-	for name, c := range map[string]struct {
-		files    map[string]string
-		cdi, nri string
-	}{
-		"nothing":  {nil, "", ""},
-		"both off": {map[string]string{"config.toml": off}, "off", "off"},
-		"version 3": {map[string]string{"config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n"},
-			"on", ""},
-		"another's key":    {map[string]string{"config.toml": "[plugins.other]\nenable_cdi = false\ndisable = true\n"}, "", ""},
-		"only in a remark": {map[string]string{"config.toml": "[plugins.\"io.containerd.grpc.v1.cri\"]\n# enable_cdi = false\n"}, "", ""},
-		"mended by a file beside it": {map[string]string{"config.toml": off,
-			"conf.d/99-cdi.toml": "[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"}, "on", "off"},
-		"no configuration at all": {map[string]string{"config.toml": "\x00\xff[[[= =\n]enable_cdi="}, "", ""},
-		"with a password":         {map[string]string{"config.toml": off + password}, "off", "off"},
-	} {
-		n := newNode(t)
-		for file, text := range c.files {
-			n.write("containerd/"+file, text)
-		}
-		got := n.look()
-		if got.CDI != c.cdi || got.NRI != c.nri || strings.Contains(string(got.Encode()), "hunter2") {
-			t.Errorf("%s: %+v", name, got)
-		}
-	}
-	n := newNode(t)
-	if err := os.MkdirAll(filepath.Join(n.root, "containerd/config.toml"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if got := n.look(); len(got.Unread) != 1 || !strings.Contains(got.Unread[0], "config.toml") {
-		t.Errorf("a directory in its place: %+v", got)
-	}
 }

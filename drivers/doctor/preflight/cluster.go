@@ -3,6 +3,7 @@ package preflight
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,18 +13,31 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// needed is the chart's kubeVersion.
-const needed = "1.36.0"
+// needed is the chart's kubeVersion. mended is the first version whose scheduler keeps shares and other forms of one GPU apart.
+const needed, mended = "1.34.0", "1.36.2"
 
 func server(s *snapshot.Snapshot) Check {
 	c := Check{Name: "Kubernetes version"}
-	switch v, err := version.ParseGeneric(s.Server.Version); {
-	case err != nil:
+	v, err := version.ParseGeneric(s.Server.Version)
+	if err != nil {
 		return c.notSeen("the API server's version cannot be read: " + s.Server.Version)
-	case v.LessThan(version.MustParseGeneric(needed)):
-		return c.is(Fails, "KubernetesTooOld", s.Server.Version+"; needed is "+needed)
 	}
-	return c.ok(s.Server.Version)
+	minor, text := uint64(v.Minor()), s.Server.Version
+	if emulated, err := strconv.ParseUint(s.Server.Emulates, 10, 32); err == nil {
+		minor, text = emulated, text+" emulating 1."+s.Server.Emulates
+	}
+	const reduced = "GPUs are offered whole and faulty ones withheld where its feature gates DRADeviceTaints, DRAPartitionableDevices and " +
+		"DRAConsumableCapacity are off, as they are by default before 1.36; the node's condition GPUForms names them"
+	switch {
+	case v.LessThan(version.MustParseGeneric(needed)) || v.Major() == 1 && minor < 34:
+		return c.is(Fails, "KubernetesTooOld", text+"; needed is "+needed)
+	case v.Major() == 1 && minor < 36:
+		return c.is(Warning, "NeedsKubernetesFeature", text+": "+reduced)
+	case v.LessThan(version.MustParseGeneric(mended)):
+		return c.is(Warning, "NeedsKubernetesFeature", text+" gives shares and other forms of one GPU out at once (kubernetes#139034): "+
+			"no shares are offered beside other forms before "+mended)
+	}
+	return c.ok(text)
 }
 
 func resources(s *snapshot.Snapshot) Check {
@@ -96,9 +110,9 @@ func kubelets(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 }
 
 // runtimes only checks the version; the Job reads the configuration.
-func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
-	return each(s, "container runtimes", "CDI and NRI are on by default in these versions", nodes, Warning, "ContainerRuntimeReadsNoCDI",
-		func(n *corev1.Node) string {
+func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node, results map[string]podResult) Check {
+	c := each(s, "container runtimes", "containerd 2 and CRI-O have CDI on by default; of containerd 1.7 the Jobs have read the configuration",
+		nodes, Fails, "ContainerRuntimeReadsNoCDI", func(n *corev1.Node) string {
 			name, text, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
 			v, err := version.ParseGeneric(text)
 			switch {
@@ -108,11 +122,26 @@ func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 				return "unknown: " + n.Status.NodeInfo.ContainerRuntimeVersion
 			case name == "containerd" && v.LessThan(version.MustParseGeneric("1.7.0")):
 				return "containerd " + text + " has no CDI"
-			case name == "containerd" && v.LessThan(version.MustParseGeneric("2.0.0")):
-				return "containerd " + text + " has CDI and NRI off by default"
 			}
 			return ""
 		})
+	if c.Result != OK {
+		return c
+	}
+	var unseen []string
+	for _, n := range nodes {
+		runtime := n.Status.NodeInfo.ContainerRuntimeVersion
+		name, _, _ := strings.Cut(runtime, "://")
+		old := strings.HasPrefix(runtime, "containerd://1.") && results[n.Name].facts == nil
+		if old || !slices.Contains([]string{"", "containerd", "cri-o"}, name) {
+			unseen = append(unseen, n.Name+" ("+runtime+")")
+		}
+	}
+	if len(unseen) > 0 {
+		return c.notSeen("containerd 1.7 has CDI and NRI off by default, and the Jobs of --print-jobs read its configuration; of runtimes " +
+			"other than containerd and CRI-O nothing is read: " + some(unseen))
+	}
+	return c
 }
 
 func systems(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
@@ -130,33 +159,68 @@ func systems(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 
 func others(s *snapshot.Snapshot, v Values) Check {
 	c := Check{Name: "other drivers"}
-	if !s.Reads("daemonsets.apps") {
-		return c.notSeen("DaemonSets cannot be listed in all namespaces")
+	var unread []string
+	for _, kind := range []string{"daemonsets.apps", "resourceslices.resource.k8s.io", "nodes"} {
+		if !s.Reads(kind) {
+			unread = append(unread, kind)
+		}
+	}
+	enabled := map[string]bool{rivals.Domains: true, rivals.GPUs: v.GPUs.Enabled || v.VGPU.Enabled, rivals.RDMA: v.RDMA.Enabled}
+	var found, possible []string
+	code := "OtherDevicePlugin"
+	for _, r := range rivals.Find(rivals.Cluster{DaemonSets: s.DaemonSets, Nodes: s.Nodes, Slices: s.Slices,
+		Selector: v.NodePlugins.NodeSelector, OwnDevicePlugin: len(v.GPUs.DevicePlugin) > 0}) {
+		switch {
+		case !enabled[r.Component]:
+		case r.Category == rivals.SharesRDMA:
+			possible = append(possible, r.Object+" "+r.Says)
+		default:
+			if r.Category == rivals.Driver {
+				code = "OtherDriver"
+			}
+			found = append(found, r.Object+" "+r.Says)
+		}
+	}
+	switch {
+	case len(found) > 0 && v.Take:
+		return c.is(Warning, code, some(found)+", in spite of which takeOver installs")
+	case len(found) > 0:
+		return c.is(Fails, code, some(found)+": two would hand out the same devices; uninstall it first, or keep it off the nodes of "+
+			"nodePlugins.nodeSelector")
+	case len(possible) > 0:
+		return c.is(Warning, "OtherDevicePlugin", some(possible))
+	case len(unread) > 0:
+		return c.notSeen("no other driver or device plugin was seen, and these cannot be listed: " + some(unread))
+	}
+	return c.ok("no other driver or device plugin of these devices")
+}
+
+// definitions checks who owns the CustomResourceDefinitions that the chart brings.
+func definitions(s *snapshot.Snapshot, v Values, namespace string) Check {
+	c := Check{Name: "CRDs"}
+	if !s.Reads("customresourcedefinitions.apiextensions.k8s.io") {
+		return c.notSeen("CustomResourceDefinitions cannot be listed")
 	}
 	var found []string
-	code := "OtherDevicePlugin"
-	for i := range s.DaemonSets {
-		d := &s.DaemonSets[i]
-		switch rivals.Of(d) {
-		case rivals.None:
-			continue
-		case rivals.Driver:
-			code = "OtherDriver"
-		case rivals.DevicePlugin:
-		}
-		found = append(found, d.Namespace+"/"+d.Name)
+	for _, r := range rivals.Find(rivals.Cluster{CRDs: s.CRDs, Namespace: namespace}) {
+		found = append(found, r.Object+" "+r.Says)
 	}
 	switch {
 	case len(found) == 0:
-		return c.ok("no other driver or device plugin of these devices")
-	case v.Take:
-		return c.is(Warning, code, some(found)+", in spite of which takeOver installs")
+		return c.ok("none of another owner")
+	case v.Take || v.CRDs.TakeOver || !v.CRDs.Install:
+		return c.is(Warning, "CRDNotOurs", some(found))
 	}
-	return c.is(Fails, code, some(found)+" would hand out the same devices: uninstall it first")
+	return c.is(Fails, "CRDNotOurs", some(found))
 }
 
-func security(s *snapshot.Snapshot, namespace string) Check {
+func security(s *snapshot.Snapshot, v Values, namespace string) Check {
 	c := Check{Name: "PodSecurity"}
+	unlabelled := v.preset.PodSecurity
+	refuses := func(level string) Check {
+		return c.is(Fails, "PodSecurityRefuses", fmt.Sprintf("platform %s enforces %s in a namespace without a label of its own, and node "+
+			"plugins mount directories of the node: label namespace %s privileged", v.Platform, level, namespace))
+	}
 	for i := range s.Namespaces {
 		if s.Namespaces[i].Name != namespace {
 			continue
@@ -164,11 +228,16 @@ func security(s *snapshot.Snapshot, namespace string) Check {
 		if level := s.Namespaces[i].Labels["pod-security.kubernetes.io/enforce"]; level == "baseline" || level == "restricted" {
 			return c.is(Fails, "PodSecurityRefuses",
 				fmt.Sprintf("namespace %s enforces %s, and node plugins mount directories of the node: label it privileged", namespace, level))
+		} else if level == "" && unlabelled != "" {
+			return refuses(unlabelled)
 		}
 		return c.ok("namespace " + namespace + " has no level that refuses node plugins")
 	}
 	if !s.Reads("namespaces") {
 		return c.notSeen("namespaces cannot be listed")
+	}
+	if unlabelled != "" {
+		return refuses(unlabelled)
 	}
 	return c.notSeen("namespace " + namespace +
 		" is not there yet: where the cluster enforces a level by default, label it pod-security.kubernetes.io/enforce=privileged")

@@ -3,6 +3,7 @@ package preflight
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,9 +27,13 @@ type Facts struct {
 	// RDMA counts RDMA devices, Mellanox the Mellanox network functions on the PCI bus.
 	RDMA     int `json:"rdma"`
 	Mellanox int `json:"mellanox"`
-	// CDI and NRI are the settings in containerd's configuration: "on", "off", or empty, where it has none or was not read.
-	CDI string `json:"cdi,omitempty"`
-	NRI string `json:"nri,omitempty"`
+	// Runtime is the container runtime: "containerd 2.1.0". CDI and NRI are its state by configuration and the version's defaults: "on",
+	// "off", or empty, where no configuration was seen. CDIWhy is why CDI is off. SpecDirs are where it looks for CDI specs.
+	Runtime  string   `json:"runtime,omitempty"`
+	CDI      string   `json:"cdi,omitempty"`
+	NRI      string   `json:"nri,omitempty"`
+	CDIWhy   string   `json:"cdiWhy,omitempty"`
+	SpecDirs []string `json:"specDirs,omitempty"`
 	// Unread names what could not be read, one sentence each.
 	Unread []string `json:"unread,omitempty"`
 }
@@ -53,6 +58,8 @@ func (f Facts) Encode() []byte {
 		unread = append(unread, u)
 	}
 	f.Unread = unread
+	f.CDIWhy = strings.ToValidUTF8(f.CDIWhy[:min(len(f.CDIWhy), maxWords/4)], "")
+	f.SpecDirs = slices.DeleteFunc(slices.Clone(f.SpecDirs[:min(len(f.SpecDirs), 4)]), func(d string) bool { return len(d) > maxWords/16 })
 	text, err := json.Marshal(f)
 	if err != nil || len(text) > maxMessage { // numbers and bounded texts
 		return []byte("{}")
@@ -60,16 +67,16 @@ func (f Facts) Encode() []byte {
 	return text
 }
 
-// told is the result of the Job's pod on a node.
-type told struct {
+// podResult is the result of the Job's pod on a node.
+type podResult struct {
 	facts *Facts
 	// why there are none.
 	why string
 }
 
-// tell reads the messages of the Job's pods in a namespace, by node. The newest pod on a node counts.
-func tell(s *snapshot.Snapshot, namespace string) map[string]told {
-	out := map[string]told{}
+// readPodResults reads the messages of the Job's pods in a namespace, by node. The newest pod on a node counts.
+func readPodResults(s *snapshot.Snapshot, namespace string) map[string]podResult {
+	out := map[string]podResult{}
 	at := map[string]*corev1.Pod{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
@@ -80,28 +87,28 @@ func tell(s *snapshot.Snapshot, namespace string) map[string]told {
 			continue
 		}
 		at[p.Spec.NodeName] = p
-		out[p.Spec.NodeName] = said(p)
+		out[p.Spec.NodeName] = podResultOf(p)
 	}
 	return out
 }
 
-func said(p *corev1.Pod) told {
+func podResultOf(p *corev1.Pod) podResult {
 	for _, status := range p.Status.ContainerStatuses {
 		if w := status.State.Waiting; w != nil && w.Reason != "" {
-			return told{why: "its pod waits: " + w.Reason}
+			return podResult{why: "its pod waits: " + w.Reason}
 		}
 		ended := status.State.Terminated
 		if ended == nil {
 			continue
 		}
 		if ended.ExitCode != 0 {
-			return told{why: fmt.Sprintf("its pod ended with exit code %d: see its log", ended.ExitCode)}
+			return podResult{why: fmt.Sprintf("its pod ended with exit code %d: see its log", ended.ExitCode)}
 		}
 		var facts Facts
 		if err := json.Unmarshal([]byte(ended.Message), &facts); err != nil {
-			return told{why: "what its pod wrote cannot be read: " + err.Error()}
+			return podResult{why: "what its pod wrote cannot be read: " + err.Error()}
 		}
-		return told{facts: &facts}
+		return podResult{facts: &facts}
 	}
-	return told{why: "its pod is " + string(p.Status.Phase)}
+	return podResult{why: "its pod is " + string(p.Status.Phase)}
 }

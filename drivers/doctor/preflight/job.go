@@ -22,9 +22,8 @@ const (
 	deadline = 10 * time.Minute
 	// keep is how long the answers stay.
 	keep = time.Hour
-
-	containerdDirectory = "/etc/containerd"
-	insideContainerd    = "/host/etc/containerd"
+	// insideRuntime is where a pod has the directories of the container runtime's configuration.
+	insideRuntime = "/host/runtime"
 )
 
 // Jobs are one Job for each node that nodePlugins.nodeSelector selects. A Job's pod has no token and no capability. It sees the
@@ -32,7 +31,7 @@ const (
 // Run reads it. The API server generates the Jobs' names, so a second request creates new Jobs.
 func Jobs(s *snapshot.Snapshot, v Values, namespace, image string) ([]batchv1.Job, error) {
 	if image = cmp.Or(image, v.image()); image == "" {
-		return nil, errors.New("which image the pods run is not known: name it with --image, or set image.tag in the values")
+		return nil, errors.New("which image the pods run is not known: name it with --image, or set image.digest or image.tag in the values")
 	}
 	if !s.Reads("nodes") {
 		return nil, errors.New("a Job is made for each node, and the nodes cannot be listed: get the right to list nodes")
@@ -43,16 +42,15 @@ func Jobs(s *snapshot.Snapshot, v Values, namespace, image string) ([]batchv1.Jo
 	}
 	var out []batchv1.Job
 	for _, n := range nodes {
-		containerd := strings.HasPrefix(n.Status.NodeInfo.ContainerRuntimeVersion, "containerd://")
-		out = append(out, job(v, namespace, image, n.Name, containerd))
+		out = append(out, job(v, namespace, image, n.Name, n.Status.NodeInfo.ContainerRuntimeVersion))
 	}
 	return out, nil
 }
 
 // job is that of a node.
-func job(v Values, namespace, image, node string, containerd bool) batchv1.Job {
+func job(v Values, namespace, image, node, runtime string) batchv1.Job {
 	labels := map[string]string{"app.kubernetes.io/name": snapshot.PreflightJobs}
-	volumes, mounts, flags := v.Hardware.seen(containerd)
+	volumes, mounts, flags := v.Hardware.seen(runtime, v.preset.Runtimes)
 	return batchv1.Job{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
 		ObjectMeta: metav1.ObjectMeta{GenerateName: snapshot.PreflightJobs + "-", Namespace: namespace, Labels: labels},
@@ -97,10 +95,16 @@ func job(v Values, namespace, image, node string, containerd bool) batchv1.Job {
 }
 
 func (v Values) image() string {
-	if v.Image.Repository == "" || v.Image.Tag == "" {
+	switch {
+	case v.Image.Repository == "":
+		return ""
+	case v.Image.Digest != "":
+		return v.Image.Repository + "@" + v.Image.Digest
+	case v.Image.Tag != "":
+		return v.Image.Repository + ":" + v.Image.Tag
+	default:
 		return ""
 	}
-	return v.Image.Repository + ":" + v.Image.Tag
 }
 
 // place is a directory of the node, and its path in the pod.
@@ -111,7 +115,7 @@ type place struct {
 }
 
 // seen are the volumes, the mounts and the flags for the hardware, as the chart has them for node plugins.
-func (h Hardware) seen(containerd bool) ([]corev1.Volume, []corev1.VolumeMount, []string) {
+func (h Hardware) seen(runtime string, configurations []string) ([]corev1.Volume, []corev1.VolumeMount, []string) {
 	var places []place
 	same := func(directory string, made bool) {
 		places = append(places, place{path.Clean(directory), path.Clean(directory), made})
@@ -143,9 +147,17 @@ func (h Hardware) seen(containerd bool) ([]corev1.Volume, []corev1.VolumeMount, 
 		same(path.Dir(h.ProcDevices), false)
 	}
 	flags := []string{"--driver-root=" + root, "--sysfs-root=" + h.SysfsRoot, "--dev-root=" + dev, "--proc-devices=" + h.ProcDevices}
-	if containerd {
-		places = append(places, place{containerdDirectory, insideContainerd, true})
-		flags = append(flags, "--containerd="+insideContainerd)
+	var read []string
+	for _, directory := range configurations {
+		// Each runtime has directories of its own.
+		if crio := path.Base(directory) == "crio"; crio == strings.HasPrefix(runtime, "cri-o://") {
+			inside := insideRuntime + directory
+			places = append(places, place{directory, inside, true})
+			read = append(read, inside+"="+directory)
+		}
+	}
+	if runtime != "" && len(read) > 0 {
+		flags = append(flags, "--runtime="+runtime, "--runtime-configuration="+strings.Join(read, ","))
 	}
 	var volumes []corev1.Volume
 	var mounts []corev1.VolumeMount

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -31,7 +33,7 @@ func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.
 	if len(nodes) == 0 {
 		return []Check{c.notSeen("no node is selected that could say what it has")}
 	}
-	by := tell(s, namespace)
+	by := readPodResults(s, namespace)
 	var all []machine
 	var silent []string
 	for _, n := range nodes {
@@ -178,16 +180,35 @@ func acrossNodes(all []machine) Check {
 	return c.is(Warning, "DriverVersionsAcrossNodes", some(texts))
 }
 
-// runtimeConfiguration reads what containerd's configuration says.
+// runtimeConfiguration tells machines whose container runtime reads CDI specs from those where it does not, and from those whose
+// configuration was not seen.
 func runtimeConfiguration(all []machine, v Values) Check {
-	c := of(all, "containerd's configuration", "nothing in it switches CDI or NRI off", Fails, "ContainerRuntimeReadsNoCDI",
-		func(m machine) string {
-			if m.CDI == "off" {
-				return "enable_cdi = false"
-			}
-			return ""
-		})
-	if c.Result == OK && v.RDMA.Enabled {
+	c := of(all, "runtime configuration", "", Fails, "ContainerRuntimeReadsNoCDI", func(m machine) string {
+		switch {
+		case m.CDI == "off":
+			return cmp.Or(m.CDIWhy, "CDI is off")
+		case m.CDI == "on" && len(m.SpecDirs) > 0 && !slices.ContainsFunc(m.SpecDirs, v.isCDIRoot):
+			return fmt.Sprintf("cdi_spec_dirs is %s, without cdi.root %s", strings.Join(m.SpecDirs, ", "), v.CDI.Root)
+		}
+		return ""
+	})
+	if c.Result != OK {
+		return c
+	}
+	var unseen, on []string
+	for _, m := range all {
+		if m.CDI == "" {
+			unseen = append(unseen, m.node+" ("+cmp.Or(m.Runtime, "its runtime is not known")+")")
+		} else {
+			on = append(on, m.node)
+		}
+	}
+	if len(unseen) > 0 {
+		return c.notSeen(fmt.Sprintf("CDI is on on %d nodes; no configuration was seen in %s on %s", len(on),
+			strings.Join(v.preset.Runtimes, ", "), some(unseen)))
+	}
+	c.Detail = fmt.Sprintf("CDI is on, with %s among its directories", v.CDI.Root)
+	if v.RDMA.Enabled {
 		c = of(all, c.Name, c.Detail, Warning, "NotExclusive", func(m machine) string {
 			if m.NRI == "off" {
 				return "NRI is off, and RDMA claims with network: Exclusive need it"
@@ -196,6 +217,12 @@ func runtimeConfiguration(all []machine, v Values) Check {
 		})
 	}
 	return c
+}
+
+// isCDIRoot reports whether a directory is the chart's cdi.root. /var/run is a link to /run.
+func (v Values) isCDIRoot(directory string) bool {
+	whole := func(d string) string { return strings.TrimPrefix(path.Clean(d), "/var/run/") }
+	return strings.TrimPrefix(whole(directory), "/run/") == strings.TrimPrefix(whole(v.CDI.Root), "/run/")
 }
 
 // rdmaChecks check RDMA devices where RDMA is on.

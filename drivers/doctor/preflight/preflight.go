@@ -3,12 +3,11 @@
 package preflight
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"gpufabric.io/drivers/api/listing"
 	"gpufabric.io/drivers/doctor/findings"
 	"gpufabric.io/drivers/doctor/snapshot"
 )
@@ -70,12 +69,11 @@ func with(checks []Check, result Result) []Check {
 // Jobs).
 func Run(s *snapshot.Snapshot, v Values, namespace string) []Check {
 	nodes := selected(s, v)
-	return append([]Check{server(s), resources(s), placement(s, v, nodes), kubelets(s, nodes), runtimes(s, nodes), systems(s, nodes),
-		others(s, v), security(s, namespace), quota(s, namespace), hardware(s, nodes)}, machines(s, v, namespace, nodes)...)
+	return append([]Check{server(s), resources(s), placement(s, v, nodes), kubelets(s, nodes),
+		runtimes(s, nodes, readPodResults(s, namespace)), systems(s, nodes), others(s, v), definitions(s, v, namespace),
+		security(s, v, namespace), quota(s, namespace), hardware(s, nodes)},
+		machines(s, v, namespace, nodes)...)
 }
-
-// Nodes counts the nodes that nodePlugins.nodeSelector selects.
-func Nodes(s *snapshot.Snapshot, v Values) int { return len(selected(s, v)) }
 
 func selected(s *snapshot.Snapshot, v Values) []*corev1.Node {
 	var out []*corev1.Node
@@ -94,9 +92,5 @@ next:
 // some names the first of many.
 func some(all []string) string {
 	const named = 5
-	text := strings.Join(all[:min(named, len(all))], ", ")
-	if more := len(all) - named; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return listing.First(all, named, ", ")
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -29,8 +31,12 @@ func TestTheDefaultsAreTheChartsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if own := preflight.Defaults(); !equality.Semantic.DeepEqual(own, charts) {
-		t.Errorf("Defaults has %+v, the chart %+v", own, charts)
+	own, err := preflight.Read(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(own, charts, cmpopts.IgnoreUnexported(preflight.Values{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("without values (-preflight +chart):\n%s", diff)
 	}
 }
 
@@ -47,22 +53,58 @@ func TestValuesAreMergedAsHelmMergesThem(t *testing.T) {
 	}
 }
 
+func TestPlatformDecidesValuesThatAreEmpty(t *testing.T) {
+	v, err := preflight.Read([]byte("platform: gke"))
+	if err != nil || v.Hardware.DriverRoot != "/home/kubernetes/bin/nvidia" || v.CDI.Root != "/var/run/cdi" {
+		t.Errorf("gke: %+v, %v", v.Hardware, err)
+	}
+	v, err = preflight.Read([]byte("platform: aks\nhardware: {driverRoot: /opt/driver}"))
+	if err != nil || v.Hardware.DriverRoot != "/opt/driver" || len(v.NodePlugins.Tolerations) != 2 {
+		t.Errorf("a value that is set does not take precedence: %+v, %v", v, err)
+	}
+	if _, err := preflight.Read([]byte("platform: eks")); err == nil || !strings.Contains(err.Error(), "eks-bottlerocket") {
+		t.Errorf("an unknown platform: %v", err)
+	}
+	s := cluster(t)
+	s.Namespaces = nil
+	v, err = preflight.Read([]byte("platform: talos"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := only(t, preflight.Run(s, v, namespace), "PodSecurity")
+	if got.Result != preflight.Fails || !strings.Contains(got.Detail, "baseline") {
+		t.Errorf("a platform that enforces a level by default: %+v", got)
+	}
+}
+
+// only returns the check of a name.
+func only(t *testing.T, checks []preflight.Check, name string) preflight.Check {
+	t.Helper()
+	at := slices.IndexFunc(checks, func(c preflight.Check) bool { return c.Name == name })
+	if at < 0 {
+		t.Fatalf("no check %q in %+v", name, checks)
+	}
+	return checks[at]
+}
+
 // cluster is a cluster of two nodes on which everything would work. A pod has reported the facts of each node.
 func cluster(t *testing.T) *snapshot.Snapshot {
 	t.Helper()
-	s := &snapshot.Snapshot{Server: snapshot.Server{Version: "v1.36.1", Groups: []string{"resource.k8s.io/v1"}},
+	s := &snapshot.Snapshot{Server: snapshot.Server{Version: "v1.36.3", Groups: []string{"resource.k8s.io/v1"}},
 		Namespaces: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}}
 	for _, name := range []string{"n1", "n2"} {
 		s.Nodes = append(s.Nodes, corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"feature.node.kubernetes.io/pci-0302_10de.present": "true"}},
 			Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.0", ContainerRuntimeVersion: "containerd://2.1.0",
 				OperatingSystem: "linux", Architecture: "arm64"}}})
-		says(t, s, name, preflight.Facts{GPUs: 4, Nodes: 4, Driver: "580.95.05", Channels: 2048, RDMA: 4, Mellanox: 4})
+		says(t, s, name, preflight.Facts{GPUs: 4, Nodes: 4, Driver: "580.95.05", Channels: 2048, RDMA: 4, Mellanox: 4,
+			Runtime: "containerd 2.1.0",
+			CDI:     "on", NRI: "on"})
 	}
 	return s
 }
 
-// says replaces what a node's pod of the Jobs wrote.
+// says replaces the output of a node's pod of the Jobs.
 func says(t *testing.T, s *snapshot.Snapshot, node string, facts preflight.Facts) {
 	t.Helper()
 	s.Pods = slices.DeleteFunc(s.Pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
@@ -84,7 +126,6 @@ func everything(t *testing.T) preflight.Values {
 	return v
 }
 
-//shows:doctor-preflight
 func TestNothingIsDoubtfulOnAClusterWhereAllWorks(t *testing.T) {
 	for _, c := range preflight.Run(cluster(t), everything(t), namespace) {
 		if c.Result != preflight.OK || c.Code != "" || c.Detail == "" {
@@ -93,9 +134,8 @@ func TestNothingIsDoubtfulOnAClusterWhereAllWorks(t *testing.T) {
 	}
 }
 
-//shows:doctor-preflight
 func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
-	good := preflight.Facts{GPUs: 4, Nodes: 4, Driver: "580.95.05", Channels: 2048, RDMA: 4, Mellanox: 4}
+	good := preflight.Facts{GPUs: 4, Nodes: 4, Driver: "580.95.05", Channels: 2048, RDMA: 4, Mellanox: 4, CDI: "on", NRI: "on"}
 	with := func(change func(*preflight.Facts)) preflight.Facts {
 		f := good
 		change(&f)
@@ -108,8 +148,16 @@ func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
 		code   string
 		says   string
 	}{
-		"the API server is old": {func(s *snapshot.Snapshot) { s.Server.Version = "v1.34.2" },
-			"Kubernetes version", preflight.Fails, "KubernetesTooOld", "1.36"},
+		"the API server is old": {func(s *snapshot.Snapshot) { s.Server.Version = "v1.33.2" },
+			"Kubernetes version", preflight.Fails, "KubernetesTooOld", "1.34"},
+		"the API server behaves as an old one": {func(s *snapshot.Snapshot) { s.Server.Emulates = "33" },
+			"Kubernetes version", preflight.Fails, "KubernetesTooOld", "emulating 1.33"},
+		"the API server has fewer fields": {func(s *snapshot.Snapshot) { s.Server.Version = "v1.35.9" },
+			"Kubernetes version", preflight.Warning, "NeedsKubernetesFeature", "DRADeviceTaints"},
+		"the API server behaves as one with fewer fields": {func(s *snapshot.Snapshot) { s.Server.Emulates = "34" },
+			"Kubernetes version", preflight.Warning, "NeedsKubernetesFeature", "v1.36.3 emulating 1.34"},
+		"the scheduler forgets counters": {func(s *snapshot.Snapshot) { s.Server.Version = "v1.36.1" },
+			"Kubernetes version", preflight.Warning, "NeedsKubernetesFeature", "139034"},
 		"an API is off": {func(s *snapshot.Snapshot) { s.Server.Groups = []string{"apps/v1"} },
 			"resource.k8s.io/v1", preflight.Fails, "DynamicResourcesOff", "--runtime-config"},
 		"there is no node yet": {func(s *snapshot.Snapshot) { s.Nodes = nil },
@@ -119,8 +167,31 @@ func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
 		}, "nodes", preflight.Warning, "PluginNotPlaced", "n1 (team=a:NoSchedule)"},
 		"a kubelet is old": {func(s *snapshot.Snapshot) { s.Nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" },
 			"kubelets", preflight.Fails, "KubeletTooOld", "n2 (v1.33.0)"},
-		"containerd is old": {func(s *snapshot.Snapshot) { s.Nodes[1].Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.7.2" },
-			"container runtimes", preflight.Warning, "ContainerRuntimeReadsNoCDI", "off by default"},
+		"containerd is too old": {func(s *snapshot.Snapshot) { s.Nodes[1].Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.2" },
+			"container runtimes", preflight.Fails, "ContainerRuntimeReadsNoCDI", "no CDI"},
+		"containerd 1.7, of which no Job has read the configuration": {func(s *snapshot.Snapshot) {
+			s.Nodes[1].Status.NodeInfo.ContainerRuntimeVersion, s.Pods = "containerd://1.7.2", nil
+		}, "container runtimes", preflight.NotSeen, "", "--print-jobs"},
+		"containerd 1.7, of which a Job has": {func(s *snapshot.Snapshot) {
+			s.Nodes[1].Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.7.2"
+		}, "container runtimes", preflight.OK, "", "1.7"},
+		"a configuration was not seen": {func(s *snapshot.Snapshot) {
+			says(t, s, "n2", with(func(f *preflight.Facts) { f.CDI, f.NRI, f.Runtime = "", "", "containerd 1.7.2" }))
+		}, "runtime configuration", preflight.NotSeen, "", "n2 (containerd 1.7.2)"},
+		"specs are read elsewhere": {func(s *snapshot.Snapshot) {
+			says(t, s, "n2", with(func(f *preflight.Facts) { f.SpecDirs = []string{"/etc/cdi", "/var/cdi"} }))
+		}, "runtime configuration", preflight.Fails, "ContainerRuntimeReadsNoCDI",
+			"n2 (cdi_spec_dirs is /etc/cdi, /var/cdi, without cdi.root /var/run/cdi)"},
+		"specs are read by another name of the directory": {func(s *snapshot.Snapshot) {
+			says(t, s, "n2", with(func(f *preflight.Facts) { f.SpecDirs = []string{"/run/cdi"} }))
+		}, "runtime configuration", preflight.OK, "", "CDI is on"},
+		"GPUs are another's, by a plugin that is no DaemonSet": {func(s *snapshot.Snapshot) {
+			s.Nodes[0].Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("4")}
+		}, "other drivers", preflight.Fails, "OtherDevicePlugin", "node n1 offers nvidia.com/gpu"},
+		"the GPU operator owns a CRD": {func(s *snapshot.Snapshot) {
+			s.CRDs = []metav1.PartialObjectMetadata{{ObjectMeta: metav1.ObjectMeta{Name: "computedomains.resource.nvidia.com",
+				Annotations: map[string]string{"meta.helm.sh/release-name": "gpu-operator", "meta.helm.sh/release-namespace": "nvidia"}}}}
+		}, "CRDs", preflight.Fails, "CRDNotOurs", "Helm release gpu-operator of namespace nvidia"},
 		"another driver is there": {func(s *snapshot.Snapshot) {
 			s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "nvidia-dra-driver-gpu-kubelet-plugin"}}}
 		}, "other drivers", preflight.Fails, "OtherDriver", "nvidia/nvidia-dra-driver-gpu-kubelet-plugin"},
@@ -147,9 +218,9 @@ func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
 		"the driver makes no channels": {func(s *snapshot.Snapshot) { says(t, s, "n1", with(func(f *preflight.Facts) { f.Channels = 0 })) },
 			"IMEX channels", preflight.Warning, "NoIMEXChannels", "n1 (none)"},
 		"CDI is switched off": {func(s *snapshot.Snapshot) { says(t, s, "n1", with(func(f *preflight.Facts) { f.CDI = "off" })) },
-			"containerd's configuration", preflight.Fails, "ContainerRuntimeReadsNoCDI", "enable_cdi = false"},
+			"runtime configuration", preflight.Fails, "ContainerRuntimeReadsNoCDI", "CDI is off"},
 		"NRI is switched off": {func(s *snapshot.Snapshot) { says(t, s, "n1", with(func(f *preflight.Facts) { f.NRI = "off" })) },
-			"containerd's configuration", preflight.Warning, "NotExclusive", "NRI is off"},
+			"runtime configuration", preflight.Warning, "NotExclusive", "NRI is off"},
 		"the RDMA module is not loaded": {func(s *snapshot.Snapshot) { says(t, s, "n1", with(func(f *preflight.Facts) { f.RDMA = 0 })) },
 			"RDMA devices", preflight.Warning, "NoMatchingDevices", "mlx5_ib"},
 		"a node cannot read its own bus": {func(s *snapshot.Snapshot) {
@@ -217,7 +288,6 @@ func TestWhatAPodWritesFitsIntoItsStatus(t *testing.T) {
 	}
 }
 
-//shows:doctor-preflight
 func TestAJobSeesItsNodeReadOnlyAndHasNoRights(t *testing.T) {
 	fake := []byte("image: {repository: r, tag: t}\nnodePlugins: {nodeSelector: {gpu: 'yes'}}\nhardware: {driverRoot: /var/lib/fake/driver, " +
 		"sysfsRoot: /var/lib/fake/sys, devRoot: /var/lib/fake/dev, procDevices: /var/lib/fake/proc/devices, hostMounts: [/var/lib/fake]}")
@@ -228,11 +298,11 @@ func TestAJobSeesItsNodeReadOnlyAndHasNoRights(t *testing.T) {
 	}{
 		"the chart's values": {[]byte("image: {tag: '1'}"),
 			[]string{"--driver-root=/host=/,/run/nvidia/driver", "--dev-root=/host/dev=/dev", "--sysfs-root=/sys",
-				"--containerd=/host/etc/containerd"},
+				"--runtime=containerd://2.1.0", "--runtime-configuration=/host/runtime/etc/containerd=/etc/containerd"},
 			[]string{"/usr>/host/usr", "/etc/alternatives>/host/etc/alternatives", "/run/nvidia>/run/nvidia", "/sys>/sys", "/dev>/host/dev",
-				"/etc/containerd>/host/etc/containerd"}},
+				"/etc/containerd>/host/runtime/etc/containerd"}},
 		"fake hardware": {fake, []string{"--driver-root=/var/lib/fake/driver", "--proc-devices=/var/lib/fake/proc/devices"},
-			[]string{"/var/lib/fake>/var/lib/fake", "/etc/containerd>/host/etc/containerd"}},
+			[]string{"/var/lib/fake>/var/lib/fake", "/etc/containerd>/host/runtime/etc/containerd"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v, err := preflight.Read(c.values)
@@ -269,8 +339,8 @@ func TestAJobSeesItsNodeReadOnlyAndHasNoRights(t *testing.T) {
 					t.Errorf("%v lack %s", main.Args, flag)
 				}
 			}
-			if second := jobs[1].Spec.Template.Spec; len(second.Volumes) != len(pod.Volumes)-1 {
-				t.Errorf("a node without containerd has %v", second.Volumes)
+			if second := jobs[1].Spec.Template.Spec; second.Volumes[len(second.Volumes)-1].HostPath.Path != "/etc/crio" {
+				t.Errorf("a node with CRI-O has %v", second.Volumes)
 			}
 		})
 	}

@@ -1,11 +1,12 @@
 package selector_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/doctor/selector"
@@ -28,70 +29,49 @@ func devices() map[string]*resourceapi.Device {
 	}
 }
 
-func expressions() []string {
-	return []string{
-		`device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`,
-		`device.driver == "gpu.nvidia.com" && device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`,
-		`device.driver == 'other'`, `true`, `!true`, `device.driver != 'other' || false`,
-		`device.attributes["gpu.nvidia.com"].missing == "x"`,
-		`device.attributes["nowhere"].missing == "x"`,
-		`device.driver == "other" && device.attributes["nowhere"].missing == "x"`,
-		`device.attributes["nowhere"].missing == "x" || device.driver == "gpu.nvidia.com"`,
-		`device.attributes["gpu.nvidia.com"].index >= 2 && device.attributes["gpu.nvidia.com"].index < 4`,
-		`device.attributes["gpu.nvidia.com"].productName.startsWith("NVIDIA")`,
-		`device.attributes["gpu.nvidia.com"].productName.lowerAscii().matches("^.*gb200$")`,
-		`device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("580.0.0")) >= 0`,
-		`device.attributes["gpu.nvidia.com"].driverVersion.isLessThan(semver("570.0.0"))`,
-		`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("100Gi")) > 0`,
-		`device.capacity["gpu.nvidia.com"].memory.isGreaterThan(quantity("200Gi"))`,
-		`device.attributes["gpu.nvidia.com"].good`,
-		`device.attributes["resource.kubernetes.io"].numaNode == 0`,
-		`device.attributes["gpu.nvidia.com"].type in ["gpu", "mig"]`,
-		`"type" in device.attributes["gpu.nvidia.com"] // a comment`,
-		`(device.driver == "a" || device.driver == "gpu.nvidia.com") && (true)`,
-		`cel.bind(a, device.attributes["gpu.nvidia.com"], a.type == "gpu")`,
-		`device.attributes["gpu.nvidia.com"].index % 2 == 1`,
-		`device.attributes["gpu.nvidia.com"].type == 'mi' + 'g'`,
-		`device.attributes["gpu.nvidia.com"].index == 3 ? true : false`,
+// expressions have the verdict for a GPU, a shared GPU, a MIG device and a device of which nothing is known.
+func expressions() map[string][4]selector.Verdict {
+	const no, yes, failed = selector.No, selector.Yes, selector.Failed
+	return map[string][4]selector.Verdict{
+		`device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`:             {yes, yes, no, failed},
+		`device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`: {no, yes, no, no},
+		`true`: {yes, yes, yes, yes},
+		`device.attributes["nowhere"].missing == "x"`:                                         {failed, failed, failed, failed},
+		`device.driver == "other" && device.attributes["nowhere"].missing == "x"`:             {no, no, no, no},
+		`device.attributes["nowhere"].missing == "x" || device.driver == "gpu.nvidia.com"`:    {yes, yes, yes, yes},
+		`device.attributes["gpu.nvidia.com"].productName.lowerAscii().matches("^.*gb200$")`:   {yes, yes, yes, failed},
+		`device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("580.0.0")) >= 0`: {yes, yes, yes, failed},
+		`device.capacity["gpu.nvidia.com"].memory.isGreaterThan(quantity("200Gi"))`:           {no, no, failed, failed},
+		`device.attributes["gpu.nvidia.com"].good`:                                            {yes, yes, yes, failed},
+		`device.attributes["resource.kubernetes.io"].numaNode == 0`:                           {yes, yes, yes, failed},
+		`cel.bind(a, device.attributes["gpu.nvidia.com"], a.type == "mig")`:                   {no, no, yes, failed},
+		`device.attributes["gpu.nvidia.com"].index % 2 == 1`:                                  {yes, yes, yes, failed},
+		`device.attributes["gpu.nvidia.com"].index == 3 ? true : false`:                       {yes, yes, yes, failed},
 	}
 }
 
-// TestVerdictsAreThoseOfTheSchedulersLibrary compares each verdict other than Unknown with the scheduler's library.
-func TestVerdictsAreThoseOfTheSchedulersLibrary(t *testing.T) {
-	known := 0
-	for _, expression := range expressions() {
-		compiled := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(expression, cel.Options{})
-		if compiled.Error != nil {
-			t.Errorf("%s: %v", expression, compiled.Error)
-			continue
-		}
-		for name, device := range devices() {
-			got, why := selector.Read(expression).Judge("gpu.nvidia.com", device)
-			if got == selector.Unknown {
-				continue
-			}
-			known++
-			matches, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: "gpu.nvidia.com", Attributes: device.Attributes,
-				Capacity: device.Capacity, AllowMultipleAllocations: device.AllowMultipleAllocations})
-			want := selector.No
-			if matches {
-				want = selector.Yes
-			}
-			if err != nil {
-				want = selector.Failed
-			}
-			if got != want {
-				t.Errorf("%s of %s: %s (%s), want %s (%v)", expression, name, got, why, want, err)
+func TestJudgeReturnsTheSchedulersVerdict(t *testing.T) {
+	for expression, wants := range expressions() {
+		s := selector.Read(expression)
+		for i, name := range []string{"a GPU", "a shared GPU", "a MIG device", "nothing known of"} {
+			if got, why := s.Judge("gpu.nvidia.com", devices()[name]); got != wants[i] || (got == selector.Failed) != (why != "") {
+				t.Errorf("%s of %s: %s (%s), want %s", expression, name, got, why, wants[i])
 			}
 		}
 	}
-	if known < 80 {
-		t.Errorf("only %d verdicts are known", known)
+}
+
+// A tenant's selector is evaluated for every device of the cluster, by every doctor.
+func TestJudgeReturnsUnknownWhenExpressionCostsTooMuch(t *testing.T) {
+	list := "[" + strings.Repeat("1,", 200) + "1]"
+	expression := list + ".all(a, " + list + ".all(b, " + "a == b))"
+	if verdict, why := selector.Read(expression).Judge("gpu.nvidia.com", devices()["a GPU"]); verdict != selector.Unknown {
+		t.Errorf("%s (%s), want unknown", verdict, why)
 	}
 }
 
 func FuzzNoExpressionBreaksTheReader(f *testing.F) {
-	for _, e := range expressions() {
+	for e := range expressions() {
 		f.Add(e)
 	}
 	f.Add("((((((((")
@@ -102,4 +82,46 @@ func FuzzNoExpressionBreaksTheReader(f *testing.F) {
 			s.Judge("gpu.nvidia.com", d)
 		}
 	})
+}
+
+// A chain without parentheses nested the reader's calls without a bound.
+func TestReadRefusesExpressionWithTooManyLinks(t *testing.T) {
+	device := devices()["a GPU"]
+	for name, text := range map[string]string{
+		"members":    "device" + strings.Repeat(".a", 2000),
+		"indices":    "device" + strings.Repeat("[0]", 2000),
+		"calls":      "device" + strings.Repeat(".a()", 2000),
+		"minuses":    strings.Repeat("-", 5000) + "1",
+		"brackets":   strings.Repeat("(", 5000) + "true" + strings.Repeat(")", 5000),
+		"too long":   "device" + strings.Repeat(".a", 6_000_000),
+		"long lists": "1 in [" + strings.Repeat("[", 5000),
+	} {
+		verdict, why := selector.Read(text).Judge("gpu.nvidia.com", device)
+		if verdict != selector.Unknown || why == "" {
+			t.Errorf("%s: %s (%s), want unknown", name, verdict, why)
+		}
+		t.Logf("attacker sees: %s", why)
+	}
+	names := make([]string, 300)
+	for i := range names {
+		names[i] = fmt.Sprintf("device.driver == 'a%d'", i)
+	}
+	if verdict, why := selector.Read(strings.Join(names, " || ")).Judge("gpu.nvidia.com", device); verdict != selector.No {
+		t.Errorf("300 alternatives: %s (%s)", verdict, why)
+	}
+}
+
+func TestMissesNamesValueAndWhatWasAskedFor(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{`device.driver == 'gpu.nvidia.com' && device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("200Gi")) >= 0`,
+			"memory is 186Gi, asked for 200Gi"},
+		{`device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`, "productName is NVIDIA GB200, asked for NVIDIA H100"},
+		{`device.attributes["gpu.nvidia.com"].driverVersion.isGreaterThan(semver("590.0.0"))`, "driverVersion is 580.95.5, asked for 590.0.0"},
+		{`device.attributes["gpu.nvidia.com"].productName == "a" || false`, ""},
+	} {
+		misses, ok := selector.Read(c.text).Misses("gpu.nvidia.com", devices()["a GPU"])
+		if got := strings.Join(misses, "; "); ok != (c.want != "") || got != c.want {
+			t.Errorf("%s: %q %t, want %q", c.text, got, ok, c.want)
+		}
+	}
 }

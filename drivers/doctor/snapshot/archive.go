@@ -22,11 +22,10 @@ const (
 
 // archiveIndex is the archive's first file.
 type archiveIndex struct {
-	Format string   `json:"format"`
-	Server Server   `json:"server"`
-	Unread []Unread `json:"unread"`
-	// Release is empty in an archive of an earlier version.
-	Release Release `json:"release,omitzero"`
+	Format  string   `json:"format"`
+	Server  Server   `json:"server"`
+	Unread  []Unread `json:"unread"`
+	Release Release  `json:"release,omitzero"`
 	// Kinds are the files that follow, by the resource's name.
 	Kinds []string `json:"kinds"`
 }
@@ -68,6 +67,7 @@ func (s *Snapshot) Save(to io.Writer, files []File) error {
 		if err != nil {
 			return fmt.Errorf("write %s: %w", p.kind, err)
 		}
+		body = s.withoutAddresses(body)
 		if size += len(body); size > maxArchive {
 			size -= len(body)
 			index.Unread = append(index.Unread, Unread{Kind: p.kind, Verb: "list", Why: Bounded,
@@ -81,8 +81,9 @@ func (s *Snapshot) Save(to io.Writer, files []File) error {
 	if err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}
-	content = append([]File{{indexFile, head}}, content...)
+	content = append([]File{{indexFile, s.withoutAddresses(head)}}, content...)
 	for _, f := range files {
+		f.Content = s.withoutAddresses(f.Content)
 		if size += len(f.Content); size > maxArchive {
 			break
 		}
@@ -102,14 +103,19 @@ func (s *Snapshot) Save(to io.Writer, files []File) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// Load reads an archive. A truncated archive gives what comes before its end; the rest is in Unread.
-func Load(from io.Reader) (*Snapshot, error) {
+// Load reads an archive whose objects take at most most bytes of memory; 0: MaxMemory. A truncated archive gives what comes before its end;
+// the rest is in Unread. The error is a *TooLargeError for an archive that would take more.
+func Load(from io.Reader, most int64) (*Snapshot, error) {
 	compressed, err := gzip.NewReader(from)
 	if err != nil {
 		return nil, fmt.Errorf("this is no archive of gpufabric doctor bundle: %w", err)
 	}
 	archive := tar.NewReader(io.LimitReader(compressed, maxArchive+maxArchive/4))
 	s := &Snapshot{}
+	if most == 0 {
+		most = MaxMemory
+	}
+	memory := budget{left: most, most: most}
 	index, err := s.head(archive)
 	if err != nil {
 		return nil, err
@@ -125,9 +131,11 @@ func Load(from io.Reader) (*Snapshot, error) {
 			if p.kind+".json" != header.Name {
 				continue
 			}
-			body, err := io.ReadAll(archive)
-			if err == nil {
-				err = json.Unmarshal(body, p.list)
+			err := memory.decode(archive, p.list)
+			var tooLarge *TooLargeError
+			if errors.As(err, &tooLarge) {
+				tooLarge.File = header.Name
+				return nil, tooLarge
 			}
 			if cut = err; err == nil {
 				came[p.kind] = true
@@ -149,7 +157,10 @@ func (s *Snapshot) head(archive *tar.Reader) (index archiveIndex, err error) {
 		return index, fmt.Errorf("this is no archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err,
 			io.ErrUnexpectedEOF))
 	}
-	body, err := io.ReadAll(archive)
+	body, err := io.ReadAll(io.LimitReader(archive, maxObject))
+	if parts(body) > maxParts {
+		return index, &TooLargeError{File: indexFile, Why: fmt.Sprintf("it has more than %d parts", maxParts)}
+	}
 	if err == nil {
 		err = json.Unmarshal(body, &index)
 	}

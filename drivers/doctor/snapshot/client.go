@@ -89,7 +89,7 @@ func crds() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 }
 
-// mapper knows the kinds' resources without a request: an API server that lacks some of them still serves the others.
+// mapper maps kinds to resources without a request: an API server that lacks some of them still serves the others.
 func mapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {

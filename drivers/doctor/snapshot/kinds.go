@@ -54,9 +54,9 @@ func (k kind) everywhere() kind {
 // kinds lists what is read, in the order in which the requests start.
 func kinds(scope Scope) []kind {
 	if scope.Preflight {
-		return append(ground(), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))
+		return append(ground(false), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))
 	}
-	all := append(ground(),
+	all := append(ground(true),
 		pods(client.MatchingLabels{labelName: ownName}),
 		pods(client.HasLabels{v1beta1.LabelComputeDomain}),
 		pods(client.MatchingFields{"status.phase": string(corev1.PodPending)}),
@@ -65,7 +65,6 @@ func kinds(scope Scope) []kind {
 			plain[coordinationv1.Lease], client.InNamespace(corev1.NamespaceNodeLease)).everywhere(),
 		one("apps", "deployments", &appsv1.DeploymentList{}, func(s *Snapshot) *[]appsv1.Deployment { return &s.Deployments },
 			reduceDeployment).everywhere(),
-		metadata(crds(), "customresourcedefinitions", func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.CRDs }),
 		metadata(admissionv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), "validatingwebhookconfigurations",
 			func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.Webhooks }),
 		one(rbacv1.GroupName, "clusterrolebindings", &rbacv1.ClusterRoleBindingList{},
@@ -84,8 +83,8 @@ func kinds(scope Scope) []kind {
 // labelName is the label by which pods of a program are selected.
 const labelName = "app.kubernetes.io/name"
 
-// ground are the kinds that an installation depends on.
-func ground() []kind {
+// ground are the kinds that an installation depends on. whole reports whether ResourceSlices have their devices.
+func ground(whole bool) []kind {
 	return []kind{
 		one("", "nodes", &corev1.NodeList{}, func(s *Snapshot) *[]corev1.Node { return &s.Nodes }, reduceNode),
 		one("", "resourcequotas", &corev1.ResourceQuotaList{}, func(s *Snapshot) *[]corev1.ResourceQuota { return &s.Quotas },
@@ -93,6 +92,19 @@ func ground() []kind {
 		one("", "namespaces", &corev1.NamespaceList{}, func(s *Snapshot) *[]corev1.Namespace { return &s.Namespaces }, plain[corev1.Namespace]),
 		one("apps", "daemonsets", &appsv1.DaemonSetList{}, func(s *Snapshot) *[]appsv1.DaemonSet { return &s.DaemonSets },
 			reduceDaemonSet).everywhere(),
+		metadata(crds(), "customresourcedefinitions", func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.CRDs }),
+		one(resourceapi.GroupName, "resourceslices", &resourceapi.ResourceSliceList{},
+			func(s *Snapshot) *[]resourceapi.ResourceSlice { return &s.Slices }, reduceSlice(whole)),
+	}
+}
+
+// reduceSlice keeps a slice whole, or without its devices: they are most of it.
+func reduceSlice(whole bool) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) {
+		reduceMeta(s)
+		if !whole {
+			s.Spec.Devices, s.Spec.SharedCounters = nil, nil
+		}
 	}
 }
 
@@ -100,8 +112,6 @@ func ground() []kind {
 func dynamicResources() []kind {
 	const group = resourceapi.GroupName
 	return []kind{
-		one(group, "resourceslices", &resourceapi.ResourceSliceList{}, func(s *Snapshot) *[]resourceapi.ResourceSlice { return &s.Slices },
-			plain[resourceapi.ResourceSlice]),
 		one(group, "resourceclaims", &resourceapi.ResourceClaimList{}, func(s *Snapshot) *[]resourceapi.ResourceClaim { return &s.Claims },
 			reduceClaim).everywhere(),
 		one(group, "resourceclaimtemplates", &resourceapi.ResourceClaimTemplateList{},

@@ -39,7 +39,7 @@ func (r *Reader) Logs(ctx context.Context, s *Snapshot) ([]File, error) {
 	for _, p := range own[:min(len(own), maxLogs)] {
 		content, err := client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{TailLines: &lines, LimitBytes: &bytes}).DoRaw(ctx)
 		if err != nil {
-			content = fmt.Appendf(nil, "the log was not read: %v\n", err)
+			content = fmt.Appendf(nil, "the log was not read: %s\n", WithoutAddress(err))
 		}
 		files = append(files, File{"logs/" + p.Namespace + "_" + p.Name + ".log", content})
 	}
@@ -55,8 +55,8 @@ func ready(p *corev1.Pod) int {
 	return 0
 }
 
-// silence removes what containers wrote from pods that only have gpufabric's labels, and the arguments of such workloads: what a tenant's
-// program writes and is told belongs to the tenant.
+// silence removes containers' output from pods that only have gpufabric's labels, and the arguments of such workloads: input and output of
+// a tenant's program belong to the tenant.
 func (s *Snapshot) silence() {
 	for i := range s.Pods {
 		p := &s.Pods[i]

@@ -23,6 +23,9 @@ type metered struct {
 	next http.RoundTripper
 }
 
+// WrappedRoundTripper is where client-go looks for the transport that can cancel a request.
+func (m metered) WrappedRoundTripper() http.RoundTripper { return m.next }
+
 // RoundTrip implements http.RoundTripper.
 func (m metered) RoundTrip(request *http.Request) (*http.Response, error) {
 	sent := time.Now()

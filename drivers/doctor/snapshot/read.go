@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -42,7 +43,7 @@ func Take(ctx context.Context, config *rest.Config, scope Scope) (*Snapshot, err
 	return reader.Read(ctx, scope)
 }
 
-// Read reads a cluster: each kind once, in pages. What cannot be read is in Unread; the error is a *SilentError where nothing can.
+// Read reads a cluster: each kind once, in pages. Unreadable kinds are in Unread; the error is a *SilentError if all are.
 func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {
 	s := &Snapshot{}
 	if err := r.server(ctx, s); err != nil {
@@ -65,10 +66,12 @@ func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {
 	return s, nil
 }
 
-// server asks for the version and the API groups.
+// server reads the version and the API groups.
 func (r *Reader) server(ctx context.Context, s *Snapshot) error {
 	var version struct {
-		GitVersion string `json:"gitVersion"`
+		GitVersion     string `json:"gitVersion"`
+		Minor          string `json:"minor"`
+		EmulationMinor string `json:"emulationMinor"`
 	}
 	body, err := r.discovery.RESTClient().Get().AbsPath("/version").DoRaw(ctx)
 	if err == nil {
@@ -78,6 +81,9 @@ func (r *Reader) server(ctx context.Context, s *Snapshot) error {
 		return &SilentError{URL: r.url, Cause: err}
 	}
 	s.Server.URL, s.Server.Version = r.url, version.GitVersion
+	if version.EmulationMinor != version.Minor {
+		s.Server.Emulates = version.EmulationMinor
+	}
 	var groups metav1.APIGroupList
 	if body, err = r.discovery.RESTClient().Get().AbsPath("/apis").DoRaw(ctx); err == nil {
 		err = decode(body, &groups)
@@ -168,9 +174,9 @@ func (k kind) pages(ctx context.Context, w *work) error {
 	return nil
 }
 
-// unread says why a kind was not read.
+// unread reports why a kind was not read.
 func unread(resource schema.GroupResource, verb, namespace string, err error) Unread {
-	u := Unread{Kind: resource.String(), Verb: verb, Namespace: namespace, Why: Broken, Message: err.Error()}
+	u := Unread{Kind: resource.String(), Verb: verb, Namespace: namespace, Why: Broken, Message: WithoutAddress(err)}
 	var timeout net.Error
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
@@ -181,4 +187,23 @@ func unread(resource schema.GroupResource, verb, namespace string, err error) Un
 		u.Why = Silent
 	}
 	return u
+}
+
+// WithoutAddress is an error's text for others than the user. An answer of the API server has its own words. The errors of the transport
+// have its address: of these only the kind is given.
+func WithoutAddress(err error) string {
+	var status apierrors.APIStatus
+	var timeout net.Error
+	var sent *url.Error
+	switch {
+	case errors.As(err, &status):
+		return status.Status().Message
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "the API server did not answer in time"
+	case errors.Is(err, context.Canceled):
+		return "the request was cancelled"
+	case errors.As(err, &sent), errors.As(err, &timeout):
+		return "the connection to the API server failed"
+	}
+	return "the API server's answer was not understood"
 }

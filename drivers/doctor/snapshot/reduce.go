@@ -3,6 +3,7 @@ package snapshot
 import (
 	"cmp"
 	"encoding/json"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -16,8 +17,8 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// The functions below keep of each object what findings need. They build the kept part of what tenants write, instead of removing
-// what is known to be secret, so that a field of a later Kubernetes is omitted until somebody adds it here.
+// The functions below keep of each object what findings need. They build the kept part of tenants' objects, instead of removing known
+// secrets, so that a field of a later Kubernetes is omitted until it is added here.
 
 // keptAnnotations are the prefixes of annotations that are kept: those that gpufabric, Volcano's shares and Helm write.
 func keptAnnotations() []string {
@@ -112,7 +113,7 @@ func reducePod(p *corev1.Pod) {
 	}
 	p.Spec = spec
 	own := slices.Contains([]string{ownName, PreflightJobs}, p.Labels[labelName]) || p.Labels[v1beta1.LabelComputeDomain] != ""
-	p.Status.EphemeralContainerStatuses = nil // somebody's debugging; no finding needs it
+	p.Status.EphemeralContainerStatuses = nil // for debugging; no finding needs it
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
 		for i := range statuses {
 			reduceStatus(&statuses[i], own)
@@ -145,7 +146,7 @@ func reduceStatus(s *corev1.ContainerStatus, own bool) {
 			ended.Message = about(ended.Message)
 		}
 	}
-	if w := s.State.Waiting; w != nil && !strings.Contains(w.Reason, "Image") {
+	if w := s.State.Waiting; w != nil {
 		w.Message = about(w.Message)
 	}
 }
@@ -195,24 +196,38 @@ func reduceEvent(e *corev1.Event) {
 	}
 }
 
-// placed says whether the reason is one of the scheduler's or of a controller's that makes pods and claims.
+// placed reports whether the reason is one of the scheduler's or of a controller's that makes pods and claims.
 func placed(reason string) bool {
 	return slices.Contains([]string{"FailedScheduling", "FailedCreate", "FailedResourceClaimCreation", "FailedPrepareDynamicResources",
-		"NotTriggerScaleUp", "ErrImagePull", "ImagePullBackOff", "FailedCreatePodSandBox", "FailedMount", "UnexpectedAdmissionError"}, reason)
+		"NotTriggerScaleUp", "FailedCreatePodSandBox", "UnexpectedAdmissionError"}, reason)
 }
 
-// ownComponent says whether an Event's component is one of our roles: components have the roles' names.
+// ownComponent reports whether an Event's component is one of our roles: components have the roles' names.
 func ownComponent(component string) bool {
 	return slices.Contains([]string{"gpu-plugin", "rdma-plugin", "vgpu-plugin", "compute-domain-plugin", "controller", "imex-daemon",
 		"mps-keeper", "gpufabric-controller", "gpufabric-scheduler"}, component)
 }
 
-// about returns the part of a message that starts with CDI devices: what comes before may be a tenant's command.
+// The messages below are kept of words that others wrote too, such as a container's termination message or a probe's answer. Of such a
+// message only names that the kubelet, the container runtime and CDI make are kept, in the places where they stand, and never the text.
+var (
+	// unresolved has the CDI devices that containerd and CRI-O do not know: "unresolvable CDI devices a/b=c, a/b=d".
+	unresolved = regexp.MustCompile(
+		`(unresolvable CDI devices?|failed to inject CDI devices?)[^a-z0-9]*((?:[a-z0-9.-]+/[a-z0-9.-]+=[A-Za-z0-9_.:-]+(?:, ?)?)+)`)
+	// pulled is an image that could not be pulled, as the kubelet writes it.
+	pulled = regexp.MustCompile(`^(Failed to pull|Back-off pulling) image "([a-z0-9./:@_-]{1,255})"`)
+)
+
+// about extracts from a message of a tenant's container its part about CDI devices and images, in fixed words.
 func about(message string) string {
-	for _, words := range []string{"CDI device", "unresolvable CDI", "inject CDI", "Failed to pull image", "gpufabric"} {
-		if i := strings.Index(message, words); i >= 0 {
-			return message[i:min(len(message), i+512)]
-		}
+	if found := pulled.FindStringSubmatch(message); found != nil {
+		return found[1] + ` image "` + found[2] + `"`
+	}
+	if found := unresolved.FindStringSubmatch(message); found != nil {
+		return "unresolvable CDI devices " + strings.TrimRight(found[2], ", ")
+	}
+	if strings.Contains(message, "CDI device") {
+		return "CDI device error"
 	}
 	return ""
 }

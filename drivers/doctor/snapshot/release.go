@@ -16,22 +16,22 @@ const (
 	labelPartOf = "app.kubernetes.io/part-of"
 	ownName     = "gpufabric"
 	ownPrefix   = ownName + "-"
-	// bindings is the resource that says in which namespaces gpufabric's service accounts are.
+	// bindings is the resource with the namespaces of gpufabric's service accounts.
 	bindings = "clusterrolebindings.rbac.authorization.k8s.io"
 	// helmNamespace is the annotation in which Helm writes the release's namespace on everything that it makes.
 	helmNamespace = "meta.helm.sh/release-namespace"
 )
 
-// Release says where gpufabric's own pods are. It comes from objects that only an administrator writes: everybody may give a pod of
+// Release describes where gpufabric's own pods are. It comes from objects that only an administrator writes: everybody may give a pod of
 // their own gpufabric's labels.
 type Release struct {
 	// Namespaces are sorted. There are several where the RDMA or vGPU plugin has a namespace of its own.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Unsure says in words why the namespaces are a guess; empty: they are not.
+	// Unsure is the reason why the namespaces are a guess; empty: they are not.
 	Unsure string `json:"unsure,omitempty"`
 }
 
-// Has says whether gpufabric's own pods may be in a namespace.
+// Has reports whether gpufabric's own pods may be in a namespace.
 func (r Release) Has(namespace string) bool { return slices.Contains(r.Namespaces, namespace) }
 
 // release finds gpufabric's namespaces: those of the service accounts to which its cluster roles are bound. Where bindings cannot be

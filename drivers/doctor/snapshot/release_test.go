@@ -22,8 +22,6 @@ import (
 
 // TestAReleaseIsWhereItsAccountsAreBound has a release in two namespaces, neither of which is the usual one, and a tenant whose objects
 // have the same labels.
-//
-//shows:doctor
 func TestAReleaseIsWhereItsAccountsAreBound(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	c := writer(t, config)
@@ -85,12 +83,12 @@ func TestAReleaseIsWhereItsAccountsAreBound(t *testing.T) {
 		t.Errorf("an administrator: objects of %v have the labels; release %+v; %d pods", got, whole.Release, len(whole.Pods))
 	}
 
-	// Somebody who reads everything else.
+	// A user who may read everything else.
 	create(t, c, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"", "apps",
 		"resource.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"list"}}}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "v"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName,
 			Kind: "ClusterRole", Name: "v"}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "viewer"}}})
-	// The authorizer learns of the binding through a watch.
+	// The authorizer is notified of the binding through a watch.
 	deadline, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for {

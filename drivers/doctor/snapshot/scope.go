@@ -2,7 +2,7 @@ package snapshot
 
 import "time"
 
-// Scope says what the user asks about, which bounds what is read.
+// Scope is the subject of the user's question, which bounds what is read.
 type Scope struct {
 	// Namespace is the namespace of the object in question; empty: none.
 	Namespace string
@@ -25,7 +25,7 @@ const (
 	// whose logs and readiness are checked.
 	PreflightJobs = "gpufabric-preflight"
 
-	// pageSize is how many objects a request asks for.
+	// pageSize is the number of objects in a request.
 	pageSize = 500
 	// maxPages bounds the requests of a kind: 10,000 waiting pods are 20 pages.
 	maxPages = 24

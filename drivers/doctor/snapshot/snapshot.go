@@ -43,7 +43,7 @@ type Snapshot struct {
 	Webhooks []metav1.PartialObjectMetadata
 	// Bindings are the ClusterRoleBindings of gpufabric's roles, with its service accounts.
 	Bindings []rbacv1.ClusterRoleBinding
-	// Release says in which namespaces gpufabric is. Objects of other namespaces do not have its labels here.
+	// Release has gpufabric's namespaces. Objects of other namespaces do not have its labels here.
 	Release Release
 	// Domains, RDMAPools, MIGLayouts and VGPUProfiles are gpufabric's custom resources.
 	Domains      []v1beta1.ComputeDomain
@@ -64,6 +64,8 @@ type Snapshot struct {
 type Server struct {
 	// URL is its address. It is empty in a Snapshot that is shared.
 	URL string `json:"url,omitempty"`
+	// Emulates is the minor version that it behaves as, such as 35; empty: its own.
+	Emulates string `json:"emulates,omitempty"`
 	// Version is its gitVersion: v1.36.1.
 	Version string `json:"version"`
 	// Groups are the API groups and versions that it serves: resource.k8s.io/v1.
@@ -78,7 +80,7 @@ type Server struct {
 	Throttled int `json:"throttled"`
 }
 
-// Serves says whether the server serves a group and version, as resource.k8s.io/v1.
+// Serves reports whether the server serves a group and version, as resource.k8s.io/v1.
 func (s Server) Serves(groupVersion string) bool {
 	for _, g := range s.Groups {
 		if g == groupVersion {
@@ -128,7 +130,7 @@ func (u Unread) String() string {
 	return fmt.Sprintf("%s %s %s: %s", u.Verb, u.Kind, where, u.Message)
 }
 
-// Reads says whether a kind was read whole.
+// Reads reports whether a kind was read whole.
 func (s *Snapshot) Reads(kind string) bool {
 	for _, u := range s.Unread {
 		if u.Kind == kind {

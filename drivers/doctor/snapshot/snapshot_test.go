@@ -87,7 +87,7 @@ func TestASnapshotOfARealServer(t *testing.T) {
 			{APIGroups: []string{"", "resource.k8s.io"}, Resources: []string{"pods", "events", "resourceclaims"}, Verbs: []string{"list"}}}},
 			&rbacv1.RoleBinding{ObjectMeta: here, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "v"},
 				Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "viewer"}}})
-		// The authorizer learns of the binding through a watch.
+		// The authorizer is notified of the binding through a watch.
 		deadline, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		for {

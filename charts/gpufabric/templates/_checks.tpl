@@ -1,6 +1,6 @@
 {{- define "gpufabric.check.server" -}}
-{{- if semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version }}
-{{- fail (printf "gpufabric needs Kubernetes 1.36 or later, whose resource.k8s.io/v1 carries everything it publishes; this server is %s: upgrade the cluster first" .Capabilities.KubeVersion.Version) }}
+{{- if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail (printf "gpufabric needs Kubernetes 1.34 or later, which serves resource.k8s.io/v1 by default; this server is %s: upgrade the cluster first" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if not (.Capabilities.APIVersions.Has "resource.k8s.io/v1") }}
 {{- fail "gpufabric needs the API resource.k8s.io/v1, which this server does not serve: remove it from the API server's --runtime-config, or the gate DynamicResourceAllocation=false" }}
@@ -11,6 +11,12 @@
 {{- define "gpufabric.check.values" -}}
 {{- if not (or .Values.computeDomains.enabled .Values.gpus.enabled .Values.rdma.enabled .Values.vgpu.enabled) }}
 {{- fail "nothing is enabled: set at least one of computeDomains.enabled, gpus.enabled, rdma.enabled, vgpu.enabled to true" }}
+{{- end }}
+{{- if and .Values.image.digest .Values.image.tag }}
+{{- fail (printf "image.tag=%s and image.digest=%s both name the image: set one of them to \"\"" .Values.image.tag .Values.image.digest) }}
+{{- end }}
+{{- if and .Values.scheduler.enabled .Values.scheduler.image.digest (or .Values.scheduler.image.tag .Values.image.tag) }}
+{{- fail (printf "scheduler.image.digest=%s names the image, and so does the tag %s (scheduler.image.tag, or image.tag): set one of them to \"\"" .Values.scheduler.image.digest (.Values.scheduler.image.tag | default .Values.image.tag)) }}
 {{- end }}
 {{- if and (eq .Values.computeDomains.imex "host") (has (dir .Values.computeDomains.hostSocket) (list "/var/run" "/var/lib" "/var/tmp" "/usr/lib" "/etc/systemd")) }}
 {{- fail (printf "computeDomains.hostSocket=%s: the node plugin sees the whole directory of the socket, so give it one of its own, such as /etc/nvidia-imex/imex_ctrl.sock" .Values.computeDomains.hostSocket) }}
@@ -35,10 +41,17 @@
 {{- end }}
 {{- if .Values.gpus.enabled }}
 {{- $forms := .Values.gpus.forms | default dict }}
-{{- include "gpufabric.check.form" (dict "at" "gpus.forms.default" "value" ($forms.default | default dict)) }}
+{{- $vfio := .Values.gpus.passthrough.enabled }}
+{{- include "gpufabric.check.form" (dict "at" "gpus.forms.default" "value" ($forms.default | default dict) "vfio" $vfio) }}
 {{- range $i, $rule := $forms.nodes }}
-{{- include "gpufabric.check.form" (dict "at" (printf "gpus.forms.nodes[%d]" $i) "value" $rule) }}
+{{- include "gpufabric.check.form" (dict "at" (printf "gpus.forms.nodes[%d]" $i) "value" $rule "vfio" $vfio) }}
 {{- end }}
+{{- if and $vfio (not .Values.hardware.privileged) }}
+{{- fail "gpus.passthrough.enabled needs hardware.privileged: the plugin changes the drivers of PCI functions in the nodes' /sys" }}
+{{- end }}
+{{- end }}
+{{- if and .Values.gpus.passthrough.fabricManager (not .Values.gpus.passthrough.enabled) }}
+{{- fail "gpus.passthrough.fabricManager needs gpus.passthrough.enabled: partitions are activated for virtual machines alone" }}
 {{- end }}
 {{- if and .Values.scheduler.enabled (eq .Values.scheduler.name "default-scheduler") }}
 {{- fail "scheduler.name is default-scheduler, which the cluster's own scheduler has: both would place the same pods; choose another, which pods then name in schedulerName" }}
@@ -52,6 +65,9 @@
 {{- end }}
 
 {{- define "gpufabric.check.form" -}}
+{{- if and (eq (.value.form | default "whole") "vfio") (not .vfio) }}
+{{- fail (printf "%s: form vfio needs gpus.passthrough.enabled: on its nodes the plugin binds GPUs to vfio-pci" .at) }}
+{{- end }}
 {{- if and (eq (.value.form | default "whole") "mig") (not .value.migProfiles) }}
 {{- fail (printf "%s: form mig needs migProfiles, such as [1g.10gb]: only named profiles are offered" .at) }}
 {{- end }}
@@ -82,36 +98,103 @@
 {{- end }}
 {{- end }}
 
-{{/* What another owner has already put where ours would go. Helm would stop at the first, and drivers it would not see. */}}
+{{/*
+What another owner has already put where ours would go. Helm would stop at the first, and drivers it would not see. On nodes that nodePlugins.nodeSelector does
+not select another driver may serve: then what the selected nodes have decides, and not the names of DaemonSets.
+*/}}
 {{- define "gpufabric.check.foreign" -}}
 {{- $found := list }}
+{{- $crds := list }}
+{{- if not .Values.crds.takeOver }}
 {{- range include "gpufabric.crdFiles" . | fromJsonArray }}
 {{- $name := ($.Files.Get . | fromYaml).metadata.name }}
 {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
 {{- if and $live (ne (include "gpufabric.isOurs" (dict "root" $ "object" $live)) "true") }}
-{{- $found = append $found (printf "CustomResourceDefinition %s" $name) }}
+{{- $crds = append $crds (printf "CustomResourceDefinition %s%s" $name (include "gpufabric.ownedBy" $live)) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range (include "gpufabric.deviceClassNames" . | fromJsonArray) }}
 {{- $live := lookup "resource.k8s.io/v1" "DeviceClass" "" . }}
 {{- if and $live (ne (include "gpufabric.isOurs" (dict "root" $ "object" $live)) "true") }}
-{{- $found = append $found (printf "DeviceClass %s" .) }}
+{{- $found = append $found (printf "DeviceClass %s%s" . (include "gpufabric.ownedBy" $live)) }}
 {{- end }}
 {{- end }}
-{{- $rivals := include "gpufabric.rivals" . | fromJsonArray }}
+{{- $table := .Files.Get "files/rivals.yaml" | fromYaml }}
+{{- $rivals := $table.daemonSets.domains }}
+{{- if .Values.gpus.enabled }}{{ $rivals = concat $rivals $table.daemonSets.gpus }}{{ end }}
+{{- if .Values.rdma.enabled }}{{ $rivals = concat $rivals $table.daemonSets.rdma }}{{ end }}
+{{- if not .Values.nodePlugins.nodeSelector }}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
 {{- $one := . }}
-{{- $images := list }}
-{{- range .spec.template.spec.containers }}{{ $images = append $images .image }}{{ end }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $names := list .metadata.name }}
+{{- range .spec.template.spec.containers }}{{ $names = append $names .image }}{{ end }}
+{{- $except := eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric" }}
+{{- range $table.except }}{{ if contains . (join " " $names) }}{{ $except = true }}{{ end }}{{ end }}
 {{- range $rivals }}
-{{- if or (hasPrefix . $one.metadata.name) (contains . (join " " $images)) }}
+{{- if and (not $except) (contains . (join " " $names)) }}
 {{- $found = append $found (printf "DaemonSet %s/%s" $one.metadata.namespace $one.metadata.name) }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- with $found | uniq }}
-{{- fail (printf "another owner already serves what gpufabric would: %s. Uninstall that first (two drivers would hand out the same devices); to install in spite of it set takeOver=true, with Helm's --take-ownership where CRDs or DeviceClasses are named" (join ", " .)) }}
 {{- end }}
+{{- $found = concat $found (include "gpufabric.foreignOnNodes" (dict "root" . "table" $table) | fromJsonArray) }}
+{{- with concat $crds ($found | uniq) }}
+{{- $advice := "Uninstall that first (two drivers would hand out the same devices); to install in spite of it set takeOver=true, with Helm's --take-ownership where CRDs or DeviceClasses are named" }}
+{{- if and $crds (not $found) }}
+{{- $advice = "No driver of theirs was found. To install beside them set crds.takeOver=true, with Helm's --take-ownership: the kinds of this chart have all of their fields, and keep them only while this chart's CRDs are applied (docs/install.md, beside the GPU operator). takeOver=true goes on in spite of everything, and where nothing of them is needed, Uninstall them first" }}
+{{- end }}
+{{- fail (printf "another owner already serves what gpufabric would: %s. %s" (join ", " .) $advice) }}
+{{- end }}
+{{- end }}
+
+{{/* Up to five of the selected nodes that offer GPUs by a device plugin, or have ResourceSlices of our drivers that are not ours, as a JSON list. */}}
+{{- define "gpufabric.foreignOnNodes" -}}
+{{- $values := .root.Values }}
+{{- $resources := .table.resources.gpus }}
+{{- $suffixes := dict "compute-domain.nvidia.com" "-compute-domain" "gpu.nvidia.com" "-gpu" "rdma.gpufabric.io" "-rdma" }}
+{{- $enabled := dict "compute-domain.nvidia.com" true "gpu.nvidia.com" $values.gpus.enabled "rdma.gpufabric.io" $values.rdma.enabled }}
+{{- $ours := dict }}
+{{- $foreign := dict }}
+{{- range (lookup "resource.k8s.io/v1" "ResourceSlice" "" "").items }}
+{{- $node := .spec.nodeName | default "" }}
+{{- if and $node (hasKey $suffixes .spec.driver) }}
+{{- if eq .spec.pool.name (printf "%s%s" $node (get $suffixes .spec.driver)) }}
+{{- if eq .spec.driver "gpu.nvidia.com" }}{{ $_ := set $ours $node true }}{{ end }}
+{{- else if get $enabled .spec.driver }}
+{{- $_ := set $foreign $node (printf "ResourceSlice %s of driver %s on node %s" .metadata.name .spec.driver $node) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $found := list }}
+{{- range (lookup "v1" "Node" "" "").items }}
+{{- $node := . }}
+{{- $selected := true }}
+{{- range $key, $value := $values.nodePlugins.nodeSelector }}
+{{- if ne (dig $key "" ($node.metadata.labels | default dict)) $value }}{{ $selected = false }}{{ end }}
+{{- end }}
+{{- if $selected }}
+{{- with get $foreign .metadata.name }}{{ $found = append $found . }}{{ end }}
+{{- if and $values.gpus.enabled (not $values.gpus.devicePlugin) (not (hasKey $ours .metadata.name)) }}
+{{- range $name, $quantity := dig "status" "allocatable" dict . }}
+{{- range $resources }}
+{{- if and (hasPrefix . $name) (ne (toString $quantity) "0") }}
+{{- $found = append $found (printf "%s by a device plugin on node %s" $name $node.metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $found = $found | uniq }}
+{{- slice $found 0 (min 5 (len $found)) | toJson }}
+{{- end }}
+
+{{/* " (of the Helm release X of namespace Y)" where Helm has written that on an object. */}}
+{{- define "gpufabric.ownedBy" -}}
+{{- $annotations := .metadata.annotations | default dict }}
+{{- with dig "meta.helm.sh/release-name" "" $annotations }} (of the Helm release {{ . }} of namespace {{ dig "meta.helm.sh/release-namespace" "" $annotations }}){{ end }}
 {{- end }}
 
 {{- define "gpufabric.isOurs" -}}
@@ -141,19 +224,4 @@
 {{/* Name of the DeviceClass of an extended resource: rdma/hca_shared_devices_a is rdma-hca-shared-devices-a.rdma.gpufabric.io. */}}
 {{- define "gpufabric.rdmaClass" -}}
 {{ regexReplaceAll "[^a-z0-9]+" (lower .) "-" }}.rdma.gpufabric.io
-{{- end }}
-
-{{/* Name prefixes and image names of DaemonSets that hand out the same devices. */}}
-{{- define "gpufabric.rivals" -}}
-{{- $rivals := list "nvidia-dra-driver-" "k8s-dra-driver-gpu" "dra-driver-nvidia-gpu" }}
-{{- if .Values.gpus.enabled }}
-{{- $rivals = concat $rivals (list "nvidia-device-plugin" "k8s-device-plugin") }}
-{{- end }}
-{{- if .Values.rdma.enabled }}
-{{- $rivals = concat $rivals (list "rdma-shared-dp" "k8s-rdma-shared-dev-plugin") }}
-{{- end }}
-{{- if .Values.vgpu.enabled }}
-{{- $rivals = concat $rivals (list "volcano-device-plugin" "volcano-vgpu-device-plugin" "hami-device-plugin") }}
-{{- end }}
-{{- $rivals | toJson }}
 {{- end }}

@@ -29,7 +29,12 @@ scheme: HTTPS
 {{- end }}
 
 {{- define "gpufabric.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- define "gpufabric.schedulerImage" -}}
+{{- $image := .Values.scheduler.image -}}
+{{ $image.repository }}{{ with $image.digest }}@{{ . }}{{ else }}:{{ $image.tag | default .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/*
@@ -44,4 +49,20 @@ its own namespace only. Called with (dict "root" $ "role" "controller").
 {{/* Username of a role's service account, as the API server sees it. */}}
 {{- define "gpufabric.username" -}}
 system:serviceaccount:{{ include "gpufabric.namespaceOf" . }}:gpufabric-{{ .role }}
+{{- end }}
+
+{{/*
+The variable by which Go collects garbage before a container reaches its memory limit: nine tenths of it, since the limit also counts what Go does not
+manage (the driver's libraries, files on a tmpfs). Called with a role's resources; without a limit it is empty. A quantity is a number, or a number
+with a suffix of the API server's (values.schema.json).
+*/}}
+{{- define "gpufabric.goMemoryLimit" -}}
+{{- with (.limits | default dict).memory }}
+{{- $text := ternary (printf "%.0f" .) (toString .) (kindIs "float64" .) }}
+{{- $suffix := regexFind "[A-Za-z]*$" $text }}
+{{- $unit := get (dict "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0
+  "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 "m" 1e-3 "u" 1e-6 "n" 1e-9) $suffix }}
+- name: GOMEMLIMIT
+  value: {{ mulf (float64 (trimSuffix $suffix $text)) $unit 0.9 | printf "%.0f" | quote }}
+{{- end }}
 {{- end }}

@@ -14,12 +14,15 @@ A node plugin's DaemonSet. Called with a dict:
   stateOf      a role whose state it reads and does not write, instead of having one; "" for none
   capabilities what a container that is not privileged keeps; may be missing
   namespaces   true: it sees the network namespaces of the node's pods; may be missing
+  writesSysfs  true: it changes the drivers of PCI functions; may be missing
+  processes    true: it sees the node's /proc, to find the container of a process that NVML lists; may be missing
   driver       whether it uses NVIDIA's driver, and so sees the driver's files
   bounded      directories of state and shared in which it mounts file systems of bounded size for tenants; may be missing
   noHardware   true: it sees neither the driver's files nor /sys nor /dev; may be missing
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
+{{- $places := include "gpufabric.places" .root | fromJson }}
 {{- $hardware := list }}
 {{- if not .noHardware }}
 {{- $hardware = include "gpufabric.hardwareMounts" . | fromJsonArray }}
@@ -35,15 +38,15 @@ A node plugin's DaemonSet. Called with a dict:
 {{- $hardware = append $hardware (dict "path" $path "inside" $path "writable" false "made" true) }}
 {{- end }}
 {{- end }}
-{{- $state := printf "%s/%s" $values.stateDir (.stateOf | default .role) }}
-{{- $own := ternary list (list $values.cdi.root $state) (ne .stateOf "") }}
+{{- $state := printf "%s/%s" $places.stateDir (.stateOf | default .role) }}
+{{- $own := ternary list (list $places.cdiRoot $state) (ne .stateOf "") }}
 {{- range .kubelet }}
-{{- $own = append $own (printf "%s/%s" $values.kubelet.root .) }}
+{{- $own = append $own (printf "%s/%s" $places.kubeletRoot .) }}
 {{- end }}
 {{- $own = concat $own .shared }}
 {{- if .driver }}
 {{- /* By which the roles that open NVML agree to close it: gpufabric drain. */}}
-{{- $own = append $own (printf "%s/drain" $values.stateDir) }}
+{{- $own = append $own (printf "%s/drain" $places.stateDir) }}
 {{- end }}
 ---
 apiVersion: apps/v1
@@ -90,7 +93,7 @@ spec:
       affinity:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- with $values.nodePlugins.tolerations }}
+      {{- with include "gpufabric.nodeTolerations" .root | fromJsonArray }}
       tolerations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -104,9 +107,12 @@ spec:
             {{- if not .noHardware }}
             {{- include "gpufabric.hardwareFlags" . | nindent 12 }}
             {{- end }}
-            - --kubelet-root={{ $values.kubelet.root }}
-            - --cdi-root={{ $values.cdi.root }}
+            - --kubelet-root={{ $places.kubeletRoot }}
+            - --cdi-root={{ $places.cdiRoot }}
             - --state-dir={{ $state }}
+            {{- if not .noHardware }}
+            - --cgroup-root=/host/sys/fs/cgroup={{ clean $values.hardware.cgroupRoot }}
+            {{- end }}
             - --metrics-address=:{{ .port }}
             {{- if $values.metrics.authentication }}
             - --metrics-authentication
@@ -124,6 +130,9 @@ spec:
               valueFrom:
                 fieldRef:
                   fieldPath: metadata.namespace
+            {{- with include "gpufabric.goMemoryLimit" .values.resources }}
+            {{- . | nindent 12 }}
+            {{- end }}
           ports:
             - name: {{ include "gpufabric.metricsPort" .root }}
               containerPort: {{ .port }}
@@ -187,6 +196,17 @@ spec:
               # What is mounted on the node later (a driver container's root) has to show up here.
               mountPropagation: HostToContainer
             {{- end }}
+            {{- if not .noHardware }}
+            # The container's own shows its own cgroup alone. A device is free when the cgroups of its claim's pods have no process.
+            - name: cgroups
+              mountPath: /host/sys/fs/cgroup
+              readOnly: true
+            {{- end }}
+            {{- if .processes }}
+            - name: processes
+              mountPath: /host/proc
+              readOnly: true
+            {{- end }}
             {{- if .namespaces }}
             - name: namespaces
               mountPath: /var/run/netns
@@ -220,6 +240,16 @@ spec:
             # Made if it is missing: the plugin waits for what will stand in it, the pod need not.
             type: DirectoryOrCreate
             {{- end }}
+        {{- end }}
+        {{- if not .noHardware }}
+        - name: cgroups
+          hostPath:
+            path: {{ clean $values.hardware.cgroupRoot }}
+        {{- end }}
+        {{- if .processes }}
+        - name: processes
+          hostPath:
+            path: /proc
         {{- end }}
         {{- if .namespaces }}
         - name: namespaces

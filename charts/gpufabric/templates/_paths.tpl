@@ -5,13 +5,39 @@ below /host, where the image has links for lib, lib64 and bin; /dev is mounted o
 termination logs.
 */}}
 {{- define "gpufabric.driverPlaces" -}}
-{{- with .Values.hardware }}
-{{- if eq .driverRoot "/" }}/host=/{{ with .driverContainerRoot }},{{ . }}{{ end }}{{ else }}{{ .driverRoot }}{{ end }}
+{{- with include "gpufabric.places" . | fromJson }}
+{{- if eq .driverRoot "/" }}/host=/{{ with $.Values.hardware.driverContainerRoot }},{{ . }}{{ end }}{{ else }}{{ .driverRoot }}{{ end }}
 {{- end }}
 {{- end }}
 
 {{- define "gpufabric.devPlace" -}}
 {{ eq .Values.hardware.devRoot "/dev" | ternary "/host/dev=/dev" .Values.hardware.devRoot }}
+{{- end }}
+
+{{/*
+Places that depend on the platform, as JSON: driverRoot, driverDirectories, stateDir, kubeletRoot, cdiRoot, and the platform's tolerations, scc and
+criticalQuota. A value that is set takes precedence over the platform's (files/platforms.yaml), which takes precedence over generic's.
+*/}}
+{{- define "gpufabric.places" -}}
+{{- $table := .Files.Get "files/platforms.yaml" | fromYaml }}
+{{- $given := dict }}
+{{- range $key, $value := dict "driverRoot" .Values.hardware.driverRoot "driverDirectories" .Values.hardware.driverDirectories
+  "stateDir" .Values.stateDir "kubeletRoot" .Values.kubelet.root "cdiRoot" .Values.cdi.root }}
+{{- if $value }}{{ $_ := set $given $key $value }}{{ end }}
+{{- end }}
+{{- merge $given (get $table .Values.platform | default dict) $table.generic | toJson }}
+{{- end }}
+
+{{/* true where the cluster has OpenShift's SecurityContextConstraints, else empty. */}}
+{{- define "gpufabric.scc" -}}
+{{- if or (.Capabilities.APIVersions.Has "security.openshift.io/v1") (include "gpufabric.places" . | fromJson).scc -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* Tolerations of the pods on every node: those of the values, and the platform's. */}}
+{{- define "gpufabric.nodeTolerations" -}}
+{{- concat (.Values.nodePlugins.tolerations | default list) ((include "gpufabric.places" . | fromJson).tolerations | default list) | toJson }}
 {{- end }}
 
 {{/*
@@ -30,13 +56,14 @@ the plugin waits for what will stand in it, the pod need not.
 {{- define "gpufabric.hardwareMounts" -}}
 {{- $wanted := list }}
 {{- $hardware := .root.Values.hardware }}
+{{- $places := include "gpufabric.places" .root | fromJson }}
 {{- range $hardware.hostMounts }}
 {{- $wanted = append $wanted (dict "path" (clean .) "inside" (clean .) "writable" true "made" true) }}
 {{- end }}
 {{- with $hardware }}
 {{- if $.driver }}
-{{- if eq .driverRoot "/" }}
-{{- range .driverDirectories }}
+{{- if eq $places.driverRoot "/" }}
+{{- range $places.driverDirectories }}
 {{- $wanted = append $wanted (dict "path" (clean .) "inside" (printf "/host%s" (clean .)) "writable" false "made" true) }}
 {{- end }}
 {{- with .driverContainerRoot }}
@@ -44,11 +71,11 @@ the plugin waits for what will stand in it, the pod need not.
 {{- $wanted = append $wanted (dict "path" $above "inside" $above "writable" false "made" true) }}
 {{- end }}
 {{- else }}
-{{- $above := include "gpufabric.aboveDriverRoot" (clean .driverRoot) }}
+{{- $above := include "gpufabric.aboveDriverRoot" (clean $places.driverRoot) }}
 {{- $wanted = append $wanted (dict "path" $above "inside" $above "writable" false "made" true) }}
 {{- end }}
 {{- end }}
-{{- $wanted = append $wanted (dict "path" (clean .sysfsRoot) "inside" (clean .sysfsRoot) "writable" false "made" false) }}
+{{- $wanted = append $wanted (dict "path" (clean .sysfsRoot) "inside" (clean .sysfsRoot) "writable" ($.writesSysfs | default false) "made" false) }}
 {{- $wanted = append $wanted (dict "path" (clean .devRoot) "inside" (eq .devRoot "/dev" | ternary "/host/dev" (clean .devRoot)) "writable" false "made" false) }}
 {{- /* /proc of the container tells the node's devices: the list is the kernel's, not a namespace's. */}}
 {{- if not (hasPrefix "/proc/" .procDevices) }}
@@ -89,5 +116,5 @@ the plugin waits for what will stand in it, the pod need not.
 
 {{/* Directory through which the vGPU plugin asks the GPU plugin for GPUs. */}}
 {{- define "gpufabric.handoverDir" -}}
-{{ .Values.stateDir }}/handover
+{{ (include "gpufabric.places" . | fromJson).stateDir }}/handover
 {{- end }}

@@ -1,8 +1,8 @@
 # Everything together: domains for training, RDMA, MIG for inference, slices for development.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 resource "gpufabric_driver_stack" "this" {

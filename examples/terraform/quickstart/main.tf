@@ -1,8 +1,8 @@
 # Installs the gpufabric drivers into a cluster and declares one compute domain.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 resource "gpufabric_driver_stack" "this" {

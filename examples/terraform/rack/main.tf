@@ -1,8 +1,8 @@
 # A rack of one NVLink clique, shared by several compute domains.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 resource "gpufabric_driver_stack" "this" {

@@ -1,8 +1,8 @@
 # A training cluster with RDMA: GPUs and NICs served, the entries of an existing config.json as pools, and a network for each rail.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 locals {
@@ -35,6 +35,7 @@ resource "gpufabric_rdma_pool" "this" {
   name          = replace(lower(each.key), "_", "-")
   resource_name = each.key
   rdma_hca_max  = each.value.rdmaHcaMax
+  device_nodes  = "All" # as in a config.json: a unit gives every HCA of the pool
   selectors     = provider::gpufabric::rdma_selector(local.config_json, each.key)
 
   depends_on = [gpufabric_driver_stack.this]

@@ -1,8 +1,8 @@
 # A training job on one compute domain, whose checkpoints go to a volume of a StorageClass: a pod that is started again goes on where its last checkpoint is.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 resource "gpufabric_driver_stack" "this" {

@@ -1,8 +1,8 @@
 # GPUs shared by memory and cores: kinds of slices that pods ask for by name.
 
 provider "gpufabric" {
-  config_path = var.kubeconfig
-  context     = var.context
+  config_path    = var.kubeconfig
+  config_context = var.context
 }
 
 locals {

@@ -6,10 +6,6 @@ import (
 	"flag"
 	"log"
 
-	"github.com/hashicorp/terraform-plugin-framework/providerserver"
-	"helm.sh/helm/v3/pkg/kube"
-
-	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/provider"
 )
 
@@ -21,13 +17,7 @@ var version = "dev"
 func main() {
 	debug := flag.Bool("debug", false, "wait for a debugger: print how to attach Terraform to this process")
 	flag.Parse()
-	// Helm would name itself after the executable, whose name holds the version: every provider upgrade would change the owner of every field.
-	kube.ManagedFieldsManager = cluster.UserAgent
-	err := providerserver.Serve(context.Background(), provider.New(version), providerserver.ServeOpts{
-		Address: provider.Address,
-		Debug:   *debug,
-	})
-	if err != nil {
+	if err := provider.Serve(context.Background(), provider.New(version), *debug); err != nil {
 		log.Fatal(err)
 	}
 }

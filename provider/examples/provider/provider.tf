@@ -6,10 +6,10 @@ terraform {
   }
 }
 
-# By a kubeconfig file. Without any of config_path, config_paths, host and in_cluster, KUBECONFIG is used.
+# By a kubeconfig file. Where a block names no cluster, KUBE_CONFIG_PATH, KUBE_HOST or KUBECONFIG of the environment does.
 provider "gpufabric" {
-  config_path = "~/.kube/config"
-  context     = "gpu-cluster"
+  config_path    = "~/.kube/config"
+  config_context = "gpu-cluster"
 }
 
 # By address, with a command that fetches tokens and fetches a new one when the old one has expired.
@@ -23,4 +23,10 @@ provider "gpufabric" {
     command     = "my-login"
     args        = ["token", "--cluster", "gpu-cluster"]
   }
+}
+
+# By the text of a kubeconfig, as the resource that makes a cluster gives it out.
+provider "gpufabric" {
+  alias          = "by_text"
+  kubeconfig_raw = var.kubeconfig
 }

@@ -58,7 +58,8 @@ type UnknownError struct{ Attribute string }
 
 func (e *UnknownError) Error() string {
 	return fmt.Sprintf("the provider's %s is not known yet: it depends on a resource that is still to be created. "+
-		"Create that resource first (terraform apply -target=...), or keep the cluster and what runs in it in two configurations.", e.Attribute)
+		"Create that resource first (terraform apply -target=...), keep the cluster and what runs in it in two configurations, or, for a data "+
+		"source, write depends_on with that resource, so that it is read in the apply.", e.Attribute)
 }
 
 // Known reports whether the cluster's address is known, not whether it answers.

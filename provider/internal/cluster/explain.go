@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// ConnectError says that the first request to an API server failed.
+// ConnectError means that the first request to an API server failed.
 type ConnectError struct {
 	Host   string
 	Source string
@@ -77,7 +77,7 @@ func Explain(doing string, err error) (summary, detail string) {
 	case apierrors.IsForbidden(err):
 		return "Not allowed", could + fmt.Sprintf("%v. Grant this verb on this resource to the user with a Role or ClusterRole and its binding; "+
 			"`kubectl auth can-i --list` shows what is granted.", err)
-	case errors.As(err, &connect) && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)):
+	case errors.As(err, &connect) && (errors.Is(err, errSilent) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)):
 		return "Cluster unreachable", could + fmt.Sprintf(
 			"%s does not answer: %v. Nothing was changed. Check that the cluster runs, that the address is right, and that this machine may "+
 				"reach it.",
@@ -90,6 +90,10 @@ func Explain(doing string, err error) (summary, detail string) {
 			server,
 			connect.Err,
 		)
+	case errors.Is(err, errSilent):
+		return "The API server does not answer", could + fmt.Sprintf(
+			"%s: %v. Nothing is known of what it did. Try again when it answers; `terraform plan -refresh=false` shows the state as it is.",
+			capitalise(server), errSilent)
 	case errors.As(err, &network) || IsConnectionLost(err):
 		return "Connection to the cluster lost", could + fmt.Sprintf(
 			"The API server stopped answering: %v. What was done so far is in the state; run terraform apply again when it is back.",

@@ -38,7 +38,7 @@ func (g *Getter) ToRESTMapper() (meta.RESTMapper, error) {
 	return restmapper.NewDeferredDiscoveryRESTMapper(g.cache), nil
 }
 
-// ToRawKubeConfigLoader tells Helm the namespace; the connection itself comes from ToRESTConfig.
+// ToRawKubeConfigLoader gives Helm the namespace; the connection itself comes from ToRESTConfig.
 func (g *Getter) ToRawKubeConfigLoader() clientcmd.ClientConfig {
 	return clientcmd.NewDefaultClientConfig(api.Config{}, &clientcmd.ConfigOverrides{Context: api.Context{Namespace: g.namespace}})
 }

@@ -2,6 +2,8 @@
 package cluster
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -9,18 +11,21 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	api "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Settings say which API server to use and with which identity. Exactly one source must be named: kubeconfig files (ConfigPaths, or
-// Kubeconfig from the environment), Host, or InCluster. The zero value names none and is an error: there is no default server.
+// Settings say which API server to use and with which identity. Exactly one source must be named: a kubeconfig (ConfigPaths, or
+// KubeconfigRaw), Host, or InCluster. The zero value names none and is an error: there is no default server.
 type Settings struct {
-	ConfigPaths []string // kubeconfig files, merged as kubectl merges them
-	Kubeconfig  string   // the environment's KUBECONFIG, used only when nothing else is named
-	Context     string   // context in the kubeconfig files; empty means their current-context
+	ConfigPaths   []string // kubeconfig files, merged as kubectl merges them
+	KubeconfigRaw string   // text of a kubeconfig
+	Context       string   // context in the kubeconfig; empty means its current-context
+	// Variable is the environment variable that gave ConfigPaths or Host; empty: the provider block gave them.
+	Variable string
 
 	Host          string // https://HOST:PORT
 	Token         string
@@ -33,6 +38,8 @@ type Settings struct {
 	Exec          *Exec
 
 	InCluster bool // use the service account of the pod that runs Terraform
+
+	Patience time.Duration // how long a request that is no watch may go unanswered; zero: requestTimeout
 }
 
 // Exec is a command that prints credentials, as in a kubeconfig's users[].user.exec.
@@ -56,6 +63,13 @@ func (e *SettingError) Error() string {
 	return e.Attribute + ": " + e.Detail
 }
 
+// NoFileError is a SettingError about a kubeconfig that does not exist: it may be written before it is needed.
+type NoFileError struct{ err error }
+
+func (e *NoFileError) Error() string { return e.err.Error() }
+
+func (e *NoFileError) Unwrap() error { return e.err }
+
 // UserAgent is what the API server's audit log shows for this provider.
 const UserAgent = "terraform-provider-gpufabric"
 
@@ -63,6 +77,9 @@ const UserAgent = "terraform-provider-gpufabric"
 // `context "kind-fabric" of /home/me/.kube/config`. It opens files but no connection. Errors are *SettingError.
 func (s Settings) RESTConfig() (*rest.Config, string, error) {
 	if err := s.check(); err != nil {
+		if err.Attribute == "host" && s.Variable != "" {
+			err = &SettingError{"", s.Variable + ": " + err.Detail}
+		}
 		return nil, "", err
 	}
 	var (
@@ -97,21 +114,27 @@ func (s Settings) RESTConfig() (*rest.Config, string, error) {
 	config.UserAgent = UserAgent
 	// The API server's own priority and fairness limits us; a client-side limit would only slow down large applies.
 	config.QPS = -1
+	timeout, seen := cmp.Or(s.Patience, requestTimeout), &silence{}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &patient{next, timeout, seen} })
 	return config, source, nil
 }
 
-func (s Settings) check() error {
-	files := len(s.ConfigPaths) > 0
+func (s Settings) check() *SettingError {
+	files := len(s.ConfigPaths) > 0 || s.KubeconfigRaw != ""
 	switch {
 	case s.InCluster && (files || s.Host != ""):
-		return &SettingError{"in_cluster", "in_cluster = true cannot be combined with config_path, config_paths or host: name one cluster only."}
+		return &SettingError{"in_cluster", "in_cluster = true cannot be combined with config_path, config_paths, kubeconfig_raw or host: name " +
+			"one cluster only."}
 	case s.Host != "" && files:
-		return &SettingError{"host", fmt.Sprintf("host = %q cannot be combined with config_path or config_paths: name one cluster only.", s.Host)}
+		return &SettingError{"host", fmt.Sprintf("host = %q cannot be combined with config_path, config_paths or kubeconfig_raw: name one "+
+			"cluster only.", s.Host)}
+	case len(s.ConfigPaths) > 0 && s.KubeconfigRaw != "":
+		return &SettingError{"kubeconfig_raw", "kubeconfig_raw cannot be combined with config_path or config_paths: name one cluster only."}
 	case s.Context != "" && (s.Host != "" || s.InCluster):
 		return &SettingError{
-			"context",
+			"config_context",
 			fmt.Sprintf(
-				"context = %q picks an entry of a kubeconfig file, but host or in_cluster names the cluster: remove one of them.",
+				"config_context = %q picks an entry of a kubeconfig file, but host or in_cluster names the cluster: remove one of them.",
 				s.Context,
 			),
 		}
@@ -124,12 +147,12 @@ func (s Settings) check() error {
 		return &SettingError{"client_certificate", "client_certificate and client_key belong together: set both or neither."}
 	case s.Token != "" && s.Exec != nil:
 		return &SettingError{"token", "token and exec are two ways to log in: set one of them."}
-	case s.Host == "" && !files && !s.InCluster && s.Kubeconfig == "":
+	case s.Host == "" && !files && !s.InCluster:
 		return &SettingError{
 			"",
-			"No cluster is named. Set one of config_path, config_paths, host (with token, client certificate or exec), or in_cluster = true in " +
-				"the provider block, " +
-				"or export KUBECONFIG. The provider never falls back to localhost or to ~/.kube/config by itself.",
+			"No cluster is named. Set one of config_path, config_paths, kubeconfig_raw, host (with token, client certificate or exec), or " +
+				"in_cluster = true in the provider block, or export KUBE_CONFIG_PATH, KUBE_HOST or KUBECONFIG. The provider never falls back to " +
+				"localhost or to ~/.kube/config by itself.",
 		}
 	}
 	if s.Host != "" {
@@ -155,63 +178,80 @@ func (s Settings) check() error {
 }
 
 func (s Settings) fromFiles() (*rest.Config, string, error) {
-	attribute, paths := "config_path", s.ConfigPaths
-	if len(paths) > 1 {
+	attribute, file := "config_path", strings.Join(s.ConfigPaths, ", ")
+	switch {
+	case s.KubeconfigRaw != "":
+		attribute, file = "kubeconfig_raw", "kubeconfig_raw"
+	case s.Variable != "":
+		attribute = ""
+	case len(s.ConfigPaths) > 1:
 		attribute = "config_paths"
-	}
-	if len(paths) == 0 {
-		attribute, paths = "", filepath.SplitList(s.Kubeconfig)
 	}
 	fail := func(format string, args ...any) error {
 		detail := fmt.Sprintf(format, args...)
 		if attribute == "" {
-			detail = "KUBECONFIG=" + s.Kubeconfig + ": " + detail
+			detail = s.Variable + "=" + strings.Join(s.ConfigPaths, string(os.PathListSeparator)) + ": " + detail
 		}
 		return &SettingError{attribute, detail}
 	}
-
-	rules := &clientcmd.ClientConfigLoadingRules{}
-	for _, p := range paths {
-		expanded, err := expandHome(p)
-		if err != nil {
-			return nil, "", fail("%v", err)
-		}
-		if _, err := os.Stat(expanded); err != nil {
-			return nil, "", fail("cannot read the kubeconfig: %v. Check the path.", err)
-		}
-		rules.Precedence = append(rules.Precedence, expanded)
-	}
-	raw, err := rules.Load()
+	raw, err := s.load(fail)
 	if err != nil {
-		return nil, "", fail("the kubeconfig cannot be understood: %v. Check it with `kubectl config view`.", err)
+		return nil, "", err
 	}
 	name := s.Context
 	if name == "" {
 		name = raw.CurrentContext
 	}
 	if name == "" {
-		return nil, "", fail("%s has no current-context. Set context to one of: %s.", strings.Join(paths, ", "), names(raw.Contexts))
+		return nil, "", fail("%s has no current-context. Set config_context to one of: %s.", file, names(raw.Contexts))
 	}
-	where := fmt.Sprintf("context %q of %s", name, strings.Join(paths, ", "))
+	where := fmt.Sprintf("context %q of %s", name, file)
 	context, ok := raw.Contexts[name]
 	if !ok {
 		at := attribute
 		if s.Context != "" {
-			at = "context"
+			at = "config_context"
 		}
-		return nil, "", &SettingError{
-			at,
-			fmt.Sprintf("there is no context %q in %s. It has: %s.", name, strings.Join(paths, ", "), names(raw.Contexts)),
-		}
+		return nil, "", &SettingError{at, fmt.Sprintf("there is no context %q in %s. It has: %s.", name, file, names(raw.Contexts))}
 	}
 	if c, ok := raw.Clusters[context.Cluster]; !ok || c.Server == "" {
 		return nil, "", fail("%s names the cluster %q, which has no server address there. Add clusters[].cluster.server.", where, context.Cluster)
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, name, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, name, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, "", fail("%s is not usable: %v.", where, err)
 	}
 	return config, where, nil
+}
+
+// load reads the kubeconfig; fail makes the error of a mistake in it.
+func (s Settings) load(fail func(string, ...any) error) (*api.Config, error) {
+	if s.KubeconfigRaw != "" {
+		raw, err := clientcmd.Load([]byte(s.KubeconfigRaw))
+		if err != nil { // the parser's error may quote the text, which holds credentials
+			return nil, fail("kubeconfig_raw is not the text of a kubeconfig. Give the file's content, not its path.")
+		}
+		return raw, nil
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{}
+	for _, p := range s.ConfigPaths {
+		expanded, err := expandHome(p)
+		if err != nil {
+			return nil, fail("%v", err)
+		}
+		if _, err := os.Stat(expanded); errors.Is(err, os.ErrNotExist) {
+			return nil, &NoFileError{fail("cannot read the kubeconfig: %v. Check the path; a file that this apply writes is there only after "+
+				"it.", err)}
+		} else if err != nil {
+			return nil, fail("cannot read the kubeconfig: %v. Check the path.", err)
+		}
+		rules.Precedence = append(rules.Precedence, expanded)
+	}
+	raw, err := rules.Load()
+	if err != nil {
+		return nil, fail("the kubeconfig cannot be understood: %v. Check it with `kubectl config view`.", err)
+	}
+	return raw, nil
 }
 
 func (s Settings) override(config *rest.Config) error {

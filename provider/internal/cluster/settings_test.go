@@ -1,4 +1,3 @@
-//shows:tf-auth
 package cluster
 
 import (

@@ -61,7 +61,7 @@ func Of(d *v1beta1.ComputeDomain) State {
 	return s
 }
 
-// Missing says what the domain still lacks, and names the nodes; empty when it is Ready.
+// Missing reports what the domain still lacks, and names the nodes; empty when it is Ready.
 func (s State) Missing() string {
 	if !s.Accepted {
 		return "the gpufabric controller has not processed it yet"

@@ -73,7 +73,8 @@ type model struct {
 	one, two, four, seven int
 }
 
-// The models, as their drivers name the profiles. Names can differ between driver versions; a node's ResourceSlices say what it really has.
+// The models, as their drivers name the profiles. Names can differ between driver versions; a node's ResourceSlices report what it really
+// has.
 func models() []model {
 	return []model{
 		{"A100-40GB", 5, 10, 20, 40}, {"A100-80GB", 10, 20, 40, 80}, {"H100-80GB", 10, 20, 40, 80}, {"H200-141GB", 18, 35, 71, 141},

@@ -2,7 +2,7 @@ package fabric
 
 import "fmt"
 
-// SliceFit says how many equal slices one GPU holds.
+// SliceFit reports how many equal slices one GPU holds.
 type SliceFit struct {
 	Slices        int64
 	LimitedBy     string // memory, cores or split

@@ -45,7 +45,7 @@ func (s Scope) options() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", s.Name).String()}
 }
 
-// Condition checks an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
+// Condition checks an object (nil: it does not exist) and reports whether the wait is over; an error ends the wait.
 type Condition func(obj *unstructured.Unstructured) (done bool, err error)
 
 const (
@@ -234,7 +234,7 @@ func (f *feed) follow(ctx context.Context, rejections *Rejections) {
 	}
 }
 
-// final says whether an error is an answer that the server will give again. Wait goes on where an API server restarts in a long
+// final reports whether an error is an answer that the server will give again. Wait continues where an API server restarts in a long
 // apply, asks for a pause, or cannot be reached. Rejected credentials are left to Rejections.
 func final(err error) bool {
 	status := apierrors.APIStatus(nil)

@@ -14,7 +14,7 @@ const rejectedFor = 30 * time.Second
 // Rejections distinguishes credentials that are rejected for a moment from invalid ones. The zero value has seen none.
 type Rejections struct{ since time.Time }
 
-// Last processes the outcome of a request, which may be nil. It says whether the credentials have been rejected (401) in every
+// Last processes the outcome of a request, which may be nil. It reports whether the credentials have been rejected (401) in every
 // request for so long that waiting is useless.
 func (r *Rejections) Last(outcome error) bool {
 	if !apierrors.IsUnauthorized(outcome) {

@@ -53,8 +53,8 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 	return free
 }
 
-// is says whether a device can serve a request for a type. A GPU that several claims may have (its type is gpu) serves requests for shares
-// too.
+// is reports whether a device can serve a request for a type. A GPU that several claims may have (its type is gpu) serves requests for
+// shares too.
 func (d *Device) is(kind string) bool {
 	own := d.Text("type")
 	return kind == "" || own == kind || kind == "shared" && own == "gpu" && d.multiple()

@@ -188,7 +188,7 @@ func (d *Device) Number(name resourcev1.QualifiedName) int64 {
 	return -1
 }
 
-// Troubles says what keeps new pods from the device; empty when nothing does.
+// Troubles reports what keeps new pods from the device; empty when nothing does.
 func (d *Device) Troubles() []string {
 	var list []string
 	for _, t := range d.Taints {
@@ -203,14 +203,18 @@ func (d *Device) Troubles() []string {
 	return list
 }
 
-// Nodes lists the cluster's nodes with the labels.
-func Nodes(ctx context.Context, client kubernetes.Interface, labels map[string]string) ([]corev1.Node, error) {
-	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
-	if len(labels) == 0 {
-		selector = ""
+// Nodes lists the cluster's nodes that a selector selects; a nil one selects all.
+func Nodes(ctx context.Context, client kubernetes.Interface, selector *metav1.LabelSelector) ([]corev1.Node, error) {
+	text := ""
+	if selector != nil {
+		compiled, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			return nil, fmt.Errorf("select nodes: %w", err)
+		}
+		text = compiled.String()
 	}
 	nodes, err := list(
-		metav1.ListOptions{Limit: pageSize, LabelSelector: selector},
+		metav1.ListOptions{Limit: pageSize, LabelSelector: text},
 		func(o metav1.ListOptions) ([]corev1.Node, string, error) {
 			page, err := client.CoreV1().Nodes().List(ctx, o)
 			if err != nil {

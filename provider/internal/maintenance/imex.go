@@ -1,5 +1,5 @@
-// Package maintenance does what nobody should do by hand on working nodes: restart the IMEX daemons of a domain, and clear GPUs for
-// a new MIG layout.
+// Package maintenance automates two risky operations on working nodes: restarting the IMEX daemons of a domain, and clearing GPUs for a new
+// MIG layout.
 package maintenance
 
 import (
@@ -27,12 +27,12 @@ import (
 // daemonComponent is the component label of the IMEX daemons' pods.
 const daemonComponent = "imex-daemon"
 
-// MissingError says that the object to work on does not exist.
+// MissingError means that the object to work on does not exist.
 type MissingError struct{ What, Remedy string }
 
 func (e *MissingError) Error() string { return e.What + "; " + e.Remedy }
 
-// StuckError says what a wait that ran out was waiting for.
+// StuckError reports what a wait that ran out was waiting for.
 type StuckError struct {
 	Doing   string
 	Waiting []string

@@ -99,7 +99,7 @@ func (r *repartition) round(ctx context.Context) (context.Context, context.Cance
 	return context.WithCancel(ctx)
 }
 
-// stands reports whether there is something to do: all is applied, or a node's state changed since the last step.
+// stands reports whether there is work: everything is applied, or a node's state changed since the last step.
 func (r *repartition) stands(layout *v1alpha1.MIGLayout) bool {
 	if now := strings.Join(r.waiting(layout), "; "); now != r.said {
 		r.said = now

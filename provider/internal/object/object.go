@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
 
@@ -121,42 +123,121 @@ func (s *Store) Each(ctx context.Context, namespace, labelSelector string, visit
 	}
 }
 
-// ExistsError says that an object to be created exists already and is not Terraform's.
+// ExistsError means that an object to be created exists already and is not this state's.
 type ExistsError struct {
 	Kind     string
 	Key      Key
 	Managers []string
+	// Owned is whether a Terraform state holds the object; Creating whether its creation is under way or was cut off elsewhere.
+	Owned, Creating bool
 }
 
 func (e *ExistsError) Error() string {
 	return fmt.Sprintf("%s %s exists already, managed by %s", e.Kind, e.Key, strings.Join(e.Managers, ", "))
 }
 
-// Create applies an object that must not exist yet. It adopts an object that a run of Terraform left behind before it could record
-// it in the state (known by the field manager). While the kind's CRD is missing Create waits for it, so that the order of resources
-// in one apply does not matter. Errors: *ExistsError, *ConflictError, *MissingKindError, or the API server's.
-func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, force bool) (*unstructured.Unstructured, error) {
+// Create applies an object that must not exist yet, as a new owner's, with a mark that Settle removes. It adopts an object that an
+// earlier process of the same origin created and could not record. While the kind's CRD is missing Create waits for it, so that the
+// order of resources in one apply does not matter. Errors: *ExistsError, *ConflictError, *MissingKindError, or the API server's.
+func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, origin *Origin, force bool) (
+	applied *unstructured.Unstructured, settle func(context.Context) error, err error) {
 	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	found, err := s.Get(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	switch {
-	case found != nil && found.GetDeletionTimestamp() != nil:
+	if found != nil && found.GetDeletionTimestamp() != nil {
 		if _, err := s.Wait(ctx, key, Gone); err != nil {
-			return nil, fmt.Errorf("wait for the old %s %s, which is being deleted: %w", s.kind.Name, key, err)
+			return nil, nil, fmt.Errorf("wait for the old %s %s, which is being deleted: %w", s.kind.Name, key, err)
 		}
-	case found != nil && !managedByTerraform(found):
-		return nil, &ExistsError{s.kind.Name, key, managers(found)}
+		found = nil
 	}
-	applied, err := s.Apply(ctx, obj, force)
-	if !isMissingKind(err) {
-		return applied, err
+	if found != nil {
+		mark := found.GetAnnotations()[CreationAnnotation]
+		if !origin.Abandoned(mark) {
+			return nil, nil, &ExistsError{s.kind.Name, key, managers(found), found.GetAnnotations()[OwnerAnnotation] != "", mark != ""}
+		}
+		obj.SetUID(found.GetUID())
 	}
-	if err := s.awaitKind(ctx); err != nil {
-		return nil, err
+	owner := NewOwner()
+	mark, end := origin.Begin(owner)
+	annotate(obj, OwnerAnnotation, owner)
+	annotate(obj, CreationAnnotation, mark)
+	applied, err = s.Apply(ctx, obj, force)
+	if isMissingKind(err) {
+		if err = s.awaitKind(ctx); err == nil {
+			applied, err = s.Apply(ctx, obj, force)
+		}
 	}
-	return s.Apply(ctx, obj, force)
+	if err != nil {
+		end()
+		return nil, nil, err
+	}
+	return applied, func(ctx context.Context) error {
+		defer end()
+		return s.unmark(ctx, applied)
+	}, nil
+}
+
+// unmark removes the mark of a creation, unless the object is gone.
+func (s *Store) unmark(ctx context.Context, obj *unstructured.Unstructured) error {
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:null}}}`, obj.GetUID(), CreationAnnotation)
+	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+	_, err := s.resource(key).Patch(ctx, key.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: FieldManager})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// Update applies an object that a state records. A field that somebody edited is set back, one that somebody added to the spec is
+// removed, and both are named in reverted; a field that another manager applies is a *ConflictError, unless force takes it over. Errors:
+// *ReplacedError for another object of the name, *ConflictError, or the API server's. applied is nil where nothing was written: the
+// object does not exist, or the error came first. An error beside applied came after the write, and applied is the object as it is then.
+func (s *Store) Update(ctx context.Context, obj *unstructured.Unstructured, record Record, force bool) (
+	applied *unstructured.Unstructured, reverted []Conflict, err error) {
+	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+	found, err := s.Get(ctx, key)
+	if err != nil || found == nil {
+		return nil, nil, err
+	}
+	if !record.Holds(found) {
+		return nil, nil, s.replaced(key, record, found)
+	}
+	if record.Owner == "" {
+		record.Owner = NewOwner()
+	}
+	obj.SetUID(found.GetUID())
+	annotate(obj, OwnerAnnotation, record.Owner)
+	if err := s.refuse(ctx, found, obj, force); err != nil {
+		return nil, nil, err
+	}
+	if patched(found) {
+		if err := s.declare(ctx, key); err != nil {
+			return nil, nil, err
+		}
+	}
+	applied, err = s.Apply(ctx, obj, force)
+	var conflict *ConflictError
+	if errors.As(err, &conflict) && !conflict.applied() {
+		applied, err = s.Apply(ctx, obj, true)
+		reverted = conflict.Conflicts
+	}
+	if rejects(err) && len(foreignFields(found, obj)) > 0 {
+		var removed []Conflict
+		if exchanged, fields, failed := s.exchange(ctx, found, obj); !rejects(failed) {
+			applied, removed, err = exchanged, fields, failed
+		}
+		reverted = append(reverted, removed...)
+	}
+	if err != nil {
+		return applied, nil, err
+	}
+	left, withdrawn, err := s.withdraw(ctx, applied, obj, force)
+	if err != nil {
+		return applied, reverted, err
+	}
+	return left, append(reverted, withdrawn...), nil
 }
 
 // Add applies an object, new or old, without waiting for its kind: a missing one is a *MissingKindError at once.
@@ -179,10 +260,14 @@ func (s *Store) Apply(ctx context.Context, obj *unstructured.Unstructured, force
 	return applied, err
 }
 
-// Conflict is one field that someone else owns.
-type Conflict struct{ Field, Manager string }
+// Conflict is one field that someone else owns. Applied is whether that manager declares the field by server-side apply, as GitOps
+// controllers do; otherwise it wrote it once.
+type Conflict struct {
+	Field, Manager string
+	Applied        bool
+}
 
-// ConflictError says which fields of an object others own.
+// ConflictError reports which fields of an object others own.
 type ConflictError struct {
 	Kind      string
 	Key       Key
@@ -197,6 +282,11 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("apply %s %s: %s", e.Kind, e.Key, strings.Join(lines, "; "))
 }
 
+// applied reports whether a field belongs to a manager that applies it.
+func (e *ConflictError) applied() bool {
+	return slices.ContainsFunc(e.Conflicts, func(c Conflict) bool { return c.Applied })
+}
+
 // conflict parses owner and field from the API server's answer; it returns an answer in another form unchanged.
 func conflict(kind string, key Key, err error) error {
 	status := apierrors.APIStatus(nil)
@@ -207,22 +297,14 @@ func conflict(kind string, key Key, err error) error {
 	for _, cause := range status.Status().Details.Causes {
 		if cause.Type == metav1.CauseTypeFieldManagerConflict {
 			owner := strings.TrimPrefix(cause.Message, "conflict with ")
-			result.Conflicts = append(result.Conflicts, Conflict{cause.Field, owner})
+			// The API server adds "using VERSION" for managers that wrote by update or patch.
+			result.Conflicts = append(result.Conflicts, Conflict{cause.Field, owner, !strings.Contains(owner, " using ")})
 		}
 	}
 	if len(result.Conflicts) == 0 {
 		return err
 	}
 	return result
-}
-
-func managedByTerraform(obj *unstructured.Unstructured) bool {
-	for _, m := range obj.GetManagedFields() {
-		if m.Manager == FieldManager && m.Operation == metav1.ManagedFieldsOperationApply {
-			return true
-		}
-	}
-	return false
 }
 
 func managers(obj *unstructured.Unstructured) []string {

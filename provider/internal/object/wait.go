@@ -10,13 +10,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 
 	"gpufabric.io/provider/internal/feed"
 )
 
-// Condition checks an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
+// Condition checks an object (nil: it does not exist) and reports whether the wait is over; an error ends the wait.
 type Condition = feed.Condition
 
 // Gone is the condition that an object does not exist.
@@ -37,7 +38,7 @@ func Established(crd *unstructured.Unstructured) (bool, error) {
 }
 
 // Wait follows one object, with its own watch, until the condition holds, and returns it as last seen. When ctx ends first, the
-// error is ctx's and the object is still returned, so that the caller can say what was missing.
+// error is ctx's and the object is still returned, so that the caller can report what was missing.
 func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstructured.Unstructured, error) {
 	if !s.kind.Namespaced {
 		key.Namespace = ""
@@ -67,24 +68,42 @@ func (s *Store) Await(
 // ErrGone is returned by conditions that can no longer come true because the object was deleted.
 var ErrGone = errors.New("the object was deleted while it was waited for")
 
-// Delete deletes the object and waits until it is gone; a missing object counts as gone. When ctx ends first the object is returned
-// as last seen with ctx's error, so that the caller can name the finalizers that hold it.
-func (s *Store) Delete(ctx context.Context, key Key) (*unstructured.Unstructured, error) {
+// Delete deletes the object that a record identifies (the zero record: any) and waits until it is gone; a missing object counts as
+// gone. Another object of the name is left alone: *ReplacedError. When ctx ends first the object is returned as last seen with ctx's
+// error, so that the caller can name the finalizers that hold it.
+func (s *Store) Delete(ctx context.Context, key Key, record Record) (*unstructured.Unstructured, error) {
 	propagation := metav1.DeletePropagationBackground
-	err := s.resource(key).Delete(ctx, key.Name, metav1.DeleteOptions{PropagationPolicy: &propagation})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
+	for {
+		found, err := s.Get(ctx, key)
+		if err != nil || found == nil {
+			return nil, err
+		}
+		if !record.Holds(found) {
+			return nil, s.replaced(key, record, found)
+		}
+		options := metav1.DeleteOptions{PropagationPolicy: &propagation, Preconditions: exactly(found)}
+		err = s.resource(key).Delete(ctx, key.Name, options)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		if err == nil {
+			return s.awaitGone(ctx, key, found.GetUID())
+		}
+		if !apierrors.IsConflict(err) || ctx.Err() != nil { // a conflict: the object changed since it was read
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
+}
+
+// awaitGone waits until the object of a UID is gone.
+func (s *Store) awaitGone(ctx context.Context, key Key, uid types.UID) (*unstructured.Unstructured, error) {
 	// Most objects have no finalizer and are gone at once; only the others are watched.
 	left, err := s.Get(ctx, key)
-	if err != nil || left == nil {
+	if err != nil || left == nil || left.GetUID() != uid {
 		return nil, err
 	}
 	last, err := s.Await(ctx, key, left, func(obj *unstructured.Unstructured) (bool, error) {
-		return obj == nil || obj.GetUID() != left.GetUID(), nil // another one of the same name is not ours to wait for
+		return obj == nil || obj.GetUID() != uid, nil // another one of the same name is not ours to wait for
 	})
 	if apierrors.IsNotFound(err) { // the CRD went away, and the object with it
 		return nil, nil
@@ -95,7 +114,7 @@ func (s *Store) Delete(ctx context.Context, key Key) (*unstructured.Unstructured
 // CRDKind is the kind of kinds.
 var CRDKind = Kind{Group: "apiextensions.k8s.io", Version: "v1", Name: "CustomResourceDefinition", Plural: "customresourcedefinitions"}
 
-// MissingKindError says that the cluster does not serve a kind.
+// MissingKindError means that the cluster does not serve a kind.
 type MissingKindError struct{ Kind, CRD string }
 
 func (e *MissingKindError) Error() string {

@@ -22,8 +22,6 @@ var pod = feed.Key{Namespace: "default", Name: "p"}
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
 // A token without a known end expires in the middle of a wait: the request that finds out is rejected, and the next has a new one.
-//
-//shows:tf-waits
 func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
 	waits := map[string]func(context.Context, *fake.FakeDynamicClient) error{
 		"alone": func(ctx context.Context, client *fake.FakeDynamicClient) error {
@@ -66,7 +64,7 @@ func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
 					if test.lasting && (!apierrors.IsUnauthorized(err) || took > time.Minute) || !test.lasting && err != nil {
 						t.Errorf("ended after %v with %v", took, err)
 					}
-					time.Sleep(time.Hour) // the shared watch is left when nobody has waited for a while; the double's ends when it is told to
+					time.Sleep(time.Hour) // the shared watch ends some time after its last waiter; the double's ends by this call
 					watched.Stop()
 				})
 			})

@@ -14,47 +14,58 @@ import (
 	"gpufabric.io/provider/internal/apiserver"
 )
 
-// TestAgainstAPIServer runs every resource by a real Terraform against a real API server. One server serves all: each test keeps to
-// names of its own.
-//
-//shows:cd-planning doctor-preflight tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
+// TestAgainstAPIServer runs every resource against a real API server: its life, its place in the examples and the documentation, and
+// whatever needs the program under a real Terraform, and the tables of cases by core. One server serves all: each test keeps to names
+// of its own.
 func TestAgainstAPIServer(t *testing.T) {
 	needTerraform(t)
-	rc := buildProvider(t)
+	rc := installProvider(t)
 	server := apiserver.Start(t)
 	server.RollOut(t, 2)
 	server.EndNamespaces(t)
-	// built is a suite that runs Terraform with the provider as a program of its own.
-	built := func(run func(*testing.T, *apiserver.Server, string)) func(*testing.T, *apiserver.Server) {
+	// program is a suite that runs Terraform with the provider as a program of its own.
+	program := func(run func(*testing.T, *apiserver.Server, string)) func(*testing.T, *apiserver.Server) {
 		return func(t *testing.T, s *apiserver.Server) { run(t, s, rc) }
 	}
 	for _, suite := range []struct {
 		name string
 		run  func(*testing.T, *apiserver.Server)
 	}{
-		{"examples", built(testExamples)},
+		{"examples", program(testExamples)},
 		{"trouble", testTrouble},
-		{"an interrupted apply", testInterruptedApply},
+		{"an interrupted apply", program(testInterruptedApply)},
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
-		{"upgrades of the driver stack", built(testUpgradeAdvice)},
-		{"preflight of the driver stack", built(testPreflight)},
+		{"upgrades of the driver stack", testUpgradeAdvice},
+		{"preflight of the driver stack", testPreflight},
 		{"secret values", testSecretValues},
-		{"secrets on every way out", built(testCanaries)},
+		{"secrets on every way out", program(testCanaries)},
+		{"drift", testDrift},
+		{"imports", testImports},
+		{"empty values", testEmptyValues},
+		{"ownership", program(testOwnership)},
 		{"compute domain", testComputeDomain},
-		{"plans of compute domains", built(testPlannedDomains)},
+		{"plans of compute domains", testPlannedDomains},
 		{"RDMA pool", testRDMAPool},
-		{"requests", testRequests},
+		{"requests", program(testRequests)},
+		{"outages", program(testOutages)},
 		{"data sources", testDataSources},
+		{"logins", testLogins},
+		{"data source of an object", testObjectData},
+		{"data source of the driver stack", testStackData},
 		{"vGPU profile", testVGPUProfile},
 		{"MIG layout", testMIGLayout},
 		{"secondary network", testSecondaryNetwork},
 		{"list", testList},
 		{"ephemeral kubeconfig", testKubeconfig},
-		{"actions", built(testActions)},
-		{"life cycles", built(testLifeCycles)},
-		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s, rc) }},
-		{"documentation", testDocumentation},
+		{"actions", program(testActions)},
+		{"life cycles", testLifeCycles},
+		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s) }},
+		{"ownership under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testOwnership(t, s, rc) }},
+		{"secrets on every way out under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testCanaries(t, s, rc) }},
+		{"query", program(testQuery)},
+		{"query of driver stacks", program(testStackQuery)},
+		{"documentation", program(testDocumentation)},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}
@@ -103,8 +114,8 @@ func factories() map[string]func() (tfprotov6.ProviderServer, error) {
 	return map[string]func() (tfprotov6.ProviderServer, error){"gpufabric": providerserver.NewProtocol6WithError(New("test")())}
 }
 
-// check runs the steps of one test.
-func check(t *testing.T, steps ...resource.TestStep) {
+// checkUnderTerraform runs the steps of one test under the program itself: those that need more of it than core plays.
+func checkUnderTerraform(t *testing.T, steps ...resource.TestStep) {
 	t.Helper()
 	resource.UnitTest(t, resource.TestCase{ProtoV6ProviderFactories: factories(), Steps: steps})
 }

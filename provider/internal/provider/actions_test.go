@@ -36,9 +36,8 @@ memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)
 SUM multinode_device_to_device_memcpy_read_ce 9479.41
 `
 
-// testActions invokes each action by a real Terraform. Doubles stand for the Job controller, the MPI operator, DaemonSets and kubelets.
+// testActions invokes each action. Doubles stand for the Job controller, the MPI operator, DaemonSets and kubelets.
 func testActions(t *testing.T, s *apiserver.Server, rc string) {
-	needActions(t)
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain {
 		return apiserver.Domain{
@@ -56,21 +55,12 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 		return pod + " sees channel 0\n"
 	}, "member-0", "member-1")
 	s.RunJobs(t, func(job string) bool { return job == "broken" }, "member-0", "member-1")
+	config := func(kind, body string) string {
+		return as(s) + fmt.Sprintf("action \"gpufabric_%s\" \"test\" {\n  config {\n%s\n  }\n}\n", kind, body)
+	}
 	invoke := func(t *testing.T, kind, body string) (string, error) {
 		t.Helper()
-		dir := t.TempDir()
-		main := strings.ReplaceAll(
-			as(s),
-			"hashicorp/",
-			"gpufabric/",
-		) + fmt.Sprintf(
-			"action \"gpufabric_%s\" \"test\" {\n  config {\n%s\n  }\n}\n",
-			kind,
-			body,
-		)
-		must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-		out, err := newCLI(t, rc, dir, nil).try("apply", "-auto-approve", "-invoke=action.gpufabric_"+kind+".test")
-		return oneLine(out), err
+		return newCore(t).invoke(t.Context(), config(kind, body))
 	}
 	succeeds := func(t *testing.T, kind, body string, wants ...string) {
 		t.Helper()
@@ -86,7 +76,7 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 		if err == nil {
 			t.Fatalf("want it to fail:\n%s", out)
 		}
-		contains(t, out, wants...)
+		contains(t, out+" "+oneLine(err.Error()), wants...)
 	}
 	noneLeft := func(t *testing.T) {
 		t.Helper()
@@ -99,8 +89,17 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 		}
 	}
 
-	t.Run("ping names the nodes that share an IMEX domain and leaves nothing", func(t *testing.T) {
-		succeeds(t, "validate_fabric", "num_nodes = 2", "fabric-ping-0-0 sees channel 0", "2 nodes share an IMEX domain: member-0, member-1")
+	t.Run("ping names the nodes that share an IMEX domain and leaves nothing, under the program itself", func(t *testing.T) {
+		needActions(t)
+		dir := t.TempDir()
+		main := strings.ReplaceAll(config("validate_fabric", "num_nodes = 2"), "hashicorp/", "gpufabric/")
+		must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
+		out := newCLI(t, rc, dir, nil).run("apply", "-auto-approve", "-invoke=action.gpufabric_validate_fabric.test")
+		contains(t, oneLine(out), "fabric-ping-0-0 sees channel 0", "2 nodes share an IMEX domain: member-0, member-1")
+		noneLeft(t)
+	})
+	t.Run("ping runs on selected nodes only", func(t *testing.T) {
+		succeeds(t, "validate_fabric", "num_nodes = 2\nnode_selector = { match_labels = { row = \"7\" } }", "2 nodes share an IMEX domain")
 		noneLeft(t)
 	})
 	t.Run("a ping whose pods fail says what they printed and leaves nothing", func(t *testing.T) {
@@ -271,7 +270,7 @@ func testRepartition(t *testing.T, s *apiserver.Server, succeeds, fails expectat
 	fails(
 		t,
 		"repartition",
-		"mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"6s\" }",
+		"mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"15s\" }",
 		"Not done in time",
 		"held by claim default/trainer-gpu",
 	)

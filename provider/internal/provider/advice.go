@@ -12,8 +12,9 @@ import (
 	"gpufabric.io/provider/internal/inventory"
 )
 
-// adviceTimeout bounds how long a plan waits for a cluster that does not answer.
-const adviceTimeout = 5 * time.Second
+// adviceTimeout bounds how long a plan reads a cluster for advice. One that does not answer at all costs the time of the first request
+// (cluster.Connection); a slow one is worth the wait, since a plan without the warnings looks like one that disturbs nothing.
+const adviceTimeout = time.Minute
 
 // ask reads something for advice during a plan, and reports whether it could. A plan must not fail because the cluster does not
 // answer, or lacks these kinds.

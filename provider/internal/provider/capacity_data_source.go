@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 	"maps"
+	"slices"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -23,7 +24,12 @@ type capacityModel struct {
 	MemoryMiB  types.Int64  `tfsdk:"memory_mib"`
 	Cores      types.Int64  `tfsdk:"cores"`
 	Free       types.Int64  `tfsdk:"free"`
-	Nodes      types.Map    `tfsdk:"nodes"`
+	Nodes      []freeModel  `tfsdk:"nodes"`
+}
+
+type freeModel struct {
+	Name string `tfsdk:"name"`
+	Free int64  `tfsdk:"free"`
 }
 
 func newCapacityDataSource() datasource.DataSource {
@@ -49,10 +55,13 @@ func newCapacityDataSource() datasource.DataSource {
 				MarkdownDescription: "Cores of a share in percent of a GPU.",
 			},
 			"free": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many fit in the cluster."},
-			"nodes": schema.MapAttribute{
-				ElementType:         types.Int64Type,
+			"nodes": schema.ListNestedAttribute{
 				Computed:            true,
-				MarkdownDescription: "How many fit on each node that has such devices.",
+				MarkdownDescription: "How many fit on each node that has such devices, by name.",
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"name": schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+					"free": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many fit on it."},
+				}},
 			},
 		},
 	}}
@@ -75,11 +84,11 @@ func readCapacity(ctx context.Context, client *cluster.Client, m *capacityModel)
 	}
 	free := inv.Free(request)
 	total := int64(0)
-	for n := range maps.Values(free) {
-		total += n
+	m.Nodes = []freeModel{}
+	for _, name := range slices.Sorted(maps.Keys(free)) {
+		total += free[name]
+		m.Nodes = append(m.Nodes, freeModel{name, free[name]})
 	}
 	m.Free = types.Int64Value(total)
-	nodes, diags := types.MapValueFrom(ctx, types.Int64Type, free)
-	m.Nodes = nodes
-	return diags, nil
+	return nil, nil
 }

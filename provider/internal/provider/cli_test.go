@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,9 +9,35 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/provider"
+
+	"gpufabric.io/provider/internal/object"
 )
 
-// cli runs a real Terraform or OpenTofu with the provider as built from this tree, in a directory of its own.
+// programName is the provider's program. This test binary is the provider where it is called by that name, so that nothing else is
+// built for Terraform to start.
+const programName = "terraform-provider-gpufabric"
+
+// patienceVariable makes such a provider wait less long for an API server that does not answer: a duration.
+const patienceVariable = "GPUFABRIC_TEST_PATIENCE"
+
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) != programName {
+		os.Exit(m.Run())
+	}
+	patience, _ := time.ParseDuration(os.Getenv(patienceVariable)) // unset: zero, which is the provider's own
+	constructor := func() provider.Provider {
+		return &fabricProvider{version: "test", getenv: os.Getenv, origin: object.NewOrigin(), patience: patience}
+	}
+	if err := Serve(context.Background(), constructor, false); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// cli runs a real Terraform or OpenTofu with the provider as a program of its own, in a directory of its own.
 type cli struct {
 	tb        testing.TB
 	terraform string
@@ -19,22 +46,13 @@ type cli struct {
 	vars      []string
 }
 
-// buildProvider builds the provider once for a test and returns the command-line configuration that makes Terraform use it.
-func buildProvider(tb testing.TB) (rc string) {
+// installProvider puts the provider's program into a directory and returns the command-line configuration that makes Terraform use it.
+func installProvider(tb testing.TB) (rc string) {
 	tb.Helper()
 	dir := tb.TempDir()
-	build := exec.CommandContext(
-		tb.Context(),
-		"go",
-		"build",
-		"-ldflags=-s -w",
-		"-o",
-		filepath.Join(dir, "terraform-provider-gpufabric"),
-		"../..",
-	)
-	if out, err := build.CombinedOutput(); err != nil {
-		tb.Fatalf("build the provider: %v\n%s", err, out)
-	}
+	self, err := os.Executable()
+	must(tb, err)
+	must(tb, os.Symlink(self, filepath.Join(dir, programName)))
 	rc = filepath.Join(dir, "dev.tfrc")
 	// OpenTofu reads a source without a host as its own registry's.
 	config := fmt.Sprintf(

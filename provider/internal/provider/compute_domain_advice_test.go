@@ -3,8 +3,6 @@ package provider
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -67,25 +65,26 @@ func published(name, kind string, taints []resourcev1.DeviceTaint) resourcev1.De
 }
 
 // testPlannedDomains plans domains on a rack of 18 nodes of which 16 are healthy.
-func testPlannedDomains(t *testing.T, s *apiserver.Server, rc string) {
+func testPlannedDomains(t *testing.T, s *apiserver.Server) {
 	serveRack(t, s)
 	const title = "does not fit an NVLink clique"
 	plan := func(t *testing.T, provider string, nodes int) string {
 		t.Helper()
-		dir := t.TempDir()
-		main := strings.ReplaceAll(provider, "hashicorp/", "gpufabric/") + fmt.Sprintf("resource \"gpufabric_compute_domain\" \"a\" {\n"+
-			"  name = \"a\"\n  num_nodes = %d\n  channel = { resource_claim_template = \"a\" }\n}\n", nodes)
-		must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-		return oneLine(newCLI(t, rc, dir, nil).run("plan"))
+		changes, warnings := newCore(t).planText(provider + fmt.Sprintf("resource \"gpufabric_compute_domain\" \"a\" {\n"+
+			"  name = \"a\"\n  num_nodes = %d\n  channel = { resource_claim_template = \"a\" }\n}\n", nodes))
+		if changes[0].action != "create" {
+			t.Errorf("planned: %s", changes[0].action)
+		}
+		return warnings
 	}
 	t.Run("a domain larger than what is healthy is warned of, with nodes and reasons", func(t *testing.T) {
 		out := plan(t, as(s), 18)
-		// On a busy machine the plan gives its look at the cluster up, and then nobody is warned.
+		// On a busy machine the plan may run out of time for its look at the cluster, and then does not warn.
 		for end := time.Now().Add(5 * time.Minute); !strings.Contains(out, title) && time.Now().Before(end); {
 			out = plan(t, as(s), 18)
 		}
-		contains(t, out, "Warning: The domain "+title+" now", "18 nodes do not fit rack 3 (NVLink clique "+plannedClique+")",
-			": 16 of 18 healthy.", "Not healthy there: planned-07 (cordoned), planned-11 (gpu-2: xid 79).", "Plan: 1 to add")
+		contains(t, out, "The domain "+title+" now", "18 nodes do not fit rack 3 (NVLink clique "+plannedClique+")",
+			": 16 of 18 healthy.", "Not healthy there: planned-07 (cordoned), planned-11 (gpu-2: xid 79).")
 	})
 	t.Run("one that fits is not", func(t *testing.T) {
 		if out := plan(t, as(s), 16); strings.Contains(out, title) {
@@ -95,13 +94,12 @@ func testPlannedDomains(t *testing.T, s *apiserver.Server, rc string) {
 	t.Run("who may not list nodes is told nothing, and plans", func(t *testing.T) {
 		viewer := fmt.Sprintf("terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\n"+
 			"provider \"gpufabric\" {\n  host = %q\n  cluster_ca_certificate = %q\n  token = %q\n}\n", s.URL, s.CA, apiserver.ViewerToken)
-		if out := plan(t, viewer, 18); strings.Contains(out, title) || !strings.Contains(out, "Plan: 1 to add") {
+		if out := plan(t, viewer, 18); strings.Contains(out, title) {
 			t.Error(out)
 		}
 	})
 }
 
-//shows:cd-planning
 func TestADomainIsLookedAtBeforeItIsCreated(t *testing.T) {
 	domain := func(nodes int64, template string) *computeDomainModel {
 		return &computeDomainModel{NumNodes: types.Int64Value(nodes), Channel: types.ObjectValueMust(channelType, map[string]attr.Value{

@@ -194,15 +194,10 @@ func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstru
 	return diags
 }
 
-func (m *computeDomainModel) forget() {
-	m.forgetReadiness()
-	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: nodeType})
-}
-
 func (m *computeDomainModel) waiting(context.Context) string { return m.missing }
 
-// adviseComputeDomain warns of a new domain for which no clique has enough healthy nodes now. A domain that stands is not looked at: it
-// has its nodes already.
+// adviseComputeDomain warns of a new domain for which no clique has enough healthy nodes now. It skips an existing domain, which has its
+// nodes already.
 func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, state, plan *computeDomainModel) diag.Diagnostics {
 	var diags diag.Diagnostics
 	if state != nil && state.NumNodes.Equal(plan.NumNodes) && state.Channel.Equal(plan.Channel) {

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
-	"github.com/hashicorp/terraform-plugin-testing/terraform"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -54,7 +54,7 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 			`cannot list resource "secrets"`},
 		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  "+
 			"tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
-		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"6s\" }\n "+
+		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"15s\" }\n "+
 			"channel =", 1), "CustomResourceDefinition computedomains.resource.nvidia.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -68,12 +68,7 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 		})
 	})
 	t.Run("a kubeconfig that another resource has yet to write is no error at plan time", func(t *testing.T) {
-		config := fmt.Sprintf(
-			"resource \"terraform_data\" \"cluster\" {\n  input = %q\n}\nprovider \"gpufabric\" {\n  config_path = "+
-				"terraform_data.cluster.output\n}\n",
-			s.Kubeconfig,
-		)
-		check(t, resource.TestStep{Config: config + aStack, Check: resource.TestCheckResourceAttr(stackAddress, "ready", "true")})
+		testLaterKubeconfig(t, s, aStack)
 	})
 	t.Run("an API server that goes away between two applies leaves the state right, and the next apply goes on", func(t *testing.T) {
 		s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
@@ -94,37 +89,113 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 	})
 }
 
+// testLaterKubeconfig plans while the path of the kubeconfig is unknown, or its file is not there, and applies when it is.
+func testLaterKubeconfig(t *testing.T, s *apiserver.Server, resource string) {
+	for _, attribute := range []string{"config_path", "kubeconfig_raw", "a file"} {
+		t.Run(attribute, func(t *testing.T) {
+			c := newCore(t)
+			file := filepath.Join(t.TempDir(), "config")
+			value := file
+			if attribute == "kubeconfig_raw" {
+				value = kubeconfigText(t, s)
+			}
+			known, err := c.parse(fmt.Sprintf("provider \"gpufabric\" {\n  %s = %q\n}\n", strings.Replace(attribute, "a file", "config_path", 1),
+				value) + resource)
+			must(t, err)
+			planned := *known
+			if attribute != "a file" {
+				settings := fields(known.provider)
+				settings[attribute] = tftypes.NewValue(tftypes.String, tftypes.UnknownValue)
+				planned.provider = tftypes.NewValue(known.provider.Type(), settings)
+			}
+			changes, err := c.preview(t.Context(), &planned)
+			must(t, err)
+			must(t, os.WriteFile(file, []byte(kubeconfigText(t, s)), 0o600))
+			server, err := c.connect(t.Context(), known)
+			must(t, err)
+			must(t, c.apply(t.Context(), server, changes))
+			if ready := fields(c.instances[stackAddress].state)["ready"]; !ready.Equal(tftypes.NewValue(tftypes.Bool, true)) {
+				t.Errorf("ready: %s", ready)
+			}
+			known.blocks = nil
+			must(t, c.converge(t.Context(), known, nil))
+		})
+	}
+}
+
+func kubeconfigText(t *testing.T, s *apiserver.Server) string {
+	t.Helper()
+	text, err := os.ReadFile(s.Kubeconfig)
+	must(t, err)
+	return string(text)
+}
+
+// testLogins reads the cluster by each way to name it, as an administrator, and by the environment.
+func testLogins(t *testing.T, s *apiserver.Server) {
+	for _, name := range []string{"KUBECONFIG", "KUBE_CONFIG_PATH", "KUBE_CONFIG_PATHS", "KUBE_HOST", "KUBE_TOKEN"} {
+		t.Setenv(name, "")
+	}
+	publishRack(t, s)
+	empty := filepath.Join(t.TempDir(), "empty")
+	must(t, os.WriteFile(empty, []byte("apiVersion: v1\nkind: Config\n"), 0o600))
+	certificate := func(line string) string { return fmt.Sprintf("%s\ncluster_ca_certificate = %q", line, s.CA) }
+	for _, c := range []struct {
+		name, block string
+		env         map[string]string
+	}{
+		{"config_path", fmt.Sprintf("config_path = %q", s.Kubeconfig), nil},
+		{"config_paths, of which the first has nothing", fmt.Sprintf("config_paths = [%q, %q]", empty, s.Kubeconfig), nil},
+		{"kubeconfig_raw", fmt.Sprintf("kubeconfig_raw = %q", kubeconfigText(t, s)), nil},
+		{"kubeconfig_raw with a context", fmt.Sprintf("kubeconfig_raw = %q\nconfig_context = \"test\"", kubeconfigText(t, s)), nil},
+		{"host and token", certificate(fmt.Sprintf("host = %q\ntoken = %q", s.URL, apiserver.AdminToken)), nil},
+		{"KUBE_CONFIG_PATH", "", map[string]string{"KUBE_CONFIG_PATH": s.Kubeconfig}},
+		{"KUBE_CONFIG_PATHS", "", map[string]string{"KUBE_CONFIG_PATHS": empty + string(os.PathListSeparator) + s.Kubeconfig}},
+		{"KUBE_CONFIG_PATH and KUBE_CTX", "", map[string]string{"KUBE_CONFIG_PATH": s.Kubeconfig, "KUBE_CTX": "test"}},
+		{"KUBECONFIG", "", map[string]string{"KUBECONFIG": s.Kubeconfig}},
+		{"KUBE_HOST, KUBE_TOKEN and KUBE_CLUSTER_CA_CERT_DATA", "",
+			map[string]string{"KUBE_HOST": s.URL, "KUBE_TOKEN": apiserver.AdminToken, "KUBE_CLUSTER_CA_CERT_DATA": s.CA}},
+		{"KUBE_HOST, KUBE_TOKEN and KUBE_INSECURE", "",
+			map[string]string{"KUBE_HOST": s.URL, "KUBE_TOKEN": apiserver.AdminToken, "KUBE_INSECURE": "true"}},
+		{"a block beside variables of another cluster", fmt.Sprintf("config_path = %q", s.Kubeconfig),
+			map[string]string{"KUBE_HOST": "https://127.0.0.1:1", "KUBECONFIG": empty + ".missing"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for name, value := range c.env {
+				t.Setenv(name, value)
+			}
+			check(t, resource.TestStep{Config: "provider \"gpufabric\" {\n" + c.block + "\n}\ndata \"gpufabric_nodes\" \"test\" {}\n",
+				Check: resource.TestCheckResourceAttrSet("data.gpufabric_nodes.test", "nodes.0.name")})
+		})
+	}
+}
+
 // testInterruptedApply takes the API server away after three of eight domains were written.
-func testInterruptedApply(t *testing.T, s *apiserver.Server) {
+func testInterruptedApply(t *testing.T, s *apiserver.Server, rc string) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	const n, written = 8, 3
 	proxy := newCounter(t, s)
-	var before map[string]types.UID
-	check(t, resource.TestStep{
-		PreConfig: func() { proxy.leaveAfter(written) }, Config: proxy.domains("interrupted", n, "20s"),
-		ExpectError: words("What was done so far is in the state; run terraform apply again"),
-	}, resource.TestStep{
-		PreConfig: func() {
-			if before = domainUIDs(t, s, "interrupted-"); len(before) != written {
-				t.Errorf("%d domains were written before the API server went away, want %d", len(before), written)
-			}
-			proxy.leaveAfter(-1)
-		},
-		Config: proxy.domains("interrupted", n, "5m"),
-		Check: func(*terraform.State) error {
-			after := domainUIDs(t, s, "interrupted-")
-			if len(after) != n {
-				t.Errorf("%d domains after the second apply, want %d", len(after), n)
-			}
-			for name, uid := range before {
-				if after[name] != uid {
-					t.Errorf("%s was made again: the first apply lost it, or left it tainted", name)
-				}
-			}
-			return nil
-		},
-	})
+	proxy.leaveAfter(written)
+	c := inNewDirectory(t, rc, proxy.domains("interrupted", n, "20s"))
+	fails(t, c, "What was done so far is in the state; run terraform apply again", "apply", "-auto-approve")
+	before := domainUIDs(t, s, "interrupted-")
+	if len(before) != written {
+		t.Errorf("%d domains were written before the API server went away, want %d", len(before), written)
+	}
+	proxy.leaveAfter(-1)
+	c.configure(proxy.domains("interrupted", n, "5m"))
+	c.run("apply", "-auto-approve")
+	c.unchanged()
+	after := domainUIDs(t, s, "interrupted-")
+	if len(after) != n {
+		t.Errorf("%d domains after the second apply, want %d", len(after), n)
+	}
+	for name, uid := range before {
+		if after[name] != uid {
+			t.Errorf("%s was made again: the first apply lost it, or left it tainted", name)
+		}
+	}
+	c.run("destroy", "-auto-approve")
 }
 
 // domainUIDs are the compute domains whose names begin with prefix.
@@ -159,10 +230,7 @@ func notKubernetes(t *testing.T) string {
 }
 
 // TestProviderConfiguration tries provider blocks that name no usable cluster. No server is needed: all are refused before connecting.
-//
-//shows:tf-auth
 func TestProviderConfiguration(t *testing.T) {
-	needTerraform(t)
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -180,10 +248,30 @@ func TestProviderConfiguration(t *testing.T) {
 			),
 		)
 	}
+	text := func(file string) string {
+		content, err := os.ReadFile(file)
+		must(t, err)
+		return string(content)
+	}
+	t.Setenv("KUBECONFIG", "")
 	good := kubeconfig("good", "https://127.0.0.1:1", "one")
 	for _, c := range []struct{ name, block, env, want string }{
 		{"nothing names a cluster", ``, "", "No cluster is named"},
-		{"KUBECONFIG names a missing file", ``, filepath.Join(dir, "missing"), "KUBECONFIG="},
+		{"KUBECONFIG names a missing file", ``, "KUBECONFIG=" + filepath.Join(dir, "missing"), "KUBECONFIG="},
+		{"KUBE_CONFIG_PATH names a missing file", ``, "KUBE_CONFIG_PATH=" + filepath.Join(dir, "missing"), "KUBE_CONFIG_PATH="},
+		{"KUBE_HOST is no URL", ``, "KUBE_HOST=cluster.example", `KUBE_HOST: host = "cluster.example" is not a URL`},
+		{"KUBE_TOKEN would go over http", `host = "http://127.0.0.1:1"`, "KUBE_TOKEN=t", "unencrypted"},
+		{"KUBE_CTX is not in the file", fmt.Sprintf("config_path = %q", good), "KUBE_CTX=two", `there is no context "two"`},
+		{"KUBE_CTX does not override config_context", fmt.Sprintf("config_path = %q\nconfig_context = \"three\"", good), "KUBE_CTX=one",
+			`there is no context "three"`},
+		{"KUBE_INSECURE is no boolean", `host = "https://127.0.0.1:1"`, "KUBE_INSECURE=maybe", "write true or false"},
+		{"KUBE_CLUSTER_CA_CERT_DATA is not PEM", `host = "https://127.0.0.1:1"`, "KUBE_CLUSTER_CA_CERT_DATA=x", "Certificates and keys are PEM"},
+		{"KUBE_HOST does not count where the block names a cluster", fmt.Sprintf("config_path = %q\nconfig_context = \"two\"", good),
+			"KUBE_HOST=https://127.0.0.1:1", `there is no context "two"`},
+		{"kubeconfig_raw is a path", fmt.Sprintf("kubeconfig_raw = %q", good), "", "Give the file's content, not its path"},
+		{"kubeconfig_raw lacks the context", fmt.Sprintf("kubeconfig_raw = %q\nconfig_context = \"two\"", text(good)), "", "It has: one."},
+		{"kubeconfig_raw and config_path are both given", fmt.Sprintf("kubeconfig_raw = %q\nconfig_path = %q", text(good), good), "",
+			"kubeconfig_raw cannot be combined with config_path"},
 		{"config_path names a missing file", `config_path = "/nowhere/config"`, "", "cannot read the kubeconfig: stat /nowhere/config: no " +
 			"such file or directory"},
 		{"config_path is empty", `config_path = ""`, "", "string length must be at least 1"},
@@ -192,16 +280,17 @@ func TestProviderConfiguration(t *testing.T) {
 		{"config_path and config_paths are both given", fmt.Sprintf("config_path = %q\nconfig_paths = [%q]", good, good), "",
 			`Attribute "config_paths" cannot be specified when "config_path" is specified`},
 		{"config_paths is empty", `config_paths = []`, "", "list must contain at least 1 elements"},
-		{"context is not in the file", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", `there is no context "two"`},
-		{"the contexts there are, are named", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", "It has: one."},
+		{"config_context is not in the file", fmt.Sprintf("config_path = %q\nconfig_context = \"two\"", good), "", `there is no context "two"`},
+		{"the contexts there are, are named", fmt.Sprintf("config_path = %q\nconfig_context = \"two\"", good), "", "It has: one."},
 		{"the file has no current-context", fmt.Sprintf("config_path = %q", kubeconfig("no-current", "https://127.0.0.1:1", `""`)), "",
-			"has no current-context. Set context to one of: one."},
+			"has no current-context. Set config_context to one of: one."},
 		{"the cluster has no server", fmt.Sprintf("config_path = %q", kubeconfig("no-server", "", "one")), "", "has no server address"},
 		{"host and config_path are both given", fmt.Sprintf("config_path = %q\nhost = "+
 			"\"https://127.0.0.1:1\"", good), "", "cannot be combined with config_path"},
 		{"host is no URL", `host = "cluster.example"`, "", "is not a URL of an API server"},
 		{"host has a scheme that is not HTTP", `host = "ftp://127.0.0.1"`, "", "is not a URL of an API server"},
-		{"host comes with a context", "host = \"https://127.0.0.1:1\"\ncontext = \"one\"", "", "picks an entry of a kubeconfig file"},
+		{"host comes with a config_context", "host = \"https://127.0.0.1:1\"\nconfig_context = \"one\"", "",
+			"picks an entry of a kubeconfig file"},
 		{"in_cluster outside a pod", `in_cluster = true`, "", "needs a pod's service account"},
 		{"in_cluster and host are both given", "in_cluster = true\nhost = \"https://127.0.0.1:1\"", "", "cannot be combined"},
 		{"insecure comes with a CA", "host = \"https://127.0.0.1:1\"\ninsecure = true\ncluster_ca_certificate = \"x\"", "",
@@ -231,7 +320,9 @@ func TestProviderConfiguration(t *testing.T) {
 		{"a flag is no boolean", "host = \"https://127.0.0.1:1\"\ninsecure = \"maybe\"", "", "a bool is required"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Setenv("KUBECONFIG", c.env)
+			if name, value, given := strings.Cut(c.env, "="); given {
+				t.Setenv(name, value)
+			}
 			block := fmt.Sprintf("provider \"gpufabric\" {\n%s\n}\n", c.block)
 			check(
 				t,

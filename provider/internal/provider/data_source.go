@@ -19,7 +19,10 @@ type reader[M any] struct {
 	connection *cluster.Connection
 }
 
-var _ datasource.DataSourceWithConfigure = (*reader[struct{}])(nil)
+var (
+	_ datasource.DataSourceWithConfigure      = (*reader[struct{}])(nil)
+	_ datasource.DataSourceWithValidateConfig = (*reader[struct{}])(nil)
+)
 
 func (r *reader[M]) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
 	resp.TypeName = req.ProviderTypeName + "_" + r.name
@@ -31,6 +34,10 @@ func (r *reader[M]) Schema(_ context.Context, _ datasource.SchemaRequest, resp *
 
 func (r *reader[M]) Configure(_ context.Context, req datasource.ConfigureRequest, resp *datasource.ConfigureResponse) {
 	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+}
+
+func (r *reader[M]) ValidateConfig(_ context.Context, req datasource.ValidateConfigRequest, resp *datasource.ValidateConfigResponse) {
+	resp.Diagnostics.Append(nullElements(req.Config.Raw)...)
 }
 
 func (r *reader[M]) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {

@@ -9,6 +9,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/apiserver"
 	"gpufabric.io/provider/internal/inventory"
@@ -99,8 +100,11 @@ func testDataSources(t *testing.T, s *apiserver.Server) {
 			resource.TestCheckResourceAttr("data.gpufabric_nodes.test", "nodes.1.healthy", "false"),
 			resource.TestCheckResourceAttr("data.gpufabric_nodes.test", "nodes.1.gpus.1.troubles.0", "gpu.nvidia.com/xid=79"),
 			resource.TestCheckResourceAttr("data.gpufabric_nodes.test", "nodes.2.gpus.#", "0"))},
-		{"nodes can be chosen by label", `data "gpufabric_nodes" "test" { match_labels = { plain = "true" } }`,
+		{"nodes can be chosen by label", `data "gpufabric_nodes" "test" { node_selector = { match_labels = { plain = "true" } } }`,
 			resource.TestCheckResourceAttr("data.gpufabric_nodes.test", "nodes.0.name", "rack-2")},
+		{"nodes can be chosen by an expression", `data "gpufabric_nodes" "test" {
+				node_selector = { match_expressions = [{ key = "plain", operator = "DoesNotExist" }] }
+			}`, resource.TestCheckResourceAttr("data.gpufabric_nodes.test", "nodes.0.name", "rack-0")},
 		{"devices can be chosen by driver, node and type", `data "gpufabric_devices" "test" {
 				driver = "gpu.nvidia.com"
 				node   = "rack-0"
@@ -117,10 +121,64 @@ func testDataSources(t *testing.T, s *apiserver.Server) {
 				resource.TestCheckResourceAttr("data.gpufabric_topology.test", "groups.0.nics.0", "mlx5-0-1"))},
 		{"the capacity leaves out what is in trouble", `data "gpufabric_capacity" "test" {}`, resource.ComposeAggregateTestCheckFunc(
 			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "3"),
-			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "nodes.rack-1", "1"))},
+			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "nodes.1.free", "1"))},
 		{"the capacity of a profile that nobody has is none", `data "gpufabric_capacity" "test" { mig_profile = "1g.10gb" }`,
 			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "0")},
 	} {
 		t.Run(c.name, func(t *testing.T) { check(t, resource.TestStep{Config: as(s) + c.config, Check: c.check}) })
 	}
+}
+
+// testObjectData reads what resources manage by the data source of the same kind.
+func testObjectData(t *testing.T, s *apiserver.Server) {
+	serveLives(t, s)
+	made := configOfLives(s, "shown")
+	var shown string
+	var checks []resource.TestCheckFunc
+	for _, l := range lives {
+		shown += fmt.Sprintf("data \"gpufabric_%s\" \"test\" {\n  name = \"shown\"\n}\n", l.name)
+		data := "data." + l.address()
+		checks = append(checks, resource.TestCheckResourceAttrPair(data, "uid", l.address(), "uid"),
+			resource.TestCheckResourceAttrPair(data, "id", l.address(), "id"),
+			resource.TestCheckResourceAttr(data, "labels.team", "a"), resource.TestCheckNoResourceAttr(data, "wait_for"))
+	}
+	checks = append(checks,
+		resource.TestCheckResourceAttr("data.gpufabric_compute_domain.test", "channel.resource_claim_template", "life"),
+		resource.TestCheckResourceAttr("data.gpufabric_rdma_pool.test", "resource_name", "a"),
+		resource.TestCheckResourceAttr("data.gpufabric_rdma_pool.test", "ready", "true"),
+		resource.TestCheckResourceAttr("data.gpufabric_vgpu_profile.test", "mode", "Exclusive"),
+		resource.TestCheckResourceAttr("data.gpufabric_mig_layout.test", "layout", "off"),
+		resource.TestCheckResourceAttr("data.gpufabric_secondary_network.test", "master", "ib0"))
+	t.Run("is that of the resource", func(t *testing.T) {
+		check(t, resource.TestStep{Config: made},
+			resource.TestStep{Config: made + shown, Check: resource.ComposeAggregateTestCheckFunc(checks...)})
+	})
+	t.Run("of what is not there is an error that names it", func(t *testing.T) {
+		for _, l := range lives {
+			check(t, resource.TestStep{Config: as(s) + fmt.Sprintf("data \"gpufabric_%s\" \"test\" {\n  name = \"none\"\n}\n", l.name),
+				ExpectError: words("There is no " + l.kind.Name)})
+		}
+	})
+	t.Run("shows a network that no resource can manage", func(t *testing.T) {
+		const chain = `{"cniVersion":"0.3.1","plugins":[{"type":"macvlan"},{"type":"tuning"}]}`
+		networks := s.Dynamic.Resource(networkKind.GVR()).Namespace("default")
+		_, err := networks.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{"apiVersion": "k8s.cni.cncf.io/v1",
+			"kind": "NetworkAttachmentDefinition", "metadata": map[string]any{"name": "chain"}, "spec": map[string]any{"config": chain}}},
+			metav1.CreateOptions{})
+		must(t, err)
+		check(t, resource.TestStep{Config: as(s) + "data \"gpufabric_secondary_network\" \"test\" {\n  name = \"chain\"\n}\n",
+			Check: resource.ComposeAggregateTestCheckFunc(resource.TestCheckResourceAttr("data.gpufabric_secondary_network.test", "config", chain),
+				resource.TestCheckNoResourceAttr("data.gpufabric_secondary_network.test", "type"))})
+	})
+}
+
+// testStackData reads a driver stack as a second configuration does.
+func testStackData(t *testing.T, s *apiserver.Server) {
+	const data = "data.gpufabric_driver_stack.test"
+	shown := "data \"gpufabric_driver_stack\" \"test\" {\n  name = \"second\"\n  namespace = \"second-system\"\n}\n"
+	check(t, resource.TestStep{Config: as(s) + shown, ExpectError: words("There is no Helm release second-system/second")},
+		resource.TestStep{Config: stack(s, "second", "")}, resource.TestStep{Config: stack(s, "second", "") + shown,
+			Check: resource.ComposeAggregateTestCheckFunc(resource.TestCheckResourceAttr(data, "ready", "true"),
+				resource.TestCheckResourceAttr(data, "chart_version", "1.0.0"), resource.TestCheckResourceAttr(data, "waiting_for.#", "0"),
+				resource.TestCheckResourceAttrPair(data, "chart_digest", stackAddress, "chart_digest"))})
 }

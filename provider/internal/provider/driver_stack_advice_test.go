@@ -1,8 +1,7 @@
 package provider
 
 import (
-	"os"
-	"path/filepath"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -15,18 +14,10 @@ import (
 )
 
 // testUpgradeAdvice plans upgrades of a stack whose plugin runs on a node where a pod holds a channel.
-func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
-	dir := t.TempDir()
-	must(t, os.CopyFS(filepath.Join(dir, "testdata/stack"), os.DirFS("testdata/stack")))
-	main := strings.NewReplacer(
-		"hashicorp/",
-		"gpufabric/",
-	).Replace(
-		stack(s, "advised", "values = [var.values]"),
-	) + "variable \"values\" { default = \"{}\" }\n"
-	must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-	run := func(values string) *cli { return newCLI(t, rc, dir, map[string]string{"values": values}) }
-	run("{}").run("apply", "-auto-approve")
+func testUpgradeAdvice(t *testing.T, s *apiserver.Server) {
+	c := newCore(t)
+	config := func(values string) string { return stack(s, "advised", fmt.Sprintf("values = [%q]", values)) }
+	c.run(config("{}"))
 
 	s.ServeNodes(t, nil, func(string) string { return "" }, "advised-0")
 	pods := s.Typed.CoreV1().Pods("advised-system")
@@ -51,7 +42,7 @@ func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 	)
 	must(t, err)
 	holdClaim(t, s) // of channel-0 in pool p, by pod default/trainer
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name, values string
 		wants        []string
 		none         bool
@@ -64,17 +55,19 @@ func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 		{"a component switched off names the pods that hold its devices", "computeDomains: {enabled: false}", []string{
 			"Drivers will be removed", "1 pods hold devices of compute-domain.nvidia.com", "default/trainer"}, false},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			out := oneLine(run(c.values).run("plan"))
-			contains(t, out, c.wants...)
-			if c.none && strings.Contains(out, "Drivers will be") {
-				t.Errorf("want no warning:\n%s", out)
+		t.Run(test.name, func(t *testing.T) {
+			c.t = t
+			_, warnings := c.planText(config(test.values))
+			contains(t, warnings, test.wants...)
+			if test.none && strings.Contains(warnings, "Drivers will be") {
+				t.Errorf("want no warning:\n%s", warnings)
 			}
 		})
 	}
+	c.t = t
 	zero := int64(0)
 	must(t, pods.Delete(t.Context(), "plugin", metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	must(t, s.Typed.ResourceV1().ResourceSlices().Delete(t.Context(), slice.Name, metav1.DeleteOptions{}))
 	must(t, s.Typed.ResourceV1().ResourceClaims("default").Delete(t.Context(), "held", metav1.DeleteOptions{}))
-	run("{}").run("destroy", "-auto-approve")
+	c.run(as(s))
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/types"
+	helm "helm.sh/helm/v3/pkg/release"
 
 	"gpufabric.io/provider/internal/release"
 )
@@ -15,6 +16,9 @@ import (
 // For both an install and an upgrade it warns what would not work, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
+		return
+	}
+	if resp.Diagnostics.Append(nullElements(req.Config.Raw)...); resp.Diagnostics.HasError() {
 		return
 	}
 	var plan driverStackModel
@@ -30,21 +34,22 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	if known {
-		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringValue(
-			spec.Chart.Version,
-		), types.StringValue(
-			spec.Chart.AppVersion,
-		), types.StringValue(
-			spec.Chart.Digest,
-		)
-		plan.EffectiveValues = mapOf(without(release.Flatten(spec.Values), spec.Secret))
-	} else {
-		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
-		plan.EffectiveValues = types.MapUnknown(types.StringType)
+	plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
+	if c := spec.Chart; c != nil {
+		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringValue(c.Version), types.StringValue(c.AppVersion),
+			types.StringValue(c.Digest)
+	}
+	plan.EffectiveValues = types.MapUnknown(types.StringType) // at a creation too: the salt is made with the release
+	if known && !req.State.Raw.IsNull() {
+		salt, diags := saltIn(ctx, resp.Private)
+		resp.Diagnostics.Append(diags...)
+		plan.EffectiveValues = mapOf(fingerprints(without(release.Flatten(spec.Values), spec.Secret), salt))
 	}
 	plan.SecretValues = types.ListNull(types.StringType)
 	plan.Drift = stringList(nil)
+	if plan.ID.IsUnknown() && !plan.Namespace.IsUnknown() && !plan.Name.IsUnknown() {
+		plan.ID = types.StringValue(plan.Namespace.ValueString() + "/" + plan.Name.ValueString())
+	}
 	if req.State.Raw.IsNull() {
 		plan.forgetRelease()
 		if known {
@@ -58,9 +63,10 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	if plan.sameRelease(&state) {
+	repair := plan.sameChart(&state) && len(state.Drift.Elements()) > 0
+	if repair || plan.sameRelease(&state) {
 		plan.Revision, plan.Status, plan.Ready, plan.Waiting = state.Revision, state.Status, state.Ready, state.Waiting
-		if plan.WaitFor.ValueString() == waitRollout && !state.Ready.ValueBool() {
+		if repair || plan.WaitFor.ValueString() == waitRollout && !state.Ready.ValueBool() {
 			plan.Ready, plan.Waiting = types.BoolUnknown(), types.ListUnknown(types.StringType)
 		}
 	} else {
@@ -75,16 +81,25 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 }
 
+// statusDeployed is Helm's status of a release whose last operation succeeded.
+const statusDeployed = string(helm.StatusDeployed)
+
 // sameRelease reports whether the release needs no upgrade.
 func (m *driverStackModel) sameRelease(state *driverStackModel) bool {
+	return m.sameChart(state) && len(state.Drift.Elements()) == 0
+}
+
+// sameChart reports whether Helm's release stays as it is; its objects may have to be mended.
+func (m *driverStackModel) sameChart(state *driverStackModel) bool {
 	return m.Name.Equal(state.Name) && m.Namespace.Equal(state.Namespace) && m.ChartDigest.Equal(state.ChartDigest) &&
 		m.EffectiveValues.Equal(
 			state.EffectiveValues,
-		) && m.SecretVersion.Equal(state.SecretVersion) && state.Status.ValueString() == "deployed" && len(state.Drift.Elements()) == 0
+		) && m.SecretVersion.Equal(state.SecretVersion) && state.Status.ValueString() == statusDeployed
 }
 
+// forgetRelease plans a new revision. One that Helm does not deploy is an error of the apply.
 func (m *driverStackModel) forgetRelease() {
-	m.Revision, m.Status = types.Int64Unknown(), types.StringUnknown()
+	m.Revision, m.Status = types.Int64Unknown(), types.StringValue(statusDeployed)
 	m.Ready, m.Waiting = types.BoolUnknown(), types.ListUnknown(types.StringType)
 }
 

@@ -90,7 +90,7 @@ func preflightChecks(ctx context.Context, connection *cluster.Connection, spec r
 	if err != nil {
 		return nil, err
 	}
-	// What was not read in time is not seen, and no check calls it good. But a plan that was interrupted reports nothing.
+	// Objects that were not read in time are missing, and no check passes because of them. A plan that was interrupted reports nothing.
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read the cluster for the preflight: %w", err)
 	}

@@ -2,9 +2,6 @@ package provider
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,7 +14,7 @@ import (
 )
 
 // testPreflight installs and upgrades a stack in a namespace whose PodSecurity level would refuse every node plugin.
-func testPreflight(t *testing.T, s *apiserver.Server, rc string) {
+func testPreflight(t *testing.T, s *apiserver.Server) {
 	const namespace = "checked-system"
 	namespaces := s.Typed.CoreV1().Namespaces()
 	_, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -34,65 +31,74 @@ func testPreflight(t *testing.T, s *apiserver.Server, rc string) {
 		must(t, err)
 		return len(list.Items)
 	}
-	dir := t.TempDir()
-	must(t, os.CopyFS(filepath.Join(dir, "testdata/stack"), os.DirFS("testdata/stack")))
-	main := strings.ReplaceAll(stack(s, "checked", "preflight = var.preflight\nvalues = [var.values]"), "hashicorp/", "gpufabric/") +
-		"variable \"preflight\" { default = null }\nvariable \"values\" { default = \"{}\" }\n"
-	must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-	with := func(mode, values string) *cli {
-		variables := map[string]string{"values": values}
+	c := newCore(t)
+	config := func(mode, values string) string {
+		more := fmt.Sprintf("values = [%q]", values)
 		if mode != "" {
-			variables["preflight"] = mode
+			more += fmt.Sprintf("\npreflight = %q", mode)
 		}
-		return newCLI(t, rc, dir, variables)
+		return stack(s, "checked", more)
 	}
-	refused := func(t *testing.T, out string, err error) {
+	parse := func(mode, values string) *configuration {
+		t.Helper()
+		cfg, err := c.parse(config(mode, values))
+		must(t, err)
+		return cfg
+	}
+	refused := func(t *testing.T, err error) {
 		t.Helper()
 		if err == nil {
-			t.Errorf("want it refused:\n%s", out)
+			t.Fatal("want it refused")
 		}
-		contains(t, oneLine(out), "Error: Preflight: 1 of", "PodSecurity: namespace checked-system enforces restricted",
+		contains(t, oneLine(err.Error()), "Preflight: 1 of", "PodSecurity: namespace checked-system enforces restricted",
 			"docs/troubleshooting.md#podsecurityrefuses", "Nothing was changed")
+	}
+	each := func(name string, run func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			c.t = t
+			run(t)
+		})
+		c.t = t
 	}
 
 	enforce("privileged")
-	with(preflightFail, "{}").run("plan", "-out=before")
+	before, err := c.preview(t.Context(), parse(preflightFail, "{}"))
+	must(t, err)
 	enforce("restricted")
-	t.Run("fail refuses a plan, and leads to the entry", func(t *testing.T) {
-		out, err := with(preflightFail, "{}").try("plan")
-		refused(t, out, err)
+	each("fail refuses a plan, and leads to the entry", func(t *testing.T) {
+		_, err := c.preview(t.Context(), parse(preflightFail, "{}"))
+		refused(t, err)
 	})
-	t.Run("fail refuses the apply of a plan from when all was well, and nothing is installed", func(t *testing.T) {
-		c := with(preflightFail, "{}")
-		apply := exec.CommandContext(t.Context(), c.terraform, "apply", "-no-color", "-input=false", "before")
-		apply.Dir, apply.Env = c.dir, c.env
-		out, err := apply.CombinedOutput()
-		refused(t, string(out), err)
+	each("fail refuses the apply of a plan from when all was well, and nothing is installed", func(t *testing.T) {
+		server, err := c.connect(t.Context(), parse(preflightFail, "{}"))
+		must(t, err)
+		refused(t, c.apply(t.Context(), server, before))
 		if n := releases(); n != 0 {
 			t.Errorf("%d releases are there", n)
 		}
 	})
 	for mode, name := range map[string]string{preflightWarn: "warn says so and goes on", "": "no word is warn"} {
-		t.Run(name, func(t *testing.T) {
-			contains(t, oneLine(with(mode, "{}").run("plan")), "Warning: Preflight: 1 of", "docs/troubleshooting.md#podsecurityrefuses")
+		each(name, func(t *testing.T) {
+			_, warnings := c.planText(config(mode, "{}"))
+			contains(t, warnings, "Preflight: 1 of", "docs/troubleshooting.md#podsecurityrefuses")
 		})
 	}
-	t.Run("off does not look", func(t *testing.T) {
-		if out := with(preflightOff, "{}").run("plan"); strings.Contains(out, "Preflight") {
-			t.Errorf("it looked:\n%s", out)
+	each("off does not look", func(t *testing.T) {
+		if _, warnings := c.planText(config(preflightOff, "{}")); strings.Contains(warnings, "Preflight") {
+			t.Errorf("it looked:\n%s", warnings)
 		}
 	})
-	with("", "{}").run("apply", "-auto-approve")
-	t.Run("an upgrade is refused as an install is, and one that changes nothing is not looked at", func(t *testing.T) {
-		out, err := with(preflightFail, "controller: {replicas: 2}").try("plan")
-		refused(t, out, err)
-		if out := with(preflightFail, "{}").run("apply", "-auto-approve"); strings.Contains(out, "Preflight") {
-			t.Errorf("the stack is as wanted, and it looked:\n%s", out)
+	c.run(config("", "{}"))
+	each("an upgrade is refused as an install is, and one that changes nothing is not looked at", func(t *testing.T) {
+		_, err := c.preview(t.Context(), parse(preflightFail, "controller: {replicas: 2}"))
+		refused(t, err)
+		if warnings := c.run(config(preflightFail, "{}")); strings.Contains(warnings, "Preflight") {
+			t.Errorf("the stack is as wanted, and it looked:\n%s", warnings)
 		}
 		enforce("privileged")
-		with(preflightFail, "controller: {replicas: 2}").run("apply", "-auto-approve")
+		c.run(config(preflightFail, "controller: {replicas: 2}"))
 	})
-	with("", "{}").run("destroy", "-auto-approve")
+	c.run(as(s))
 	must(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 }
 

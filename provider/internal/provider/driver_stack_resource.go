@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
 	"gpufabric.io/provider/internal/release"
 )
 
@@ -22,11 +23,16 @@ var (
 	_ resource.ResourceWithConfigure   = (*driverStackResource)(nil)
 	_ resource.ResourceWithImportState = (*driverStackResource)(nil)
 	_ resource.ResourceWithModifyPlan  = (*driverStackResource)(nil)
-	_ resource.ResourceWithIdentity    = (*driverStackResource)(nil)
-	_ resource.ResourceWithMoveState   = (*driverStackResource)(nil)
+
+	_ resource.ResourceWithValidateConfig = (*driverStackResource)(nil)
+	_ resource.ResourceWithIdentity       = (*driverStackResource)(nil)
+	_ resource.ResourceWithMoveState      = (*driverStackResource)(nil)
 )
 
-type driverStackResource struct{ connection *cluster.Connection }
+type driverStackResource struct {
+	connection *cluster.Connection
+	origin     *object.Origin
+}
 
 func newDriverStackResource() resource.Resource { return &driverStackResource{} }
 
@@ -47,6 +53,11 @@ func (r *driverStackResource) IdentitySchema(_ context.Context, _ resource.Ident
 
 func (r *driverStackResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
 	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+	r.origin = originFrom(req.ProviderData)
+}
+
+func (r *driverStackResource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+	resp.Diagnostics.Append(nullElements(req.Config.Raw)...)
 }
 
 func (r *driverStackResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
@@ -63,17 +74,30 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, installed, secret := r.apply(ctx, &m, true, install, timeout, &resp.Diagnostics)
+	owner := object.NewOwner()
+	mark, end := r.origin.Begin(owner)
+	defer end()
+	manager, installed, secret := r.apply(ctx, &m, true, func(ctx context.Context, manager *release.Manager, spec release.Spec) (
+		*release.Release, error) {
+		spec.Owner, spec.Creation = owner, mark
+		return manager.Install(ctx, spec, r.origin.Abandoned, timeout)
+	}, &resp.Diagnostics)
 	if installed == nil {
 		return
 	}
+	defer endStackCreation(ctx, manager, installed, &resp.Diagnostics)
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-	m.observe(installed, secret)
+	salt, diags := saltIn(ctx, resp.Private)
+	resp.Diagnostics.Append(diags...)
+	m.observe(installed, secret, salt)
 	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
+	record := installed.Record()
+	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record)...)
 	m.observeRollout(release.Rollout{})
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	// From here on nothing is an error: it would taint the stack, and the next apply would remove drivers that merely start slowly.
-	unfinished := r.settle(ctx, manager, &m, installed, timeout, &resp.Diagnostics)
+	unfinished := r.settle(ctx, manager, &m, installed, &record, timeout, &resp.Diagnostics)
+	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record)...)
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	if unfinished != nil {
 		resp.Diagnostics.AddWarning(
@@ -98,41 +122,44 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, upgraded, secret := r.apply(ctx, &m, !m.sameRelease(&state), upgradeIfNeeded, timeout, &resp.Diagnostics)
+	salt, diags := saltIn(ctx, resp.Private)
+	resp.Diagnostics.Append(diags...)
+	record := stackRecordIn(ctx, req.Private, &resp.Diagnostics)
+	changes := !m.sameRelease(&state)
+	manager, upgraded, secret := r.apply(ctx, &m, changes, func(ctx context.Context, manager *release.Manager, spec release.Spec) (
+		*release.Release, error) {
+		if spec.Owner = record.Owner; spec.Owner == "" {
+			spec.Owner = object.NewOwner()
+		}
+		return manager.Upgrade(ctx, spec, record, r.origin.Abandoned, timeout)
+	}, &resp.Diagnostics)
 	if upgraded == nil {
-		r.observeFailure(ctx, manager, &state, append(secret, recallSecrets(ctx, req.Private, &resp.Diagnostics)...), resp)
+		r.observeFailure(ctx, manager, &state, append(secret, recallSecrets(ctx, req.Private, &resp.Diagnostics)...), salt, resp)
 		return
 	}
+	record = upgraded.Record()
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-	m.observe(upgraded, secret)
+	m.observe(upgraded, secret, salt)
 	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
-	unfinished := r.settle(ctx, manager, &m, upgraded, timeout, &resp.Diagnostics)
+	unfinished := r.settle(ctx, manager, &m, upgraded, &record, timeout, &resp.Diagnostics)
+	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record)...)
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	if unfinished != nil {
 		resp.Diagnostics.AddError(unfinished.summary, unfinished.detail+"\n\nThe release is upgraded; the next terraform apply goes on waiting.")
 	}
 }
 
-// operation brings a release to spec; hooks bounds each of the chart's hooks.
-type operation func(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error)
+// operation brings a release to spec.
+type operation func(ctx context.Context, m *release.Manager, spec release.Spec) (*release.Release, error)
 
-func install(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
-	return m.Install(ctx, spec, hooks)
-}
-
-// upgradeIfNeeded leaves a release alone that is already as wanted: then only the resource's own settings changed, or a wait goes
-// on.
-func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
-	last, err := m.Get(ctx, spec.Name)
-	if err != nil {
-		return nil, err
+// endStackCreation removes the mark of a creation: from here on the state holds the release.
+func endStackCreation(ctx context.Context, manager *release.Manager, installed *release.Release, diags *diag.Diagnostics) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout)
+	defer cancel()
+	if err := manager.Settled(ctx, installed); err != nil {
+		summary, detail := explain("record that the release is in the state", err)
+		diags.AddWarning(summary, detail)
 	}
-	if last != nil && last.Matches(spec) {
-		if drift, err := m.Drift(ctx, last, spec.Secret); err != nil || len(drift) == 0 {
-			return last, err
-		}
-	}
-	return m.Upgrade(ctx, spec, hooks)
 }
 
 // observeFailure records in the state what a failed upgrade left, so that the next plan starts from the truth.
@@ -141,13 +168,14 @@ func (r *driverStackResource) observeFailure(
 	manager *release.Manager,
 	state *driverStackModel,
 	secret []string,
+	salt []byte,
 	resp *resource.UpdateResponse,
 ) {
 	if manager == nil {
 		return
 	}
 	if last, err := manager.Get(context.WithoutCancel(ctx), state.Name.ValueString()); err == nil && last != nil {
-		state.observe(last, secret)
+		state.observe(last, secret, salt)
 		resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
 		resp.Diagnostics.Append(resp.State.Set(ctx, state)...)
 	}
@@ -160,7 +188,12 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		return
 	}
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-	doing := "read driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
+	title := "driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
+	doing := "read " + title
+	if !r.connection.Known() {
+		addNotRefreshed(&resp.Diagnostics, title)
+		return
+	}
 	client, err := r.connection.Client(ctx)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
@@ -176,24 +209,42 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		resp.State.RemoveResource(ctx)
 		return
 	}
+	record := stackRecordIn(ctx, req.Private, &resp.Diagnostics)
+	if !record.Holds(last) {
+		resp.Diagnostics.AddWarning("Driver stack belongs to somebody else now", fmt.Sprintf("%s in the state was removed or taken over: the "+
+			"cluster has a release of the same name that others installed. It is left alone.", capital(title)))
+		resp.State.RemoveResource(ctx)
+		return
+	}
 	secret := recallSecrets(ctx, req.Private, &resp.Diagnostics)
 	hidden := redactionIn(last, secret)
 	ctx = hidden.log(ctx)
 	defer func() { hidden.purge(&resp.Diagnostics) }()
-	m.observe(last, secret)
+	salt, diags := saltIn(ctx, resp.Private)
+	resp.Diagnostics.Append(diags...)
+	m.observe(last, secret, salt)
+	resp.Diagnostics.Append(m.recall(last)...)
 	state, err := manager.Rollout(ctx, last)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return
 	}
+	state.Fallen(record.Scheduled)
+	if state.Ready() { // the nodes that joined since count too
+		record.Scheduled = state.Scheduled
+	}
+	scheduled := record.Scheduled
+	record = last.Record()
+	record.Scheduled = scheduled
+	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record)...)
 	state.Waiting = hidden.hideAll(state.Waiting)
 	m.observeRollout(state)
-	drift, err := manager.Drift(ctx, last, secret)
+	drift, err := manager.Drift(ctx, last, m.ignored(ctx, &resp.Diagnostics))
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return
 	}
-	m.Drift = stringList(hidden.hideAll(drift))
+	m.Drift = stringList(hidden.hideAll(last.Sentences(drift)))
 	m.setDefaults()
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 }
@@ -225,7 +276,13 @@ func (r *driverStackResource) Delete(ctx context.Context, req resource.DeleteReq
 		ctx = hidden.log(ctx)
 		defer func() { hidden.purge(&resp.Diagnostics) }()
 	}
-	notes, err := manager.Uninstall(ctx, m.Name.ValueString(), release.Removal{CRDs: m.RemoveCRDs.ValueBool()}, timeout)
+	record := stackRecordIn(ctx, req.Private, &resp.Diagnostics)
+	notes, err := manager.Uninstall(ctx, m.Name.ValueString(), record, release.Removal{CRDs: m.RemoveCRDs.ValueBool()}, timeout)
+	var replaced *release.ReplacedError
+	if errors.As(err, &replaced) {
+		resp.Diagnostics.AddWarning("Driver stack left alone", capital(replaced.Error())+". It stays.")
+		return
+	}
 	for _, note := range notes {
 		resp.Diagnostics.AddWarning("Left behind", note)
 	}
@@ -241,7 +298,7 @@ func (r *driverStackResource) ImportState(ctx context.Context, req resource.Impo
 // apply runs install or upgrade, where it changes the release after the preflight, and reports errors; the release is nil then.
 // secret names the values that must not be shown.
 func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, changes bool, act operation,
-	hooks time.Duration, diags *diag.Diagnostics) (manager *release.Manager, applied *release.Release, secret []string) {
+	diags *diag.Diagnostics) (manager *release.Manager, applied *release.Release, secret []string) {
 	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
 	spec, known := m.wanted(ctx, diags)
 	if diags.HasError() {
@@ -265,7 +322,7 @@ func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, ch
 			return manager, nil, spec.Secret
 		}
 	}
-	applied, err = act(ctx, manager, spec, hooks)
+	applied, err = act(ctx, manager, spec)
 	if err != nil {
 		addError(diags, doing, err)
 		return manager, nil, spec.Secret
@@ -279,6 +336,7 @@ func (r *driverStackResource) settle(
 	manager *release.Manager,
 	m *driverStackModel,
 	installed *release.Release,
+	record *release.Record,
 	timeout time.Duration,
 	diags *diag.Diagnostics,
 ) *unfinished {
@@ -288,6 +346,7 @@ func (r *driverStackResource) settle(
 		watch = manager.Rollout
 	}
 	state, err := watch(ctx, installed)
+	record.Scheduled = state.Scheduled
 	state.Waiting = m.redaction(ctx).hideAll(state.Waiting)
 	m.observeRollout(state)
 	for _, note := range state.Notes {

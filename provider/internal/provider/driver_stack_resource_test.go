@@ -26,6 +26,8 @@ func stack(s *apiserver.Server, name, more string) string {
 
 const stackAddress = "gpufabric_driver_stack.test"
 
+var fingerprint = regexp.MustCompile(`^[0-9a-f]{12}$`)
+
 func testDriverStack(t *testing.T, s *apiserver.Server) {
 	t.Run("is installed, shown as ready, left alone by the next plan and removed without remains", func(t *testing.T) {
 		check(t, resource.TestStep{
@@ -47,16 +49,22 @@ func testDriverStack(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("shows which value changes and is upgraded in place", func(t *testing.T) {
 		check(t, resource.TestStep{Config: stack(s, "second", "")}, resource.TestStep{
-			Config: stack(s, "second", `values = [yamlencode({controller = {replicas = 3}})]
+			Config: stack(s, "second", `values = [jsonencode({controller = {replicas = 3}})]
 				hardware = {driver_root = "/run/nvidia/driver"}`),
 			ConfigPlanChecks: resource.ConfigPlanChecks{
 				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)},
 			},
 			Check: resource.ComposeAggregateTestCheckFunc(
-				resource.TestCheckResourceAttr(stackAddress, "effective_values.controller.replicas", "3"),
-				resource.TestCheckResourceAttr(stackAddress, "effective_values.hardware.driverRoot", "/run/nvidia/driver"),
+				resource.TestMatchResourceAttr(stackAddress, "effective_values.controller.replicas", fingerprint),
+				resource.TestMatchResourceAttr(stackAddress, "effective_values.hardware.driverRoot", fingerprint),
 				resource.TestCheckResourceAttr(stackAddress, "revision", "2"),
 			),
+		})
+	})
+	t.Run("is imported with the values of its release", func(t *testing.T) {
+		check(t, resource.TestStep{Config: stack(s, "imported", `values = ["controller:\n  replicas: 3\n"]`)}, resource.TestStep{
+			ResourceName: stackAddress, ImportState: true, ImportStateVerify: true, // each import makes its own salt of the fingerprints
+			ImportStateVerifyIgnore: []string{"chart", "effective_values"},
 		})
 	})
 	t.Run("refuses at plan time a value that the chart's schema does not allow", func(t *testing.T) {

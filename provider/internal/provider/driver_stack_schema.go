@@ -6,6 +6,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/setvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
@@ -31,6 +32,7 @@ type driverStackModel struct {
 	RemoveCRDs      types.Bool     `tfsdk:"remove_crds"`
 	WaitFor         types.String   `tfsdk:"wait_for"`
 	Preflight       types.String   `tfsdk:"preflight"`
+	DriftIgnore     types.Set      `tfsdk:"drift_ignore"`
 	Timeouts        timeouts.Value `tfsdk:"timeouts"`
 
 	ChartVersion    types.String `tfsdk:"chart_version"`
@@ -56,11 +58,11 @@ type hardwareModel struct {
 	SysfsRoot   types.String `tfsdk:"sysfs_root"`
 	DevRoot     types.String `tfsdk:"dev_root"`
 	ProcDevices types.String `tfsdk:"proc_devices"`
-	HostMounts  types.List   `tfsdk:"host_mounts"`
+	HostMounts  types.Set    `tfsdk:"host_mounts"`
 	Privileged  types.Bool   `tfsdk:"privileged"`
 }
 
-// What to wait for.
+// Values of wait_for.
 const (
 	waitRollout = "rollout"
 	waitNone    = "none"
@@ -90,7 +92,7 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 			"name": schema.StringAttribute{
 				Optional:            true,
 				Computed:            true,
-				Default:             stringdefault.StaticString("gpufabric"),
+				Default:             stringdefault.StaticString(stackName),
 				PlanModifiers:       replace,
 				Validators:          helmReleaseName(),
 				MarkdownDescription: "Name of the Helm release. Default `gpufabric`.",
@@ -98,7 +100,7 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 			"namespace": schema.StringAttribute{
 				Optional:            true,
 				Computed:            true,
-				Default:             stringdefault.StaticString("gpufabric-system"),
+				Default:             stringdefault.StaticString(stackNamespace),
 				PlanModifiers:       replace,
 				Validators:          kubernetesLabel(),
 				MarkdownDescription: "Namespace of the release. Default `gpufabric-system`.",
@@ -107,8 +109,11 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "Create the namespace if it does not exist. A namespace created so is deleted with the resource, unless others " +
 					"have pods or volumes in it. Default `true`."},
 			"chart": schema.StringAttribute{Required: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
-				MarkdownDescription: "The chart: a directory, or a `.tgz` archive made by `helm package`. It is read at plan time: a change of its " +
-					"content is planned as an upgrade."},
+				MarkdownDescription: "The chart: a directory, a `.tgz` archive made by `helm package`, `oci://REGISTRY/PATH:VERSION`, or " +
+					"`https://HOST/PATH.tgz`. Pin the content of an address by its digest: `oci://REGISTRY/PATH:VERSION@sha256:HEX`, " +
+					"`https://HOST/PATH.tgz#sha256=HEX`. A registry is asked with the login of `helm registry login` or `docker login`.\n\n" +
+					"It is read at plan time: a change of its content is planned as an upgrade. A saved plan needs the same content when it is " +
+					"applied: use an archive or a digest rather than a directory there."},
 			"values": schema.ListAttribute{
 				ElementType: types.StringType,
 				Optional:    true,
@@ -151,10 +156,10 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 					"sysfs_root":   location("Where sysfs is mounted."),
 					"dev_root":     location("Where device nodes are."),
 					"proc_devices": location("The file that lists device majors."),
-					"host_mounts": schema.ListAttribute{
+					"host_mounts": schema.SetAttribute{
 						ElementType:         types.StringType,
 						Optional:            true,
-						Validators:          []validator.List{listvalidator.ValueStringsAre(absolutePath()...)},
+						Validators:          []validator.Set{setvalidator.ValueStringsAre(absolutePath()...)},
 						MarkdownDescription: "Further directories of the node, mounted at the same path in the node pods.",
 					},
 					"privileged": schema.BoolAttribute{
@@ -183,14 +188,25 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 					"not look. It reads nodes, DaemonSets, namespaces, ResourceQuotas and the Jobs' pods with the provider's rights. What these do " +
 					"not let it see fails nothing.",
 			},
+			"drift_ignore": schema.SetAttribute{
+				ElementType: types.StringType,
+				Optional:    true,
+				Validators:  []validator.Set{setvalidator.ValueStringsAre(ignorePattern{})},
+				MarkdownDescription: "Differences from the chart that are accepted, because somebody makes them for good: a sidecar or an " +
+					"environment variable that an injector adds, a field that an operator sets. Each is `KIND NAMESPACE/NAME: FIELD` as `drift` " +
+					"shows it, with " +
+					"`*` " +
+					"for any text, for example `DaemonSet gpufabric-system/*: spec.template.spec.containers[istio-proxy]`. It covers the fields below " +
+					"the field too. An accepted difference is neither shown nor mended.",
+			},
 			"timeouts": timeoutsAttribute(ctx),
 
 			"chart_version": schema.StringAttribute{Computed: true, MarkdownDescription: "Version of the chart."},
 			"app_version":   schema.StringAttribute{Computed: true, MarkdownDescription: "Version of the drivers in it."},
 			"chart_digest":  schema.StringAttribute{Computed: true, MarkdownDescription: "SHA-256 over the chart's content."},
 			"effective_values": schema.MapAttribute{ElementType: types.StringType, Computed: true,
-				MarkdownDescription: "The values given to the chart, one entry a value (`controller.replicas` = `1`), so that a plan shows which " +
-					"ones change. A change made by somebody else with `helm upgrade` shows here too."},
+				MarkdownDescription: "The names of the values given to the chart (`controller.replicas`), each with a fingerprint of its value, so " +
+					"that a plan shows which ones change, also by somebody else's `helm upgrade`. It shows no value, which may be sensitive."},
 			"revision": schema.Int64Attribute{Computed: true, MarkdownDescription: "Helm's revision of the release."},
 			"status":   schema.StringAttribute{Computed: true, MarkdownDescription: "Helm's status of the release; `deployed` when all is well."},
 			"ready": schema.BoolAttribute{
@@ -203,8 +219,10 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "What is not rolled out, one sentence each; empty when `ready`.",
 			},
 			"drift": schema.ListAttribute{ElementType: types.StringType, Computed: true,
-				MarkdownDescription: "Objects of the release that somebody changed or deleted, one sentence each. Drift is planned to be repaired " +
-					"by an upgrade."},
+				MarkdownDescription: "How objects of the release differ from the chart, one sentence each, with the field manager that made the " +
+					"difference: deleted objects, and fields that were changed, removed or added. The next apply mends it, without a new revision " +
+					"where only objects differ. What is there again right after that is an error: accept it with `drift_ignore`, or stop who does " +
+					"it."},
 		},
 	}
 }

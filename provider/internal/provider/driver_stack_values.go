@@ -2,6 +2,10 @@ package provider
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -10,6 +14,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/types"
+	"helm.sh/helm/v3/pkg/chartutil"
 
 	"gpufabric.io/provider/internal/release"
 )
@@ -99,11 +104,9 @@ func (m *driverStackModel) hardwareValues(ctx context.Context, diags *diag.Diagn
 		}
 	}
 	if !h.HostMounts.IsNull() {
-		var mounts []string
-		diags.Append(h.HostMounts.ElementsAs(ctx, &mounts, false)...)
-		list := make([]any, len(mounts))
-		for i, mount := range mounts {
-			list[i] = mount
+		list := []any{}
+		for _, mount := range stringsOf(ctx, h.HostMounts, diags) {
+			list = append(list, mount)
 		}
 		hardware["hostMounts"] = list
 	}
@@ -113,19 +116,19 @@ func (m *driverStackModel) hardwareValues(ctx context.Context, diags *diag.Diagn
 	return map[string]any{"hardware": hardware}
 }
 
-// wanted reads the chart and the values; known is false while either is unknown.
+// wanted reads the chart and the values; known is false while either is unknown, and then the spec has the chart alone, if that is known.
 func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) (spec release.Spec, known bool) {
 	if m.Chart.IsUnknown() {
 		return spec, false
 	}
-	chart, err := release.Load(m.Chart.ValueString())
+	chart, err := release.Load(ctx, m.Chart.ValueString())
 	if err != nil {
 		diags.AddAttributeError(path.Root("chart"), "Invalid chart", capital(err.Error())+".")
 		return spec, true
 	}
 	values, secret, known := m.chartValues(ctx, diags)
 	if !known || diags.HasError() {
-		return spec, known
+		return release.Spec{Chart: chart}, known
 	}
 	if err := chart.CheckValues(values); err != nil {
 		diags.AddAttributeError(
@@ -137,12 +140,74 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 	}
 	return release.Spec{
 		Name: m.Name.ValueString(), Namespace: m.Namespace.ValueString(), CreateNamespace: m.CreateNamespace.ValueBool(),
-		Chart: chart, Values: values, Secret: slices.Sorted(maps.Keys(release.Flatten(secret))),
+		Chart: chart, Values: values, Secret: slices.Sorted(maps.Keys(release.Flatten(secret))), Ignored: m.ignored(ctx, diags),
 	}, true
 }
 
+// ignored reads drift_ignore; its elements were validated.
+func (m *driverStackModel) ignored(ctx context.Context, diags *diag.Diagnostics) release.Ignored {
+	var patterns []string
+	if !m.DriftIgnore.IsNull() && !m.DriftIgnore.IsUnknown() {
+		diags.Append(m.DriftIgnore.ElementsAs(ctx, &patterns, false)...)
+	}
+	ignored, err := release.ParseIgnored(patterns)
+	if err != nil {
+		diags.AddAttributeError(path.Root("drift_ignore"), "Invalid drift_ignore", err.Error()+".")
+	}
+	return ignored
+}
+
+// fingerprints stand for values in plans and states, so that one sees which value changes and not which value it is. They are made
+// with a salt that only the private state has: a plan's reader cannot try values.
+func fingerprints(values map[string]string, salt []byte) map[string]string {
+	for name, value := range values {
+		mac := hmac.New(sha256.New, salt)
+		mac.Write([]byte(name + "=" + value))
+		values[name] = hex.EncodeToString(mac.Sum(nil)[:6])
+	}
+	return values
+}
+
+// saltKey holds in private state the salt of the fingerprints.
+const saltKey = "salt"
+
+// saltIn returns the salt of a resource, and makes one where there is none yet.
+func saltIn(ctx context.Context, private privateState) ([]byte, diag.Diagnostics) {
+	text, diags := private.GetKey(ctx, saltKey)
+	var salt string
+	if len(text) > 0 && json.Unmarshal(text, &salt) == nil {
+		return []byte(salt), diags
+	}
+	salt = rand.Text()
+	diags.Append(private.SetKey(ctx, saltKey, fmt.Appendf(nil, "%q", salt))...)
+	return []byte(salt), diags
+}
+
+// stackRecordKey holds in private state which release is the state's.
+const stackRecordKey = "release"
+
+func setStackRecord(ctx context.Context, private privateState, record release.Record) diag.Diagnostics {
+	text, err := json.Marshal(record)
+	if err != nil {
+		return diag.Diagnostics{diag.NewErrorDiagnostic("Cannot write private state", err.Error())} // a time always becomes JSON
+	}
+	return private.SetKey(ctx, stackRecordKey, text)
+}
+
+func stackRecordIn(ctx context.Context, private privateState, diags *diag.Diagnostics) release.Record {
+	var record release.Record
+	text, more := private.GetKey(ctx, stackRecordKey)
+	diags.Append(more...)
+	if len(text) > 0 {
+		if err := json.Unmarshal(text, &record); err != nil {
+			diags.AddError("Private state cannot be read", fmt.Sprintf("The record of the release is not in this provider's form: %v.", err))
+		}
+	}
+	return record
+}
+
 // observe copies what Helm has stored, without the values of these names, which are secret.
-func (m *driverStackModel) observe(r *release.Release, secret []string) {
+func (m *driverStackModel) observe(r *release.Release, secret []string, salt []byte) {
 	m.ID = types.StringValue(r.Namespace + "/" + r.Name)
 	m.Name, m.Namespace = types.StringValue(r.Name), types.StringValue(r.Namespace)
 	m.ChartVersion, m.AppVersion, m.ChartDigest = types.StringValue(
@@ -152,8 +217,34 @@ func (m *driverStackModel) observe(r *release.Release, secret []string) {
 	), types.StringValue(
 		r.ChartDigest,
 	)
-	m.EffectiveValues = mapOf(without(release.Flatten(r.Values), secret))
+	m.EffectiveValues = mapOf(fingerprints(without(release.Flatten(r.Values), secret), salt))
 	m.Revision, m.Status = types.Int64Value(int64(r.Revision)), types.StringValue(r.Status)
+}
+
+// recall fills in after an import, which comes without a configuration, what the release holds of one: the values, and the name of the
+// archive that `helm package` makes of the chart. Nothing records where the chart came from. Values that came by values_wo must not come
+// into a state, and which they are is not recorded with the release: then no value is filled in.
+func (m *driverStackModel) recall(r *release.Release) diag.Diagnostics {
+	var diags diag.Diagnostics
+	if !m.Chart.IsNull() {
+		return diags
+	}
+	m.Chart = types.StringValue(r.ChartName + "-" + r.ChartVersion + ".tgz")
+	if r.HasSecrets() {
+		diags.AddAttributeWarning(path.Root("values"), "Values of the release are left out",
+			fmt.Sprintf("Release %s/%s was given secret values by values_wo, and the state would show them. Write values and values_wo into the "+
+				"configuration before you apply it: the plan shows which values change.", r.Namespace, r.Name))
+		return diags
+	}
+	if len(r.Values) > 0 {
+		text, err := chartutil.Values(r.Values).YAML()
+		if err != nil {
+			diags.AddError("Cannot write the values of the release", err.Error())
+			return diags
+		}
+		m.Values = stringList([]string{text})
+	}
+	return diags
 }
 
 func (m *driverStackModel) observeRollout(state release.Rollout) {

@@ -12,11 +12,12 @@ import (
 	"gpufabric.io/provider/internal/validation"
 )
 
-// explain converts every error of the lower packages to a summary and a detail that says what to do.
+// explain converts every error of the lower packages to a summary and a detail that reports what to do.
 func explain(doing string, err error) (summary, detail string) {
 	var (
 		conflict *object.ConflictError
 		exists   *object.ExistsError
+		replaced *object.ReplacedError
 		missing  *object.MissingKindError
 		blocked  *release.BlockedError
 		release_ *release.ExistsError
@@ -26,6 +27,10 @@ func explain(doing string, err error) (summary, detail string) {
 		absent   *maintenance.MissingError
 		stuck    *maintenance.StuckError
 		foreign  *release.ForeignCRDError
+		locked   *release.LockedError
+		drifts   *release.DriftError
+
+		reinstalled *release.ReplacedError
 	)
 	switch {
 	case errors.As(err, &conflict):
@@ -34,12 +39,18 @@ func explain(doing string, err error) (summary, detail string) {
 			"take it over.", doing, fieldList(conflict))
 	case errors.As(err, &exists):
 		return exists.Kind + " exists already", fmt.Sprintf(
-			"Could not %s: it is in the cluster already, managed by %s, and not in Terraform's state. "+
+			"Could not %s: it is in the cluster already, managed by %s%s, and not in Terraform's state. "+
 				"Bring it under Terraform with an import block (id = %q) or choose another name.",
 			doing,
 			strings.Join(exists.Managers, ", "),
+			others(exists),
 			exists.Key,
 		)
+	case errors.As(err, &replaced):
+		return replaced.Kind + " belongs to somebody else now", fmt.Sprintf(
+			"Could not %s: the object in the state (UID %s) no longer exists. The cluster has another one of the same name (UID %s, managed by "+
+				"%s), which is left alone. Plan again, and bring that one under Terraform with an import block (id = %q) or choose another name.",
+			doing, replaced.Record.UID, replaced.Found.UID, strings.Join(replaced.Managers, ", "), replaced.Key)
 	case errors.As(err, &missing):
 		return "Kind not installed", fmt.Sprintf(
 			"Could not %s: the cluster has no CustomResourceDefinition %s, and none appeared within the time-out. "+
@@ -53,8 +64,9 @@ func explain(doing string, err error) (summary, detail string) {
 	case errors.As(err, &release_):
 		r := release_.Release
 		return "Release exists already", fmt.Sprintf(
-			"Could not %s: Helm release %s (chart %s, revision %d, %s) is in namespace %s already and not in Terraform's state. "+
-				"Bring it under Terraform with an import block (id = \"%s/%s\") or choose another name.",
+			"Could not %s: Helm release %s (chart %s, revision %d, %s) is in namespace %s already: another client's or configuration's, or with "+
+				"create_before_destroy the one that is to be replaced, which needs another name. Bring it under Terraform with an import "+
+				"block (id = \"%s/%s\") or choose another name.",
 			doing,
 			r.Name,
 			r.ChartVersion,
@@ -73,6 +85,14 @@ func explain(doing string, err error) (summary, detail string) {
 			busy.Release.Name,
 			busy.Release.Namespace,
 		)
+	case errors.As(err, &locked):
+		return "Another run is at work", fmt.Sprintf("Could not %s: %v. Wait until it has ended, and apply again.", doing, locked)
+	case errors.As(err, &reinstalled):
+		return "Release of somebody else", fmt.Sprintf("Could not %s: %v. Plan again, and import it or choose another name.", doing, reinstalled)
+	case errors.As(err, &drifts):
+		return "Drift that comes back", fmt.Sprintf("Could not %s for good. The release is as configured, but others changed these again "+
+			"at once:\n%s\n\nStop the client that is named, or accept its changes: copy an entry up to its verb into drift_ignore.", doing,
+			strings.Join(drifts.Sentences, "\n"))
 	case errors.As(err, &foreign):
 		return "CRDs of another owner", fmt.Sprintf(
 			"Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.",
@@ -98,6 +118,18 @@ func explain(doing string, err error) (summary, detail string) {
 		return "Not done in time", fmt.Sprintf("Could not %s in time. Waiting for:\n%s", doing, strings.Join(stuck.Waiting, "\n"))
 	}
 	return cluster.Explain(doing, err)
+}
+
+// others adds to an object's field managers which Terraform state holds it.
+func others(e *object.ExistsError) string {
+	switch {
+	case e.Creating:
+		return " (another run of Terraform is creating it, or was killed while it did, on another machine or in another directory)"
+	case e.Owned:
+		return " (a Terraform state holds it: another configuration's, or with create_before_destroy the object that is to be replaced, which " +
+			"needs another name)"
+	}
+	return ""
 }
 
 func fieldList(c *object.ConflictError) string {

@@ -14,15 +14,25 @@ import (
 func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList, at func(fieldPath string) path.Path) {
 	for _, err := range errs {
 		where := at(err.Field)
-		diags.AddAttributeError(where, "Invalid "+kind, where.String()+": "+err.ErrorBody()+".")
+		text := where.String()
+		if steps := fieldSteps(err.Field); len(steps) > 0 { // a field of an element of a set
+			last := steps[len(steps)-1]
+			if name := snakeCase(last.text); !last.bracket && !strings.HasSuffix(text, name) {
+				text += "[*]." + name
+			}
+		}
+		diags.AddAttributeError(where, "Invalid "+kind, text+": "+err.ErrorBody()+".")
 	}
 }
 
-// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0]: the schemas of most resources differ from the API's
-// only in how names are written.
+// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses: the schemas of most resources differ from the API's
+// only in how names are written, and in that lists without an order are sets, whose elements have no place. The error names the element.
 func attributePath(fieldPath string) path.Path {
 	at := path.Empty()
 	for _, s := range fieldSteps(fieldPath) {
+		if s.place() {
+			break
+		}
 		at = s.append(at)
 	}
 	return at
@@ -32,6 +42,12 @@ func attributePath(fieldPath string) path.Path {
 type fieldStep struct {
 	text    string
 	bracket bool
+}
+
+// place reports whether the step is an index of a list.
+func (s fieldStep) place() bool {
+	_, err := strconv.Atoi(s.text)
+	return s.bracket && err == nil
 }
 
 func (s fieldStep) append(at path.Path) path.Path {

@@ -61,7 +61,7 @@ func newParseCliqueID() function.Function {
 		definition: function.Definition{
 			Summary: "Parses the name of an NVLink clique",
 			MarkdownDescription: "Parses `<ClusterUUID>.<CliqueID>`, the form of the node label `nvidia.com/gpu.clique` and of a compute " +
-				"domain's nodes.",
+				"domain's nodes.\n\nThe result has `cluster_uuid` (String) and `clique_id` (Number).",
 			Parameters: []function.Parameter{text("id", "The clique, for example `69a19a31-f41c-45a5-8245-579b6bce5bdd.32766`.")},
 			Return: function.ObjectReturn{
 				AttributeTypes: map[string]attr.Type{"cluster_uuid": types.StringType, "clique_id": types.Int64Type},
@@ -95,7 +95,9 @@ func newParseMIGProfile() function.Function {
 			Summary: "Parses the name of a MIG profile",
 			MarkdownDescription: "Takes a MIG profile's name, for example `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`, apart: slices of the GPU " +
 				"instance and of the compute instance, " +
-				"the memory as named in GB, and what stands after the plus.",
+				"the memory as named in GB, and what stands after the plus.\n\nThe result has `gpu_slices` (Number), `compute_slices` (Number; " +
+				"that of the GPU instance where the name has none), `memory_gb` (Number) and `attributes` (List of String, for example `[\"me\"]`; " +
+				"empty where there is no plus).",
 			Parameters: []function.Parameter{text("profile", "The profile's name.")},
 			Return: function.ObjectReturn{
 				AttributeTypes: map[string]attr.Type{"gpu_slices": types.Int64Type, "compute_slices": types.Int64Type, "memory_gb": types.Int64Type,
@@ -169,7 +171,8 @@ func newVGPUFit() function.Function {
 		definition: function.Definition{
 			Summary: "Computes how many vGPU slices one GPU holds",
 			MarkdownDescription: "Computes how many equal slices one GPU holds, what limits their number (`memory`, `cores` or `split`), and " +
-				"what is left over.",
+				"what is left over.\n\nThe result has `slices` (Number), `limited_by` (String: `memory`, `cores` or `split`), `memory_left_mib` " +
+				"(Number, in MiB) and `cores_left` (Number, in percent of the GPU).",
 			Parameters: []function.Parameter{
 				number("gpu_memory_mib", "The GPU's memory in MiB."), number("memory_mib", "A slice's memory in MiB."),
 				number(
@@ -207,7 +210,8 @@ func newRDMASelector() function.Function {
 			Summary: "Reads an RDMA pool's selectors from a config.json",
 			MarkdownDescription: "Reads the selectors of one resource from the config.json of the RDMA device plugin, in the form of " +
 				"`gpufabric_rdma_pool`'s attribute `selectors`. " +
-				"An entry that lists `devices` gives `if_names`. Every mistake in the entry is reported with its path.",
+				"An entry that lists `devices` gives `if_names`. Every mistake in the entry is reported with its path.\n\nThe result has the " +
+				"attributes of `selectors`, and null for each that the entry lacks.",
 			Parameters: []function.Parameter{
 				text("config_json", "The text of config.json, for example `file(\"config.json\")`."),
 				text("resource_name", "The entry's `resourceName`."),
@@ -240,7 +244,9 @@ func newMIGParted() function.Function {
 		definition: function.Definition{
 			Summary: "Reads MIG layouts from a configuration file of mig-parted",
 			MarkdownDescription: "Reads the layouts (`mig-configs`) of a configuration file of mig-parted in the form of " +
-				"`gpufabric_mig_layout`'s attribute `layouts`. Unknown keys are errors.",
+				"`gpufabric_mig_layout`'s attribute `layouts`. Unknown keys are errors.\n\nThe result is a map by the layouts' names. Each has " +
+				"`gpus`, a list with an object an entry: `device_filter` (List of String), `devices` (List of Number; null: all GPUs) and " +
+				"`mig_devices` (Map of Number by profile; null: MIG mode off).",
 			Parameters: []function.Parameter{text("config_yaml", "The text of the file, for example `file(\"mig.yaml\")`.")},
 			Return:     function.MapReturn{ElementType: layoutType},
 		},

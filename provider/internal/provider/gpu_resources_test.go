@@ -52,7 +52,7 @@ func testVGPUProfile(t *testing.T, s *apiserver.Server) {
 		check(t, resource.TestStep{Config: profile(s, "slice", full), Check: resource.ComposeAggregateTestCheckFunc(
 			resource.TestCheckResourceAttr(profileAddress, "memory", "0.5Ti"),
 			resource.TestCheckResourceAttr(profileAddress, "extended_resource_name", "gpufabric.io/slice"),
-			resource.TestCheckResourceAttr(profileAddress, "nodes.rack-0", "8"),
+			resource.TestCheckResourceAttr(profileAddress, "nodes.0.fits", "8"),
 		)}, resource.TestStep{ResourceName: profileAddress, ImportState: true, ImportStateVerify: true,
 			ImportStateVerifyIgnore: []string{"wait_for", "memory"}}, resource.TestStep{Config: profile(s, "slice", "mode = \"Exclusive\"\n"),
 			ConfigPlanChecks: updates(profileAddress), Check: resource.TestCheckNoResourceAttr(profileAddress, "cores")})
@@ -94,6 +94,7 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 			mixed = { gpus = [{ devices = [0, 1], mig_devices = { "1g.5gb" = 2, "3g.20gb" = 1 } }, { devices = [2], device_filter = ` +
 		`["0x20B010DE"] }] }
 			off   = { gpus = [{}] }
+			none  = { gpus = [] }
 		}
 		wait_for = "ready"`
 	t.Run("is created, changed in place and imported", func(t *testing.T) {
@@ -129,7 +130,7 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 		)
 	})
 	t.Run("that waits for a claim says which", func(t *testing.T) {
-		config := layout(s, "busy", mixed+"\ntimeouts = { create = \"6s\", update = \"6s\" }")
+		config := layout(s, "busy", mixed+"\ntimeouts = { create = \"15s\", update = \"15s\" }")
 		check(
 			t,
 			resource.TestStep{Config: config, ExpectNonEmptyPlan: true},

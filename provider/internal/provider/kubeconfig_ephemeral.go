@@ -3,6 +3,8 @@ package provider
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
@@ -50,7 +52,7 @@ func (r *kubeconfigResource) Metadata(_ context.Context, req ephemeral.MetadataR
 func (r *kubeconfigResource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "A short-lived kubeconfig of a service account, for other providers and provisioners of the same run. It is " +
-			"never written to plan or state.",
+			"never written to plan or state. Needs Terraform 1.10 or OpenTofu 1.11.",
 		Attributes: map[string]schema.Attribute{
 			"namespace": schema.StringAttribute{
 				Required:            true,
@@ -124,6 +126,19 @@ func kubeconfig(config *rest.Config, namespace, name, token string) (string, err
 		CertificateAuthorityData: tls.CAData,
 		InsecureSkipTLSVerify:    tls.Insecure,
 		TLSServerName:            tls.ServerName,
+	}
+	if config.Proxy != nil {
+		to, err := url.Parse(config.Host)
+		if err != nil {
+			return "", fmt.Errorf("read the API server's address: %w", err)
+		}
+		proxy, err := config.Proxy(&http.Request{URL: to})
+		if err != nil {
+			return "", fmt.Errorf("find the proxy of the API server: %w", err)
+		}
+		if proxy != nil {
+			out.Clusters["cluster"].ProxyURL = proxy.String()
+		}
 	}
 	out.AuthInfos[name] = &api.AuthInfo{Token: token}
 	out.Contexts[name] = &api.Context{Cluster: "cluster", AuthInfo: name, Namespace: namespace}

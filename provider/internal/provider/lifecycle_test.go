@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +9,10 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
-	"github.com/hashicorp/terraform-plugin-testing/tfversion"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/provider/internal/apiserver"
 	"gpufabric.io/provider/internal/object"
@@ -34,22 +33,21 @@ var lives = []life{
 	{"secondary_network", networkKind, "type = \"ipoib\"\n  master = \"ib0\""},
 }
 
-func (l life) config(s *apiserver.Server, name string) string {
-	return as(
-		s,
-	) + fmt.Sprintf(
-		"resource \"gpufabric_%s\" \"test\" {\n  name = %q\n  labels = { team = \"a\" }\n  %s\n}\n",
-		l.name,
-		name,
-		l.body,
-	)
-}
-
 func (l life) address() string { return "gpufabric_" + l.name + ".test" }
 
-// testLifeCycles tries with every resource over a custom object what holds of all of them.
-func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
-	installCRD(t, s, "testdata/stack/templates/crd.yaml")
+// configOfLives declares one object a kind, all of one name.
+func configOfLives(s *apiserver.Server, name string) string {
+	text := as(s)
+	for _, l := range lives {
+		text += fmt.Sprintf("resource \"gpufabric_%s\" \"test\" {\n  name = %q\n  labels = { team = \"a\" }\n  %s\n}\n", l.name, name, l.body)
+	}
+	return text
+}
+
+// serveLives installs the kinds of all resources over custom objects, with doubles of their controllers.
+func serveLives(t *testing.T, s *apiserver.Server) {
+	t.Helper()
+	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/resource.nvidia.com_computedomains.yaml"))
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
 	ready := func(obj *unstructured.Unstructured) map[string]any {
 		return map[string]any{
@@ -64,59 +62,28 @@ func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 		s.Serve(t, kind.GVR(), ready)
 	}
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
-	// Planning steps of the test framework have no context of their own.
-	background := context.Background()
-	for _, l := range lives {
-		objects := s.Dynamic.Resource(l.kind.GVR()).Namespace(map[bool]string{true: "default"}[l.kind.Namespaced])
-		action := func(a plancheck.ResourceActionType) resource.ConfigPlanChecks {
-			return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(l.address(), a)}}
+}
+
+// testLifeCycles takes all resources over a custom object through their lives under the program itself. Changes by others meanwhile are in
+// testDrift.
+func testLifeCycles(t *testing.T, s *apiserver.Server) {
+	serveLives(t, s)
+	planned := func(a plancheck.ResourceActionType) (checks resource.ConfigPlanChecks) {
+		for _, l := range lives {
+			checks.PreApply = append(checks.PreApply, plancheck.ExpectResourceAction(l.address(), a))
 		}
-		t.Run(l.name+" is imported by its identity", func(t *testing.T) {
-			resource.UnitTest(
-				t,
-				resource.TestCase{
-					ProtoV6ProviderFactories: factories(),
-					TerraformVersionChecks:   []tfversion.TerraformVersionCheck{tfversion.SkipBelow(tfversion.Version1_12_0)},
-					Steps: []resource.TestStep{
-						{Config: l.config(s, "life")},
-						{ResourceName: l.address(), ImportState: true, ImportStateKind: resource.ImportBlockWithResourceIdentity},
-					},
-				},
-			)
-		})
-		t.Run(l.name+" that was deleted by somebody is created again", func(t *testing.T) {
-			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{
-				PreConfig: func() { must(t, objects.Delete(background, "life", metav1.DeleteOptions{})) },
-				Config:    l.config(s, "life"), ConfigPlanChecks: action(plancheck.ResourceActionCreate),
-			})
-		})
-		t.Run(l.name+" that somebody changed is planned to be changed back", func(t *testing.T) {
-			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{PreConfig: func() {
-				_, err := objects.Patch(
-					background,
-					"life",
-					types.MergePatchType,
-					[]byte(`{"metadata":{"labels":{"team":"b"}}}`),
-					metav1.PatchOptions{FieldManager: "kubectl-edit"},
-				)
-				must(t, err)
-			}, RefreshState: true, ExpectNonEmptyPlan: true})
-		})
-		t.Run(l.name+" of another name is another object", func(t *testing.T) {
-			check(
-				t,
-				resource.TestStep{Config: l.config(s, "life")},
-				resource.TestStep{Config: l.config(s, "life-2"), ConfigPlanChecks: action(plancheck.ResourceActionReplace)},
-			)
-		})
+		return checks
 	}
-	t.Run("terraform query finds every kind, and what it generates imports it", func(t *testing.T) { testQuery(t, s, rc) })
+	config := configOfLives(s, "life")
+	checkUnderTerraform(t, resource.TestStep{Config: config, ConfigPlanChecks: planned(plancheck.ResourceActionCreate)},
+		resource.TestStep{Config: configOfLives(s, "life-2"), ConfigPlanChecks: planned(plancheck.ResourceActionReplace)})
 }
 
 // testQuery makes an object of every kind outside of Terraform, lets `terraform query` write a configuration with import blocks for all of
 // them, and applies it.
 func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
+	serveLives(t, s)
 	header := strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/")
 	directory := func(text string) string {
 		dir := t.TempDir()
@@ -128,11 +95,11 @@ func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 		fmt.Fprintf(&all, "resource \"gpufabric_%s\" \"test\" {\n  name = \"found\"\n  %s\n}\n", l.name, l.body)
 		fmt.Fprintf(&queries, "list \"gpufabric_%s\" \"all\" {\n  provider = gpufabric\n}\n", l.name)
 	}
-	maker := newCLI(t, rc, directory(all.String()), nil)
+	maker := newAttachedCLI(t, rc, directory(all.String()), nil)
 	maker.run("apply", "-auto-approve")
 	dir := directory("")
 	must(t, os.WriteFile(filepath.Join(dir, "all.tfquery.hcl"), []byte(queries.String()), 0o600))
-	finder := newCLI(t, rc, dir, nil)
+	finder := newAttachedCLI(t, rc, dir, nil)
 	found := finder.plain("query", "-no-color", "-generate-config-out=generated.tf")
 	for _, l := range lives {
 		contains(t, found, "list.gpufabric_"+l.name+".all")
@@ -144,4 +111,30 @@ func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	}
 	contains(t, finder.run("apply", "-auto-approve"), fmt.Sprintf("%d imported, 0 added", len(lives)))
 	maker.run("destroy", "-auto-approve")
+}
+
+// testStackQuery lets `terraform query` write a configuration for a driver stack that another client installed, and applies it.
+func testStackQuery(t *testing.T, s *apiserver.Server, rc string) {
+	needActions(t)
+	helmInstall(t, s, "found", map[string]any{"controller": map[string]any{"replicas": 2}})
+	dir := t.TempDir()
+	chart, err := loader.Load("testdata/stack")
+	must(t, err)
+	_, err = chartutil.Save(chart, dir) // as the generated configuration names it
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/")), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "all.tfquery.hcl"), []byte("list \"gpufabric_driver_stack\" \"all\" {\n  provider = gpufabric\n  "+
+		"config {\n    chart = \"stack\"\n    namespace = \"found-system\"\n  }\n}\n"), 0o600))
+	cli := newCLI(t, rc, dir, nil)
+	cli.plain("query", "-no-color", "-generate-config-out=generated.tf")
+	contains(t, cli.run("apply", "-auto-approve"), "1 imported, 0 added")
+	if changed, plan := cli.changes(); changed {
+		t.Errorf("the plan after the import is not empty:\n%s", plan)
+	}
+	deployment, err := s.Typed.AppsV1().Deployments("found-system").Get(t.Context(), "found-controller", metav1.GetOptions{})
+	must(t, err)
+	if *deployment.Spec.Replicas != 2 {
+		t.Errorf("%d replicas: the import lost the values", *deployment.Spec.Replicas)
+	}
+	cli.run("destroy", "-auto-approve")
 }

@@ -59,7 +59,7 @@ func (l *objectLister[M]) ListResourceConfigSchema(
 	}
 	resp.Schema = listschema.Schema{
 		Attributes:          attributes,
-		MarkdownDescription: "Lists the cluster's " + l.kind.Name + " objects, for `terraform query`.",
+		MarkdownDescription: "Lists the cluster's " + l.kind.Name + " objects, for `terraform query`. Needs Terraform 1.14.",
 	}
 }
 
@@ -110,6 +110,9 @@ func (l *objectLister[M]) result(ctx context.Context, req list.ListRequest, obj 
 	result.Diagnostics.Append(m.observe(ctx, obj)...)
 	result.DisplayName = m.key().String()
 	result.Diagnostics.Append(l.identify(ctx, result.Identity, m)...)
+	if fields := l.unmanaged(ctx, m, obj); fields != "" && !result.Diagnostics.HasError() {
+		result.Diagnostics.AddWarning(l.title(m)+" cannot be imported", "The resource has no attributes for "+fields+".")
+	}
 	if req.IncludeResource {
 		result.Diagnostics.Append(result.Resource.Set(ctx, m)...)
 	}
@@ -139,7 +142,7 @@ func (l *driverStackLister) ListResourceConfigSchema(
 	resp *list.ListResourceSchemaResponse,
 ) {
 	resp.Schema = listschema.Schema{
-		MarkdownDescription: "Lists Helm releases of the chart gpufabric, for `terraform query`.",
+		MarkdownDescription: "Lists Helm releases of the chart gpufabric, for `terraform query`. Needs Terraform 1.14.",
 		Attributes: map[string]listschema.Attribute{
 			"namespace": listschema.StringAttribute{Optional: true, MarkdownDescription: "Only releases of this namespace; without it, of all."},
 			"chart":     listschema.StringAttribute{Optional: true, MarkdownDescription: "Name of the chart, where it is not `gpufabric`."},
@@ -177,8 +180,9 @@ func (l *driverStackLister) result(ctx context.Context, req list.ListRequest, cl
 	result.DisplayName = r.Namespace + "/" + r.Name
 	var m driverStackModel
 	result.Diagnostics.Append(nulls(ctx, result.Resource, &m)...)
-	m.observe(r, nil)
+	m.observe(r, nil, []byte(object.NewOwner())) // a list has no private state: its fingerprints are compared with none
 	m.setDefaults()
+	result.Diagnostics.Append(m.recall(r)...)
 	result.Diagnostics.Append(m.identify(ctx, result.Identity)...)
 	if !req.IncludeResource {
 		return result

@@ -3,7 +3,6 @@ package provider
 import (
 	"testing"
 
-	"github.com/hashicorp/terraform-plugin-framework/providerserver"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -84,21 +83,10 @@ func testList(t *testing.T, s *apiserver.Server) {
 	})
 }
 
-// listServer is a provider server with list resources; plugin-go still has the two interfaces apart.
-type listServer interface {
-	tfprotov6.ProviderServer
-	tfprotov6.ListResourceServer
-}
-
 // configured returns a provider server that is connected to s, and its schemas.
 func configured(t *testing.T, s *apiserver.Server) (listServer, *tfprotov6.GetProviderSchemaResponse) {
 	t.Helper()
-	server, ok := providerserver.NewProtocol6(New("test")())().(listServer)
-	if !ok {
-		t.Fatal("the provider serves no list resources")
-	}
-	schemas, err := server.GetProviderSchema(t.Context(), &tfprotov6.GetProviderSchemaRequest{})
-	must(t, err)
+	server, schemas := newServer(t)
 	resp, err := server.ConfigureProvider(
 		t.Context(),
 		&tfprotov6.ConfigureProviderRequest{

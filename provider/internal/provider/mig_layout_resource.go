@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/setvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
@@ -40,16 +40,16 @@ type layoutModel struct {
 }
 
 type layoutGPUsModel struct {
-	DeviceFilter types.List `tfsdk:"device_filter"`
-	Devices      types.List `tfsdk:"devices"`
-	MIGDevices   types.Map  `tfsdk:"mig_devices"`
+	DeviceFilter types.Set `tfsdk:"device_filter"`
+	Devices      types.Set `tfsdk:"devices"`
+	MIGDevices   types.Map `tfsdk:"mig_devices"`
 }
 
 var (
 	layoutGPUsType = types.ObjectType{
 		AttrTypes: map[string]attr.Type{
-			"device_filter": types.ListType{ElemType: types.StringType},
-			"devices":       types.ListType{ElemType: types.Int64Type},
+			"device_filter": types.SetType{ElemType: types.StringType},
+			"devices":       types.SetType{ElemType: types.Int64Type},
 			"mig_devices":   types.MapType{ElemType: types.Int64Type},
 		},
 	}
@@ -90,20 +90,20 @@ func migLayoutSchema(ctx context.Context) schema.Schema {
 		MarkdownDescription: "Name of the entry of `layouts` that the nodes get.",
 	}
 	attributes["layouts"] = schema.MapNestedAttribute{Required: true, Validators: []validator.Map{mapvalidator.SizeAtLeast(1)},
-		MarkdownDescription: "Layouts by name. Function `mig_parted` reads them from a configuration file of mig-parted.",
+		MarkdownDescription: "Layouts by name. Function `mig_parted` reads them from a configuration file of mig-parted. A MIGLayout with " +
+			"`auto` or `gpus` has none; the resource neither makes nor imports such.",
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 			"gpus": schema.ListNestedAttribute{
 				Required:            true,
-				Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
-				MarkdownDescription: "How the GPUs of a node are cut. At most one entry may apply to each GPU.",
+				MarkdownDescription: "How the GPUs of a node are cut. At most one entry may apply to each GPU; a GPU without one stays as it is.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"device_filter": schema.ListAttribute{
+					"device_filter": schema.SetAttribute{
 						ElementType:         types.StringType,
 						Optional:            true,
-						Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+						Validators:          []validator.Set{setvalidator.SizeAtLeast(1)},
 						MarkdownDescription: "Only GPUs with one of these PCI device and vendor ids, for example `0x20B010DE`.",
 					},
-					"devices": schema.ListAttribute{
+					"devices": schema.SetAttribute{
 						ElementType:         types.Int64Type,
 						Optional:            true,
 						MarkdownDescription: "Indices of the GPUs; without them, all.",
@@ -144,6 +144,7 @@ func (m *migLayoutModel) api(ctx context.Context) (*v1alpha1.MIGLayoutSpec, diag
 	for name, layout := range layouts {
 		var entries []layoutGPUsModel
 		diags.Append(layout.GPUs.ElementsAs(ctx, &entries, false)...)
+		spec.Config.Layouts[name] = []v1alpha1.MIGPartedEntry{}
 		for _, e := range entries {
 			entry := v1alpha1.MIGPartedEntry{
 				DeviceFilter: stringsOf(ctx, e.DeviceFilter, &diags),
@@ -152,6 +153,7 @@ func (m *migLayoutModel) api(ctx context.Context) (*v1alpha1.MIGLayoutSpec, diag
 			}
 			if !e.Devices.IsNull() {
 				diags.Append(e.Devices.ElementsAs(ctx, &entry.Devices.Indices, false)...)
+				slices.Sort(entry.Devices.Indices)
 			}
 			if !e.MIGDevices.IsNull() {
 				diags.Append(e.MIGDevices.ElementsAs(ctx, &entry.MIGDevices, false)...)
@@ -178,6 +180,9 @@ func migLayoutAttribute(fieldPath string) path.Path {
 		if i == 1 {
 			at = at.AtName("gpus")
 		}
+		if i > 1 && s.place() {
+			break // devices and device_filter are sets
+		}
 		if i == 0 || (i > 0 && steps[1+i].text == "mig-devices") {
 			at = at.AtMapKey(s.text)
 		} else {
@@ -199,7 +204,7 @@ func (m *migLayoutModel) observe(ctx context.Context, obj *unstructured.Unstruct
 		return diags
 	}
 	m.NodeSelector = nodeSelectorValue(layout.Spec.NodeSelector, &diags)
-	m.Layout = types.StringValue(layout.Spec.Layout)
+	m.Layout = textOrNull(layout.Spec.Layout)
 	m.Layouts = layoutsValue(ctx, layout.Spec.Config, &diags)
 	m.observeConditions(layout.Generation, layout.Status.ObservedGeneration, layout.Status.Conditions)
 	nodes := make([]attr.Value, 0, len(layout.Status.Nodes))
@@ -224,18 +229,21 @@ func (m *migLayoutModel) observe(ctx context.Context, obj *unstructured.Unstruct
 
 // layoutsValue writes mig-parted's layouts in the schema's form.
 func layoutsValue(ctx context.Context, config v1alpha1.MIGPartedConfig, diags *diag.Diagnostics) types.Map {
+	if config.Layouts == nil { // the MIGLayout is of another form
+		return types.MapNull(layoutType)
+	}
 	layouts := map[string]layoutModel{}
 	for name, entries := range config.Layouts {
 		gpus := make([]layoutGPUsModel, 0, len(entries))
 		for _, e := range entries {
 			g := layoutGPUsModel{
-				DeviceFilter: listOrNull(types.ListNull(types.StringType), e.DeviceFilter),
-				Devices:      types.ListNull(types.Int64Type),
+				DeviceFilter: setOrNull(types.SetNull(types.StringType), e.DeviceFilter),
+				Devices:      types.SetNull(types.Int64Type),
 				MIGDevices:   types.MapNull(types.Int64Type),
 			}
 			if !e.Devices.All {
-				list, more := types.ListValueFrom(ctx, types.Int64Type, orNone(e.Devices.Indices))
-				g.Devices = list
+				set, more := types.SetValueFrom(ctx, types.Int64Type, sortedSet(e.Devices.Indices))
+				g.Devices = set
 				diags.Append(more...)
 			}
 			if e.MIGEnabled {
@@ -256,11 +264,6 @@ func layoutsValue(ctx context.Context, config v1alpha1.MIGPartedConfig, diags *d
 	value, more := types.MapValueFrom(ctx, layoutType, layouts)
 	diags.Append(more...)
 	return value
-}
-
-func (m *migLayoutModel) forget() {
-	m.forgetReadiness()
-	m.Nodes = types.ListUnknown(layoutNodeType)
 }
 
 // waiting names the nodes without the layout and their reasons.

@@ -2,11 +2,14 @@ package provider
 
 import (
 	"context"
+	"slices"
 
-	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/setvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	action "github.com/hashicorp/terraform-plugin-framework/action/schema"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
+	data "github.com/hashicorp/terraform-plugin-framework/datasource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
@@ -15,25 +18,25 @@ import (
 )
 
 type nodeSelectorModel struct {
-	MatchLabels      types.Map  `tfsdk:"match_labels"`
-	MatchExpressions types.List `tfsdk:"match_expressions"`
+	MatchLabels      types.Map `tfsdk:"match_labels"`
+	MatchExpressions types.Set `tfsdk:"match_expressions"`
 }
 
 type expressionModel struct {
 	Key      types.String `tfsdk:"key"`
 	Operator types.String `tfsdk:"operator"`
-	Values   types.List   `tfsdk:"values"`
+	Values   types.Set    `tfsdk:"values"`
 }
 
 var (
 	expressionType = map[string]attr.Type{
 		"key":      types.StringType,
 		"operator": types.StringType,
-		"values":   types.ListType{ElemType: types.StringType},
+		"values":   types.SetType{ElemType: types.StringType},
 	}
 	nodeSelectorType = map[string]attr.Type{
 		"match_labels":      types.MapType{ElemType: types.StringType},
-		"match_expressions": types.ListType{ElemType: types.ObjectType{AttrTypes: expressionType}},
+		"match_expressions": types.SetType{ElemType: types.ObjectType{AttrTypes: expressionType}},
 	}
 )
 
@@ -47,23 +50,67 @@ func nodeSelectorAttribute(what string) schema.Attribute {
 				Validators:          []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
 				MarkdownDescription: "Labels a node must have.",
 			},
-			"match_expressions": schema.ListNestedAttribute{
+			"match_expressions": schema.SetNestedAttribute{
 				Optional:            true,
-				Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+				Validators:          []validator.Set{setvalidator.SizeAtLeast(1)},
 				MarkdownDescription: "Further conditions on a node's labels; all must hold.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"key": schema.StringAttribute{Required: true, MarkdownDescription: "Label key."},
 					"operator": schema.StringAttribute{Required: true, MarkdownDescription: "`In`, `NotIn`, `Exists` or `DoesNotExist`.",
-						Validators: []validator.String{stringvalidator.OneOf("In", "NotIn", "Exists", "DoesNotExist")}},
-					"values": schema.ListAttribute{
+						Validators: selectorOperator()},
+					"values": schema.SetAttribute{
 						ElementType:         types.StringType,
 						Optional:            true,
-						Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+						Validators:          []validator.Set{setvalidator.SizeAtLeast(1)},
 						MarkdownDescription: "Values for `In` and `NotIn`.",
 					},
 				}},
 			},
 		}}
+}
+
+// nodeSelectorOfData is the selector of nodes of a data source.
+func nodeSelectorOfData(what string) data.Attribute {
+	return data.SingleNestedAttribute{Optional: true, MarkdownDescription: "Nodes that " + what + "; without it, all.",
+		Attributes: map[string]data.Attribute{
+			"match_labels": data.MapAttribute{ElementType: types.StringType, Optional: true,
+				Validators:          []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Labels a node must have."},
+			"match_expressions": data.SetNestedAttribute{Optional: true, Validators: []validator.Set{setvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Further conditions on a node's labels; all must hold.",
+				NestedObject: data.NestedAttributeObject{Attributes: map[string]data.Attribute{
+					"key": data.StringAttribute{Required: true, MarkdownDescription: "Label key."},
+					"operator": data.StringAttribute{Required: true, Validators: selectorOperator(),
+						MarkdownDescription: "`In`, `NotIn`, `Exists` or `DoesNotExist`."},
+					"values": data.SetAttribute{ElementType: types.StringType, Optional: true,
+						Validators:          []validator.Set{setvalidator.SizeAtLeast(1)},
+						MarkdownDescription: "Values for `In` and `NotIn`."},
+				}}},
+		}}
+}
+
+// nodeSelectorOfAction is the selector of nodes of an action.
+func nodeSelectorOfAction(what string) action.Attribute {
+	return action.SingleNestedAttribute{Optional: true, MarkdownDescription: "Nodes that " + what + "; without it, all.",
+		Attributes: map[string]action.Attribute{
+			"match_labels": action.MapAttribute{ElementType: types.StringType, Optional: true,
+				Validators:          []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Labels a node must have."},
+			"match_expressions": action.SetNestedAttribute{Optional: true, Validators: []validator.Set{setvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Further conditions on a node's labels; all must hold.",
+				NestedObject: action.NestedAttributeObject{Attributes: map[string]action.Attribute{
+					"key": action.StringAttribute{Required: true, MarkdownDescription: "Label key."},
+					"operator": action.StringAttribute{Required: true, Validators: selectorOperator(),
+						MarkdownDescription: "`In`, `NotIn`, `Exists` or `DoesNotExist`."},
+					"values": action.SetAttribute{ElementType: types.StringType, Optional: true,
+						Validators:          []validator.Set{setvalidator.SizeAtLeast(1)},
+						MarkdownDescription: "Values for `In` and `NotIn`."},
+				}}},
+		}}
+}
+
+func selectorOperator() []validator.String {
+	return []validator.String{stringvalidator.OneOf("In", "NotIn", "Exists", "DoesNotExist")}
 }
 
 // labelSelector converts to the API's form; null is nil.
@@ -94,13 +141,13 @@ func nodeSelectorValue(selector *metav1.LabelSelector, diags *diag.Diagnostics) 
 	if len(selector.MatchLabels) > 0 {
 		labels = mapOf(selector.MatchLabels)
 	}
-	expressions := types.ListNull(types.ObjectType{AttrTypes: expressionType})
+	expressions := types.SetNull(types.ObjectType{AttrTypes: expressionType})
 	if len(selector.MatchExpressions) > 0 {
 		list := make([]attr.Value, 0, len(selector.MatchExpressions))
 		for _, e := range selector.MatchExpressions {
-			values := types.ListNull(types.StringType)
+			values := types.SetNull(types.StringType)
 			if len(e.Values) > 0 {
-				values = stringList(e.Values)
+				values = stringSet(e.Values)
 			}
 			list = append(
 				list,
@@ -111,26 +158,32 @@ func nodeSelectorValue(selector *metav1.LabelSelector, diags *diag.Diagnostics) 
 			)
 		}
 		var more diag.Diagnostics
-		expressions, more = types.ListValue(types.ObjectType{AttrTypes: expressionType}, list)
+		expressions, more = types.SetValue(types.ObjectType{AttrTypes: expressionType}, list)
 		diags.Append(more...)
 	}
 	return types.ObjectValueMust(nodeSelectorType, map[string]attr.Value{"match_labels": labels, "match_expressions": expressions})
 }
 
-// stringsOf returns a list's strings; null and unknown are none.
-func stringsOf(ctx context.Context, list types.List, diags *diag.Diagnostics) []string {
-	if list.IsNull() || list.IsUnknown() {
+// stringsOf returns a set's strings in their order; null and unknown are none.
+func stringsOf(ctx context.Context, set types.Set, diags *diag.Diagnostics) []string {
+	if set.IsNull() || set.IsUnknown() {
 		return nil
 	}
 	var out []string
-	diags.Append(list.ElementsAs(ctx, &out, false)...)
+	diags.Append(set.ElementsAs(ctx, &out, false)...)
+	slices.Sort(out)
 	return out
 }
 
-// listOrNull returns a list as the configuration writes it: none is null, unless an empty list was configured.
-func listOrNull(configured types.List, live []string) types.List {
+// setOrNull returns a set as the configuration writes it: none is null, unless an empty set was configured.
+func setOrNull(configured types.Set, live []string) types.Set {
 	if len(live) == 0 && (configured.IsNull() || configured.IsUnknown()) {
-		return types.ListNull(types.StringType)
+		return types.SetNull(types.StringType)
 	}
-	return stringList(live)
+	return stringSet(live)
+}
+
+// stringSet returns a set of texts, of which a list in the cluster may have some twice.
+func stringSet(texts []string) types.Set {
+	return types.SetValueMust(types.StringType, stringList(slices.Compact(slices.Sorted(slices.Values(texts)))).Elements())
 }

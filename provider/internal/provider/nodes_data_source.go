@@ -6,7 +6,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/datasource"
 	"github.com/hashicorp/terraform-plugin-framework/datasource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
-	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,8 +14,8 @@ import (
 )
 
 type nodesModel struct {
-	MatchLabels types.Map   `tfsdk:"match_labels"`
-	Nodes       []nodeModel `tfsdk:"nodes"`
+	NodeSelector types.Object `tfsdk:"node_selector"`
+	Nodes        []nodeModel  `tfsdk:"nodes"`
 }
 
 type nodeModel struct {
@@ -62,12 +61,7 @@ func newNodesDataSource() datasource.DataSource {
 	return &reader[nodesModel]{name: "nodes", read: readNodes, schema: schema.Schema{
 		MarkdownDescription: "Nodes and their part of the fabric: GPUs, RDMA NICs, NVLink clique and health, as the drivers publish them.",
 		Attributes: map[string]schema.Attribute{
-			"match_labels": schema.MapAttribute{
-				ElementType:         types.StringType,
-				Optional:            true,
-				Validators:          []validator.Map{metadataMap{labels: true}},
-				MarkdownDescription: "Only nodes with these labels.",
-			},
+			"node_selector": nodeSelectorOfData("are listed"),
 			"nodes": schema.ListNestedAttribute{
 				Computed:            true,
 				MarkdownDescription: "The nodes, by name.",
@@ -115,7 +109,7 @@ func newNodesDataSource() datasource.DataSource {
 
 func readNodes(ctx context.Context, client *cluster.Client, m *nodesModel) (diag.Diagnostics, error) {
 	var diags diag.Diagnostics
-	nodes, err := inventory.Nodes(ctx, client.Typed, stringMap(ctx, m.MatchLabels, &diags))
+	nodes, err := inventory.Nodes(ctx, client.Typed, labelSelector(ctx, m.NodeSelector, &diags))
 	if err != nil {
 		return diags, err
 	}

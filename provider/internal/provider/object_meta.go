@@ -81,6 +81,19 @@ func metaAttributes(ctx context.Context, kind object.Kind) map[string]schema.Att
 
 func (m *objectMeta) meta() *objectMeta { return m }
 
+// predict works out the id.
+func (m *objectMeta) predict() {
+	if m.ID.IsUnknown() && !m.Name.IsUnknown() {
+		m.ID = types.StringValue(m.Name.ValueString())
+	}
+}
+
+func (m *namespacedMeta) predict() {
+	if m.ID.IsUnknown() && !m.Name.IsUnknown() && !m.Namespace.IsUnknown() {
+		m.ID = types.StringValue(m.key().String())
+	}
+}
+
 func (m *objectMeta) key() object.Key { return object.Key{Name: m.Name.ValueString()} }
 
 func (m *namespacedMeta) key() object.Key {
@@ -104,7 +117,7 @@ func (m *objectMeta) fill(ctx context.Context, obj *unstructured.Unstructured) d
 	return diags
 }
 
-// observeMeta copies the labels and annotations that Terraform owns. An entry that somebody else changed is no longer owned, and so
+// observeMeta copies the labels and annotations that Terraform owns. An entry that another manager changed is no longer owned, and so
 // appears as a difference.
 func (m *objectMeta) observeMeta(obj *unstructured.Unstructured) {
 	m.ID = types.StringValue(object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String())
@@ -119,7 +132,7 @@ func (m *objectMeta) observeMeta(obj *unstructured.Unstructured) {
 func keep(configured types.Map, all map[string]string, owned map[string]json.RawMessage) types.Map {
 	kept := map[string]string{}
 	for field := range owned {
-		if key, ok := strings.CutPrefix(field, "f:"); ok {
+		if key, ok := strings.CutPrefix(field, "f:"); ok && !object.IsOwn(key) {
 			kept[key] = all[key]
 		}
 	}
@@ -150,10 +163,27 @@ func ownedMetadata(obj *unstructured.Unstructured) ownedFields {
 	return ownedFields{}
 }
 
+// providerData is what the provider's Configure leaves for resources.
+type providerData struct {
+	connection *cluster.Connection
+	origin     *object.Origin
+}
+
+func originFrom(data any) *object.Origin {
+	c, _ := data.(*providerData) // connectionFrom reports another type
+	if c == nil {
+		return nil
+	}
+	return c.origin
+}
+
 // connectionFrom returns the connection that the provider's Configure left; nil data means that it has not run yet.
 func connectionFrom(data any, diags *diag.Diagnostics) *cluster.Connection {
 	if data == nil {
 		return nil
+	}
+	if c, ok := data.(*providerData); ok {
+		return c.connection
 	}
 	connection, ok := data.(*cluster.Connection)
 	if !ok {

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -20,6 +21,7 @@ import (
 
 	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/inventory"
+	"gpufabric.io/provider/internal/lookout"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -35,8 +37,8 @@ type objectModel interface {
 	spec(ctx context.Context) (map[string]any, diag.Diagnostics)
 	// observe copies spec and status from the object in the cluster.
 	observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics
-	// forget marks everything that only the cluster knows as unknown.
-	forget()
+	// predict fills in the computed attributes that follow from the configuration.
+	predict()
 	// settled reports whether the object has reached the state that the resource waits for.
 	settled() bool
 }
@@ -62,6 +64,7 @@ type definition[M objectModel] struct {
 type objectResource[M objectModel] struct {
 	definition[M]
 	connection *cluster.Connection
+	origin     *object.Origin
 }
 
 func newObjectResource[M objectModel](d definition[M]) resource.Resource {
@@ -71,8 +74,12 @@ func newObjectResource[M objectModel](d definition[M]) resource.Resource {
 const (
 	defaultApplyTimeout  = 10 * time.Minute
 	defaultDeleteTimeout = 10 * time.Minute
+	// markTimeout bounds the removal of the mark of a creation, also after the apply's own time is over.
+	markTimeout = 10 * time.Second
 	// unfinishedKey marks in private state an object whose wait timed out: the next apply continues the wait.
 	unfinishedKey = "unfinished"
+	// recordKey holds in private state the object.Record of the object.
+	recordKey = "object"
 )
 
 func (r *objectResource[M]) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
@@ -95,11 +102,13 @@ func (r *objectResource[M]) IdentitySchema(_ context.Context, _ resource.Identit
 
 func (r *objectResource[M]) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
 	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+	r.origin = originFrom(req.ProviderData)
 }
 
 // ValidateConfig reports at plan time what the API server or the node plugin would refuse later.
 func (r *objectResource[M]) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
-	if r.validate == nil || !req.Config.Raw.IsFullyKnown() {
+	resp.Diagnostics.Append(nullElements(req.Config.Raw)...)
+	if r.validate == nil || !req.Config.Raw.IsFullyKnown() || resp.Diagnostics.HasError() {
 		return
 	}
 	m := r.empty()
@@ -132,11 +141,13 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 	}
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	applied, err := object.NewStore(client, r.kind).Create(waiting, obj, m.meta().ForceConflicts.ValueBool())
+	applied, recorded, err := object.NewStore(client, r.kind).Create(waiting, obj, r.origin, m.meta().ForceConflicts.ValueBool())
 	if err != nil {
 		addError(&resp.Diagnostics, "create "+r.title(m), err)
 		return
 	}
+	defer r.endCreation(ctx, m, recorded, &resp.Diagnostics)
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
 	// Write identity and state before the wait: whatever happens in it, Terraform knows the object.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	m.observeMeta(applied)
@@ -153,6 +164,18 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 	}
 }
 
+// endCreation removes the mark of a creation: from here on the state holds the object.
+func (r *objectResource[M]) endCreation(ctx context.Context, m M, recorded func(context.Context) error, diags *diag.Diagnostics) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout)
+	defer cancel()
+	if err := recorded(ctx); err != nil {
+		summary, detail := explain("remove the annotation "+object.CreationAnnotation+" of "+r.title(m), err)
+		diags.AddWarning(summary, detail+" The next change of the object removes it.")
+	}
+}
+
+// Read copies the object into the state. An object of the name that is not the recorded one leaves the state alone with a warning:
+// the recorded one is gone.
 func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	m := r.empty()
 	resp.Diagnostics.Append(req.State.Get(ctx, m)...)
@@ -161,6 +184,10 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 	}
 	// Also before a removal: Terraform before 1.12 sends no identity, but the framework expects one in the answer even then.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
+	if !r.connection.Known() {
+		addNotRefreshed(&resp.Diagnostics, r.title(m))
+		return
+	}
 	client, err := r.connection.Client(ctx)
 	if err != nil {
 		addError(&resp.Diagnostics, "read "+r.title(m), err)
@@ -175,8 +202,28 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 		resp.State.RemoveResource(ctx)
 		return
 	}
+	record := recordIn(ctx, req.Private, &resp.Diagnostics)
+	if !record.Holds(obj) {
+		resp.Diagnostics.AddWarning(r.kind.Name+" belongs to somebody else now", fmt.Sprintf(
+			"%s in the state was deleted or taken over: the cluster has one of the same name with UID %s, made by others. It is left alone.",
+			r.title(m), obj.GetUID()))
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, obj)...)
 	m.observeMeta(obj)
 	resp.Diagnostics.Append(m.observe(ctx, obj)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if record.UID == "" { // an import
+		if fields := r.unmanaged(ctx, m, obj); fields != "" {
+			resp.Diagnostics.AddError(r.kind.Name+" cannot be imported", fmt.Sprintf("The resource has no attributes for fields of %s, which "+
+				"an apply would remove: %s. Leave the object to the client that wrote them, and read it with the data source of the resource's "+
+				"name; or remove the fields, and import it then.", r.title(m), fields))
+			return
+		}
+	}
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
@@ -195,10 +242,29 @@ func (r *objectResource[M]) Update(ctx context.Context, req resource.UpdateReque
 	}
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	applied, err := object.NewStore(client, r.kind).Apply(waiting, obj, m.meta().ForceConflicts.ValueBool())
+	record := recordIn(ctx, req.Private, &resp.Diagnostics)
+	store, force := object.NewStore(client, r.kind), m.meta().ForceConflicts.ValueBool()
+	applied, reverted, err := store.Update(waiting, obj, record, force)
+	if err == nil && applied == nil { // deleted since the plan
+		var recorded func(context.Context) error
+		if applied, recorded, err = store.Create(waiting, obj, r.origin, force); err == nil {
+			defer r.endCreation(ctx, m, recorded, &resp.Diagnostics)
+		}
+	}
 	if err != nil {
 		addError(&resp.Diagnostics, "update "+r.title(m), err)
+		if applied != nil { // a part was written: the state must not show the object as it was
+			resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
+			m.observeMeta(applied)
+			resp.Diagnostics.Append(m.observe(ctx, applied)...)
+			resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+		}
 		return
+	}
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
+	for _, field := range reverted {
+		resp.Diagnostics.AddWarning("A change by others was set back", fmt.Sprintf("%s of %s, last written by %s, is as configured again.",
+			field.Field, r.title(m), field.Manager))
 	}
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	m.observeMeta(applied)
@@ -228,7 +294,13 @@ func (r *objectResource[M]) Delete(ctx context.Context, req resource.DeleteReque
 	}
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	last, err := object.NewStore(client, r.kind).Delete(waiting, m.key())
+	last, err := object.NewStore(client, r.kind).Delete(waiting, m.key(), recordIn(ctx, req.Private, &resp.Diagnostics))
+	var replaced *object.ReplacedError
+	if errors.As(err, &replaced) {
+		resp.Diagnostics.AddWarning(r.kind.Name+" left alone", fmt.Sprintf("%s in the state no longer exists. The one in the cluster (UID %s, "+
+			"managed by %s) was made or taken over by others, and stays.", r.title(m), replaced.Found.UID, strings.Join(replaced.Managers, ", ")))
+		return
+	}
 	if err == nil {
 		return
 	}
@@ -250,37 +322,7 @@ func (r *objectResource[M]) ImportState(ctx context.Context, req resource.Import
 	importKey(ctx, r.kind.Namespaced, r.kind.Name, req, resp)
 }
 
-// ModifyPlan warns of what a change disturbs, and plans to continue a wait that timed out.
-func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
-	if req.Plan.Raw.IsNull() {
-		return
-	}
-	var state M
-	plan := r.empty()
-	resp.Diagnostics.Append(req.Plan.Get(ctx, plan)...)
-	if !req.State.Raw.IsNull() {
-		state = r.empty()
-		resp.Diagnostics.Append(req.State.Get(ctx, state)...)
-	}
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	if !req.Plan.Raw.Equal(req.State.Raw) && req.Config.Raw.IsFullyKnown() {
-		resp.Diagnostics.Append(r.advice(ctx, state, plan)...)
-	}
-	if req.State.Raw.IsNull() {
-		return
-	}
-	mark, diags := req.Private.GetKey(ctx, unfinishedKey)
-	resp.Diagnostics.Append(diags...)
-	if string(mark) != "true" || state.settled() {
-		return
-	}
-	plan.forget()
-	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
-}
-
-// advice asks the cluster what a change means.
+// advice queries the cluster what a change means.
 func (r *objectResource[M]) advice(ctx context.Context, state, plan M) diag.Diagnostics {
 	if r.advise == nil {
 		return nil
@@ -293,6 +335,20 @@ func (r *objectResource[M]) advice(ctx context.Context, state, plan M) diag.Diag
 }
 
 func (r *objectResource[M]) title(m M) string { return r.kind.Name + " " + m.key().String() }
+
+// unmanaged names the fields of an object's spec that the resource has no attributes for, with their managers.
+func (r *objectResource[M]) unmanaged(ctx context.Context, m M, obj *unstructured.Unstructured) string {
+	spec, diags := m.spec(ctx)
+	if diags.HasError() {
+		return "" // the object is in a form that observe reads, and the API refuses
+	}
+	fields := object.Unmanaged(obj, &unstructured.Unstructured{Object: map[string]any{"spec": spec}})
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = fmt.Sprintf("%s (of %s)", f.Field, f.Manager)
+	}
+	return strings.Join(names, ", ")
+}
 
 // wanted connects and builds the object as configured.
 func (r *objectResource[M]) wanted(ctx context.Context, m M, diags *diag.Diagnostics) (*cluster.Client, *unstructured.Unstructured) {
@@ -322,8 +378,8 @@ func (r *objectResource[M]) identify(ctx context.Context, identity *tfsdk.Resour
 	return diags
 }
 
-// keepPlanned writes a model to the state, with the planned values as planned: Terraform treats other values as a bug of the
-// provider, and taints what was just created. What somebody changed during the wait appears in the next plan.
+// keepPlanned writes a model to the state, with the planned values as planned: Terraform treats other values as a bug of the provider, and
+// taints the new resource. Changes by others during the wait appear in the next plan.
 func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model any) diag.Diagnostics {
 	diags := state.Set(ctx, model)
 	if diags.HasError() {
@@ -343,6 +399,33 @@ func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model
 	return diags
 }
 
+// setRecord and recordIn keep in private state which object is the state's.
+func setRecord(ctx context.Context, private privateState, obj *unstructured.Unstructured) diag.Diagnostics {
+	text, err := json.Marshal(object.RecordOf(obj))
+	if err != nil {
+		return diag.Diagnostics{diag.NewErrorDiagnostic("Cannot write private state", err.Error())} // strings always become JSON
+	}
+	return private.SetKey(ctx, recordKey, text)
+}
+
+func recordIn(ctx context.Context, private privateState, diags *diag.Diagnostics) object.Record {
+	var record object.Record
+	text, more := private.GetKey(ctx, recordKey)
+	diags.Append(more...)
+	if len(text) > 0 {
+		if err := json.Unmarshal(text, &record); err != nil {
+			diags.AddError("Private state cannot be read", fmt.Sprintf("The record of the object is not in this provider's form: %v.", err))
+		}
+	}
+	return record
+}
+
+// addNotRefreshed warns that a state is shown as it was.
+func addNotRefreshed(diags *diag.Diagnostics, title string) {
+	diags.AddWarning("Not refreshed", fmt.Sprintf("%s is planned as the state has it: the provider's cluster is only known after this apply. "+
+		"Plan again then.", title))
+}
+
 type unfinished struct{ summary, detail string }
 
 // settle waits and copies what was last seen; nil means that the wait is over.
@@ -353,10 +436,10 @@ func (r *objectResource[M]) settle(
 	applied *unstructured.Unstructured,
 	timeout time.Duration,
 ) *unfinished {
-	overseen, lookout := keepLookout(ctx, client, r.title(m))
+	overseen, kept := lookout.Keep(ctx, client, r.title(m))
 	last, waiting, err := r.await(overseen, client, m, applied)
-	inVain := errors.Is(context.Cause(overseen), errNobody)
-	if trouble := lookout.end(); trouble != "" {
+	inVain := errors.Is(context.Cause(overseen), lookout.ErrNoController)
+	if trouble := kept.End(); trouble != "" {
 		waiting += "; " + trouble
 	}
 	if last != nil {

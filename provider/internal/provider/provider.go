@@ -3,7 +3,12 @@ package provider
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -11,11 +16,14 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/provider"
 	"github.com/hashicorp/terraform-plugin-framework/provider/schema"
+	"github.com/hashicorp/terraform-plugin-framework/providerserver"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
+	"helm.sh/helm/v3/pkg/kube"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
 )
 
 // Address is the provider's source address.
@@ -23,7 +31,17 @@ const Address = "registry.terraform.io/gpufabric/gpufabric"
 
 // New returns a constructor of the provider, as the plugin server wants it.
 func New(version string) func() provider.Provider {
-	return func() provider.Provider { return &fabricProvider{version: version, getenv: os.Getenv} }
+	return func() provider.Provider {
+		return &fabricProvider{version: version, getenv: os.Getenv, origin: object.NewOrigin()}
+	}
+}
+
+// Serve serves a provider to the Terraform or OpenTofu that started this process, until it hangs up; debug waits for a debugger, and
+// prints how to attach Terraform.
+func Serve(ctx context.Context, constructor func() provider.Provider, debug bool) error {
+	// Helm would name itself after the executable, whose name holds the version: every provider upgrade would change the owner of every field.
+	kube.ManagedFieldsManager = cluster.UserAgent
+	return providerserver.Serve(ctx, constructor, providerserver.ServeOpts{Address: Address, Debug: debug})
 }
 
 var (
@@ -36,12 +54,16 @@ var (
 type fabricProvider struct {
 	version string
 	getenv  func(string) string
+	origin  *object.Origin
+
+	patience time.Duration // see cluster.Settings
 }
 
 type providerModel struct {
 	ConfigPath    types.String `tfsdk:"config_path"`
 	ConfigPaths   types.List   `tfsdk:"config_paths"`
-	Context       types.String `tfsdk:"context"`
+	KubeconfigRaw types.String `tfsdk:"kubeconfig_raw"`
+	ConfigContext types.String `tfsdk:"config_context"`
 	Host          types.String `tfsdk:"host"`
 	Token         types.String `tfsdk:"token"`
 	CA            types.String `tfsdk:"cluster_ca_certificate"`
@@ -71,19 +93,25 @@ func (p *fabricProvider) Schema(_ context.Context, _ provider.SchemaRequest, res
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "Gives a Kubernetes cluster its GPU fabric: installs the gpufabric drivers and declares NVLink compute domains, " +
 			"RDMA pools, vGPU profiles and MIG layouts.\n\n" +
-			"One cluster must be named: by kubeconfig files, by `host`, or by `in_cluster`. The provider never falls back to localhost or to " +
-			"`~/.kube/config` by itself.",
+			"One cluster must be named: by a kubeconfig (files or text), by `host`, or by `in_cluster`. The provider never falls back to " +
+			"localhost or to `~/.kube/config` by itself.\n\n" +
+			"What the block leaves out is taken from the environment, by the names that hashicorp/kubernetes uses: `KUBE_CTX`, `KUBE_TOKEN`, " +
+			"`KUBE_CLUSTER_CA_CERT_DATA`, `KUBE_CLIENT_CERT_DATA`, `KUBE_CLIENT_KEY_DATA`, `KUBE_TLS_SERVER_NAME`, `KUBE_PROXY_URL`, " +
+			"`KUBE_INSECURE`. `KUBE_CONFIG_PATH`, `KUBE_CONFIG_PATHS`, `KUBE_HOST` and `KUBECONFIG`, in this order, count only where the block " +
+			"names no cluster.",
 		Attributes: map[string]schema.Attribute{
 			"config_path": schema.StringAttribute{
-				Optional:   true,
-				Validators: append([]validator.String{stringvalidator.ConflictsWith(path.MatchRoot("config_paths"))}, notEmpty...),
-				MarkdownDescription: "Path of a kubeconfig file. Without any of `config_path`, `config_paths`, `host` and `in_cluster` the " +
-					"environment's `KUBECONFIG` is used.",
+				Optional:            true,
+				Validators:          append([]validator.String{stringvalidator.ConflictsWith(path.MatchRoot("config_paths"))}, notEmpty...),
+				MarkdownDescription: "Path of a kubeconfig file.",
 			},
 			"config_paths": schema.ListAttribute{ElementType: types.StringType, Optional: true,
 				Validators:          []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(notEmpty...)},
 				MarkdownDescription: "Paths of several kubeconfig files, merged as kubectl merges them."},
-			"context": schema.StringAttribute{Optional: true, Validators: notEmpty,
+			"kubeconfig_raw": schema.StringAttribute{Optional: true, Sensitive: true, Validators: notEmpty,
+				MarkdownDescription: "Text of a kubeconfig, for example of `ephemeral.gpufabric_kubeconfig` or of the resource that made the " +
+					"cluster. Files that it names are looked up from the working directory."},
+			"config_context": schema.StringAttribute{Optional: true, Validators: notEmpty,
 				MarkdownDescription: "Context of the kubeconfig to use instead of its current-context."},
 			"host": schema.StringAttribute{Optional: true, Validators: notEmpty,
 				MarkdownDescription: "URL of the API server, for example `https://10.0.0.1:6443`, with `token`, a client certificate or `exec`. " +
@@ -133,8 +161,14 @@ func (p *fabricProvider) Configure(ctx context.Context, req provider.ConfigureRe
 	if resp.Diagnostics.HasError() {
 		return
 	}
+	if resp.Diagnostics.Append(nullElements(req.Config.Raw)...); resp.Diagnostics.HasError() {
+		return
+	}
 	connection := p.connection(ctx, m, resp)
-	resp.ResourceData = connection
+	if connection != nil && !connection.Known() && req.ClientCapabilities.DeferralAllowed {
+		resp.Deferred = &provider.Deferred{Reason: provider.DeferredReasonProviderConfigUnknown}
+	}
+	resp.ResourceData = &providerData{connection, p.origin}
 	resp.DataSourceData = connection
 	resp.ListResourceData = connection
 	resp.EphemeralResourceData = connection
@@ -148,10 +182,10 @@ func (p *fabricProvider) connection(ctx context.Context, m providerModel, resp *
 		return cluster.NewUnknownConnection(unknown)
 	}
 	settings := cluster.Settings{
-		Kubeconfig: p.getenv("KUBECONFIG"),
-		Context:    m.Context.ValueString(), Host: m.Host.ValueString(), Token: m.Token.ValueString(), CA: m.CA.ValueString(),
+		KubeconfigRaw: m.KubeconfigRaw.ValueString(),
+		Context:       m.ConfigContext.ValueString(), Host: m.Host.ValueString(), Token: m.Token.ValueString(), CA: m.CA.ValueString(),
 		ClientCert: m.ClientCert.ValueString(), ClientKey: m.ClientKey.ValueString(), TLSServerName: m.TLSServerName.ValueString(),
-		ProxyURL: m.ProxyURL.ValueString(), Insecure: m.Insecure.ValueBool(), InCluster: m.InCluster.ValueBool(),
+		ProxyURL: m.ProxyURL.ValueString(), Insecure: m.Insecure.ValueBool(), InCluster: m.InCluster.ValueBool(), Patience: p.patience,
 	}
 	if !m.ConfigPath.IsNull() {
 		settings.ConfigPaths = []string{m.ConfigPath.ValueString()}
@@ -173,10 +207,59 @@ func (p *fabricProvider) connection(ctx context.Context, m providerModel, resp *
 	if resp.Diagnostics.HasError() {
 		return nil
 	}
-	if _, _, err := settings.RESTConfig(); err != nil {
+	if p.fromEnvironment(&settings, m.Insecure.IsNull(), resp); resp.Diagnostics.HasError() {
+		return nil
+	}
+	var later *cluster.NoFileError // a plan that creates needs no cluster yet, and the file may be written in the same apply
+	if _, _, err := settings.RESTConfig(); err != nil && !errors.As(err, &later) {
 		addSettingError(&resp.Diagnostics, err)
 	}
 	return cluster.NewConnection(settings)
+}
+
+// fromEnvironment fills in what the provider block leaves out. A variable that names a cluster counts only where the block names none.
+func (p *fabricProvider) fromEnvironment(s *cluster.Settings, insecureUnset bool, resp *provider.ConfigureResponse) {
+	named := func() bool { return len(s.ConfigPaths) > 0 || s.KubeconfigRaw != "" || s.Host != "" || s.InCluster }
+	for _, variable := range []string{"KUBE_CONFIG_PATH", "KUBE_CONFIG_PATHS", "KUBE_HOST", "KUBECONFIG"} {
+		value := p.getenv(variable)
+		switch {
+		case named() || value == "":
+			continue
+		case variable == "KUBE_HOST":
+			s.Host = value
+		case variable == "KUBE_CONFIG_PATH":
+			s.ConfigPaths = []string{value}
+		default:
+			s.ConfigPaths = filepath.SplitList(value)
+		}
+		s.Variable = variable
+	}
+	take := func(to *string, variable string) {
+		if *to == "" {
+			*to = p.getenv(variable)
+		}
+	}
+	if s.Host == "" && !s.InCluster {
+		take(&s.Context, "KUBE_CTX")
+	}
+	if s.Exec == nil {
+		take(&s.Token, "KUBE_TOKEN")
+	}
+	take(&s.ClientCert, "KUBE_CLIENT_CERT_DATA")
+	take(&s.ClientKey, "KUBE_CLIENT_KEY_DATA")
+	take(&s.TLSServerName, "KUBE_TLS_SERVER_NAME")
+	take(&s.ProxyURL, "KUBE_PROXY_URL")
+	if value := p.getenv("KUBE_INSECURE"); value != "" && insecureUnset {
+		insecure, err := strconv.ParseBool(value)
+		if err != nil {
+			resp.Diagnostics.AddError("Wrong environment", fmt.Sprintf("KUBE_INSECURE=%s: write true or false.", value))
+			return
+		}
+		s.Insecure = insecure
+	}
+	if !s.Insecure {
+		take(&s.CA, "KUBE_CLUSTER_CA_CERT_DATA")
+	}
 }
 
 // unknown names the first attribute whose value Terraform does not know yet.
@@ -186,7 +269,7 @@ func (m *providerModel) unknown() string {
 		unknown bool
 	}{
 		{"config_path", m.ConfigPath.IsUnknown()}, {"config_paths", m.ConfigPaths.IsUnknown() || listHasUnknown(m.ConfigPaths)},
-		{"context", m.Context.IsUnknown()},
+		{"kubeconfig_raw", m.KubeconfigRaw.IsUnknown()}, {"config_context", m.ConfigContext.IsUnknown()},
 		{"host", m.Host.IsUnknown()}, {"token", m.Token.IsUnknown()}, {"cluster_ca_certificate", m.CA.IsUnknown()},
 		{"client_certificate", m.ClientCert.IsUnknown()}, {"client_key", m.ClientKey.IsUnknown()},
 		{"tls_server_name", m.TLSServerName.IsUnknown()},
@@ -212,5 +295,16 @@ func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
 }
 
 func (p *fabricProvider) DataSources(context.Context) []func() datasource.DataSource {
-	return []func() datasource.DataSource{newNodesDataSource, newDevicesDataSource, newTopologyDataSource, newCapacityDataSource}
+	return []func() datasource.DataSource{
+		newNodesDataSource,
+		newDevicesDataSource,
+		newTopologyDataSource,
+		newCapacityDataSource,
+		newDriverStackDataSource,
+		objectDataOf(computeDomainDefinition()),
+		objectDataOf(rdmaPoolDefinition()),
+		objectDataOf(vgpuProfileDefinition()),
+		objectDataOf(migLayoutDefinition()),
+		objectDataOf(secondaryNetworkDefinition()),
+	}
 }

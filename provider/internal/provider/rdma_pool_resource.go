@@ -27,7 +27,7 @@ type rdmaPoolModel struct {
 	ResourceName    types.String `tfsdk:"resource_name"`
 	ResourcePrefix  types.String `tfsdk:"resource_prefix"`
 	RDMAHCAMax      types.Int64  `tfsdk:"rdma_hca_max"`
-	Devices         types.List   `tfsdk:"devices"`
+	Devices         types.Set    `tfsdk:"devices"`
 	Selectors       types.Object `tfsdk:"selectors"`
 	Mode            types.String `tfsdk:"mode"`
 	DeviceNodes     types.String `tfsdk:"device_nodes"`
@@ -90,7 +90,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 			v1alpha1.MaxRDMAUnits,
 		),
 	}
-	attributes["devices"] = schema.ListAttribute{
+	attributes["devices"] = schema.SetAttribute{
 		ElementType:         types.StringType,
 		Optional:            true,
 		MarkdownDescription: "Names of network interfaces. An older form of `selectors.if_names`; one of the two must be given, and not both.",
@@ -109,7 +109,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 		Default:    stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)),
 		Validators: notEmpty(),
 		MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the " +
-			"pool.",
+			"pool, which is what a unit is in a config.json of the RDMA device plugin.",
 	}
 	attributes["exclude_topology"] = schema.BoolAttribute{
 		Optional:            true,
@@ -178,7 +178,7 @@ func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructu
 	m.ResourceName = types.StringValue(s.ResourceName)
 	m.ResourcePrefix = types.StringValue(or(s.ResourcePrefix, v1alpha1.DefaultRDMAPrefix))
 	m.RDMAHCAMax = types.Int64Value(int64(s.RDMAHCAMax))
-	m.Devices = listOrNull(m.Devices, s.Devices)
+	m.Devices = setOrNull(m.Devices, s.Devices)
 	m.Selectors = rdmaSelectorsValue(ctx, m.Selectors, s.Selectors, &diags)
 	m.Mode = types.StringValue(or(string(s.Mode), string(v1alpha1.RDMAShared)))
 	m.DeviceNodes = types.StringValue(or(string(s.DeviceNodes), string(v1alpha1.RDMANodesAllocated)))
@@ -205,10 +205,13 @@ func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructu
 	return diags
 }
 
-func (m *rdmaPoolModel) forget() {
-	m.forgetReadiness()
-	m.HealthyDevices = types.Int64Unknown()
-	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: poolNodeType})
+// predict works out the resource's name.
+func (m *rdmaPoolModel) predict() {
+	m.objectMeta.predict()
+	if !m.ResourceName.IsUnknown() && !m.ResourcePrefix.IsUnknown() {
+		config := v1alpha1.RDMAPoolConfig{ResourceName: m.ResourceName.ValueString(), ResourcePrefix: m.ResourcePrefix.ValueString()}
+		m.Resource = types.StringValue(config.Resource())
+	}
 }
 
 // waiting names the nodes that lack a healthy device.

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
@@ -12,32 +13,32 @@ import (
 )
 
 type rdmaSelectorsModel struct {
-	Vendors      types.List  `tfsdk:"vendors"`
-	DeviceIDs    types.List  `tfsdk:"device_ids"`
-	Drivers      types.List  `tfsdk:"drivers"`
-	IfNames      types.List  `tfsdk:"if_names"`
-	LinkTypes    types.List  `tfsdk:"link_types"`
-	PCIAddresses types.List  `tfsdk:"pci_addresses"`
-	ACPIIndexes  types.List  `tfsdk:"acpi_indexes"`
-	PFNames      types.List  `tfsdk:"pf_names"`
-	RootDevices  types.List  `tfsdk:"root_devices"`
-	PKeys        types.List  `tfsdk:"p_keys"`
-	LinkLayers   types.List  `tfsdk:"link_layers"`
-	NUMANodes    types.List  `tfsdk:"numa_nodes"`
+	Vendors      types.Set   `tfsdk:"vendors"`
+	DeviceIDs    types.Set   `tfsdk:"device_ids"`
+	Drivers      types.Set   `tfsdk:"drivers"`
+	IfNames      types.Set   `tfsdk:"if_names"`
+	LinkTypes    types.Set   `tfsdk:"link_types"`
+	PCIAddresses types.Set   `tfsdk:"pci_addresses"`
+	ACPIIndexes  types.Set   `tfsdk:"acpi_indexes"`
+	PFNames      types.Set   `tfsdk:"pf_names"`
+	RootDevices  types.Set   `tfsdk:"root_devices"`
+	PKeys        types.Set   `tfsdk:"p_keys"`
+	LinkLayers   types.Set   `tfsdk:"link_layers"`
+	NUMANodes    types.Set   `tfsdk:"numa_nodes"`
 	MinRateGbps  types.Int64 `tfsdk:"min_rate_gbps"`
 	IsRDMA       types.Bool  `tfsdk:"is_rdma"`
 }
 
-// lists names the selectors that are lists of strings, with where they stand in the model and in the API.
+// lists names the selectors that are sets of strings, with where they stand in the model and in the API.
 func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 	name  string
-	value *types.List
+	value *types.Set
 	api   *[]string
 	what  string
 } {
 	return []struct {
 		name  string
-		value *types.List
+		value *types.Set
 		api   *[]string
 		what  string
 	}{
@@ -67,7 +68,7 @@ func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 
 func rdmaSelectorsAttribute() schema.Attribute {
 	attributes := map[string]schema.Attribute{
-		"numa_nodes":    schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
+		"numa_nodes":    schema.SetAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
 		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Minimum rate of a port, in Gb/s."},
 		"is_rdma": schema.BoolAttribute{
 			Optional: true,
@@ -76,7 +77,7 @@ func rdmaSelectorsAttribute() schema.Attribute {
 		},
 	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
-		attributes[l.name] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: l.what + "."}
+		attributes[l.name] = schema.SetAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: l.what + "."}
 	}
 	return schema.SingleNestedAttribute{Optional: true, Attributes: attributes,
 		MarkdownDescription: "Which devices the pool has: a device must match every selector given, and matches one by matching any of its " +
@@ -85,12 +86,12 @@ func rdmaSelectorsAttribute() schema.Attribute {
 
 func rdmaSelectorsType() map[string]attr.Type {
 	attributes := map[string]attr.Type{
-		"numa_nodes":    types.ListType{ElemType: types.Int64Type},
+		"numa_nodes":    types.SetType{ElemType: types.Int64Type},
 		"min_rate_gbps": types.Int64Type,
 		"is_rdma":       types.BoolType,
 	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
-		attributes[l.name] = types.ListType{ElemType: types.StringType}
+		attributes[l.name] = types.SetType{ElemType: types.StringType}
 	}
 	return attributes
 }
@@ -108,11 +109,12 @@ func rdmaSelectors(ctx context.Context, from types.Object, diags *diag.Diagnosti
 	}
 	if !m.NUMANodes.IsNull() {
 		diags.Append(m.NUMANodes.ElementsAs(ctx, &s.NUMANodes, false)...)
+		slices.Sort(s.NUMANodes)
 	}
 	return s
 }
 
-// rdmaSelectorsValue converts from the API's form, keeping what the configuration wrote as an empty list.
+// rdmaSelectorsValue converts from the API's form, keeping what the configuration wrote as an empty set.
 func rdmaSelectorsValue(ctx context.Context, configured types.Object, s *v1alpha1.RDMASelectors, diags *diag.Diagnostics) types.Object {
 	if s == nil {
 		return types.ObjectNull(rdmaSelectorsType())
@@ -124,12 +126,12 @@ func rdmaSelectorsValue(ctx context.Context, configured types.Object, s *v1alpha
 		diags.Append(configured.As(ctx, &m, objectAsOptions)...)
 	}
 	for _, l := range m.lists(s) {
-		*l.value = listOrNull(*l.value, *l.api)
+		*l.value = setOrNull(*l.value, *l.api)
 	}
 	if len(s.NUMANodes) > 0 || m.NUMANodes.IsNull() {
-		m.NUMANodes = types.ListNull(types.Int64Type)
+		m.NUMANodes = types.SetNull(types.Int64Type)
 		if len(s.NUMANodes) > 0 {
-			list, more := types.ListValueFrom(ctx, types.Int64Type, s.NUMANodes)
+			list, more := types.SetValueFrom(ctx, types.Int64Type, sortedSet(s.NUMANodes))
 			diags.Append(more...)
 			m.NUMANodes = list
 		}

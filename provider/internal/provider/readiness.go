@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/lookout"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -30,7 +31,7 @@ type readiness struct {
 	Message  types.String `tfsdk:"message"`
 }
 
-// addReadiness adds the attributes of readiness; accepted and ready are clauses that say what these words mean for the kind.
+// addReadiness adds the attributes of readiness; accepted and ready are clauses that report what these words mean for the kind.
 func addReadiness(attributes map[string]schema.Attribute, accepted, ready string) {
 	attributes["wait_for"] = schema.StringAttribute{
 		Optional:            true,
@@ -53,10 +54,6 @@ func (r *readiness) observeConditions(generation, observed int64, conditions []m
 	r.Message = types.StringValue(condition.Message)
 }
 
-func (r *readiness) forgetReadiness() {
-	r.Accepted, r.Ready, r.Message = types.BoolUnknown(), types.BoolUnknown(), types.StringUnknown()
-}
-
 func (r *readiness) settled() bool {
 	switch r.WaitFor.ValueString() {
 	case waitNone:
@@ -67,7 +64,7 @@ func (r *readiness) settled() bool {
 	return r.Ready.ValueBool() || r.Accepted.ValueBool()
 }
 
-// speaker is a model that can say what it waits for.
+// speaker is a model that can report what it waits for.
 type speaker interface {
 	objectModel
 	waiting(ctx context.Context) string
@@ -87,7 +84,7 @@ func awaitCondition[M speaker](
 				return false, object.ErrGone
 			}
 			m.observe(ctx, obj)
-			progress(ctx, kind.Name+" "+m.key().String(), m.waiting(ctx))
+			lookout.Progress(ctx, kind.Name+" "+m.key().String(), m.waiting(ctx))
 			return m.settled(), nil
 		})
 		if last == nil {

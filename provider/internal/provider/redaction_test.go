@@ -8,7 +8,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 )
 
-//shows:tf-secrets
 func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 	r := redactionOf(
 		map[string]string{
@@ -36,7 +35,6 @@ func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 	}
 }
 
-//shows:tf-secrets
 func TestRedactionKeepsADiagnosticsPlaceAndWeight(t *testing.T) {
 	var diags diag.Diagnostics
 	diags.AddAttributeError(path.Root("values_wo"), "Bad canary", "it is canary")

@@ -28,7 +28,7 @@ func newRepartitionAction() action.Action {
 		schema: schema.Schema{
 			MarkdownDescription: "Applies a MIG layout now. A `gpufabric_mig_layout` changes only GPUs on which nothing runs; this evicts " +
 				"the pods that hold the others, as disruption budgets allow, " +
-				"and waits until every selected node has the layout.",
+				"and waits until every selected node has the layout. Needs Terraform 1.14.",
 			Attributes: map[string]schema.Attribute{
 				"mig_layout": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the MIGLayout."},
 				"evict": schema.BoolAttribute{

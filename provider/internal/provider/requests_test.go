@@ -1,20 +1,13 @@
-//shows:tf-speed
 package provider
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
-	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/provider/internal/apiserver"
 )
@@ -24,49 +17,56 @@ type counter struct {
 	url string
 
 	mu      sync.Mutex
-	writes  int            // how many more writes pass before it goes away; negative: it stays
+	writes  int            // how many more objects are written before it goes away; negative: it stays
+	refused string         // the content type of requests that it answers with 403; empty: none
 	objects map[string]int // requests that name one object
 	lists   map[string]int // lists and watches, by path and whether it watches
 }
 
 func newCounter(t *testing.T, s *apiserver.Server) *counter {
 	t.Helper()
-	target, err := url.Parse(s.URL)
-	must(t, err)
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM([]byte(s.CA))
 	c := &counter{writes: -1}
 	c.reset()
-	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:     &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, MaxIdleConnsPerHost: 50},
-		FlushInterval: -1, // watches are streams
-	}
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c.url = proxyTo(t, s, func(w http.ResponseWriter, r *http.Request) bool {
 		if !c.passes(r) {
 			panic(http.ErrAbortHandler) // closes the connection without an answer
 		}
+		if c.refuses(r) {
+			http.Error(w, "the test refuses this", http.StatusForbidden)
+			return true
+		}
 		c.count(r)
-		proxy.ServeHTTP(w, r)
-	}))
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections) // open watches would hold Close
-	c.url = server.URL
+		return false
+	})
 	return c
 }
 
-// leaveAfter makes the proxy close every connection unanswered once it has passed on some writes of our kinds; a negative number makes it
-// stay.
+// leaveAfter makes the proxy close every connection unanswered once it has passed on some writes of whole objects of our kinds (the mark
+// of a creation is removed by a write of another type, at any time after it); a negative number makes it stay.
 func (c *counter) leaveAfter(writes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.writes = writes
 }
 
+// refuse makes the proxy answer requests of a content type with 403; none of the empty one.
+func (c *counter) refuse(contentType string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refused = contentType
+}
+
+func (c *counter) refuses(r *http.Request) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused != "" && r.Header.Get("Content-Type") == c.refused
+}
+
 func (c *counter) passes(r *http.Request) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.writes > 0 && r.Method != http.MethodGet && strings.HasPrefix(r.URL.Path, "/apis/resource.nvidia.com/") {
+	if c.writes > 0 && r.Header.Get("Content-Type") == string(types.ApplyPatchType) &&
+		strings.HasPrefix(r.URL.Path, "/apis/resource.nvidia.com/") {
 		c.writes--
 		return true
 	}
@@ -122,34 +122,31 @@ resource "gpufabric_compute_domain" "test" {
 }
 
 // testRequests counts what a resource costs the API server.
-func testRequests(t *testing.T, s *apiserver.Server) {
+func testRequests(t *testing.T, s *apiserver.Server, rc string) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	counter := newCounter(t, s)
 	const n = 30
-	config := counter.domains("counted", n, "5m")
+	c := inNewDirectory(t, rc, counter.domains("counted", n, "5m"))
 	t.Run("an apply costs at most 4 requests a resource and one watch a kind; a plan costs 1", func(t *testing.T) {
-		check(t, resource.TestStep{Config: config, Check: func(*terraform.State) error {
-			// The framework has planned, applied, and read the state; the plan of a resource to be created costs nothing.
-			objects, lists, text := counter.take()
-			t.Log("apply: " + text)
-			if objects > 4*n {
-				t.Errorf("%d requests for %d resources: want at most 4 each", objects, n)
+		c.run("apply", "-auto-approve")
+		objects, lists, text := counter.take() // the plan of a resource to be created costs nothing
+		t.Log("apply: " + text)
+		if objects > 4*n {
+			t.Errorf("%d requests for %d resources: want at most 4 each", objects, n)
+		}
+		for path, times := range lists {
+			// The plan and the apply are two processes; each may look once at what the cluster has. Only the apply watches.
+			if watches := strings.HasSuffix(path, "watch=true"); times > 2 || (watches && times > 1) {
+				t.Errorf("%d times %s: want one a phase", times, path)
 			}
-			for path, times := range lists {
-				// The plan and the apply are two processes; each may look once at what the cluster has. Only the apply watches.
-				if watches := strings.HasSuffix(path, "watch=true"); times > 2 || (watches && times > 1) {
-					t.Errorf("%d times %s: want one a phase", times, path)
-				}
-			}
-			return nil
-		}}, resource.TestStep{PreConfig: counter.reset, RefreshState: true, Check: func(*terraform.State) error {
-			objects, _, text := counter.take()
-			t.Log("refresh and plan: " + text)
-			if objects > 2*n { // a refresh, and the plan that follows it
-				t.Errorf("%d requests for %d resources: want at most 1 each and phase", objects, n)
-			}
-			return nil
-		}})
+		}
+		c.unchanged()
+		objects, _, text = counter.take()
+		t.Log("plan: " + text)
+		if objects > n {
+			t.Errorf("%d requests for %d resources: want at most 1 each", objects, n)
+		}
 	})
+	c.run("destroy", "-auto-approve")
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/setvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/action"
 	"github.com/hashicorp/terraform-plugin-framework/action/schema"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
@@ -23,7 +23,7 @@ type restartIMEXModel struct {
 	actionTimeouts
 	Namespace types.String `tfsdk:"namespace"`
 	Domain    types.String `tfsdk:"domain"`
-	Nodes     types.List   `tfsdk:"nodes"`
+	Nodes     types.Set    `tfsdk:"nodes"`
 }
 
 func (m *restartIMEXModel) key() object.Key {
@@ -36,7 +36,7 @@ func newRestartIMEXAction() action.Action {
 		usual: 5 * time.Minute,
 		schema: schema.Schema{
 			MarkdownDescription: "Restarts the IMEX daemons of a compute domain, and waits until they are ready again and the domain is as it " +
-				"was. Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again.",
+				"was. Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again. Needs Terraform 1.14.",
 			Attributes: map[string]schema.Attribute{
 				"domain": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the ComputeDomain."},
 				"namespace": schema.StringAttribute{
@@ -44,10 +44,10 @@ func newRestartIMEXAction() action.Action {
 					Validators:          kubernetesLabel(),
 					MarkdownDescription: "Its namespace. Default `default`.",
 				},
-				"nodes": schema.ListAttribute{
+				"nodes": schema.SetAttribute{
 					ElementType:         types.StringType,
 					Optional:            true,
-					Validators:          []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(kubernetesName()...)},
+					Validators:          []validator.Set{setvalidator.SizeAtLeast(1), setvalidator.ValueStringsAre(kubernetesName()...)},
 					MarkdownDescription: "Only the daemons on these nodes; without it, on all of the domain.",
 				},
 			},

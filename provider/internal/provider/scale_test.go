@@ -1,4 +1,3 @@
-//shows:tf-speed
 package provider
 
 import (
@@ -49,7 +48,7 @@ resource "gpufabric_compute_domain" "test" {
 }
 `, s.Kubeconfig)
 	must(b, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-	rc := buildProvider(b)
+	rc := installProvider(b)
 	return func(count string, args ...string) float64 {
 		start := time.Now()
 		newCLI(b, rc, dir, map[string]string{"domains": count}).run(args...)

@@ -3,9 +3,12 @@ package provider
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -31,6 +34,10 @@ type secondaryNetworkModel struct {
 	PCIBusID     types.String `tfsdk:"pci_bus_id"`
 	ResourceName types.String `tfsdk:"resource_name"`
 	IPAM         types.Object `tfsdk:"ipam"`
+
+	Config types.String `tfsdk:"config"`
+
+	anyForm bool // a configuration that the attributes cannot hold is no error
 }
 
 type ipamModel struct {
@@ -38,7 +45,7 @@ type ipamModel struct {
 	Start   types.String `tfsdk:"range_start"`
 	End     types.String `tfsdk:"range_end"`
 	Gateway types.String `tfsdk:"gateway"`
-	Exclude types.List   `tfsdk:"exclude"`
+	Exclude types.Set    `tfsdk:"exclude"`
 }
 
 var ipamType = map[string]attr.Type{
@@ -46,7 +53,7 @@ var ipamType = map[string]attr.Type{
 	"range_start": types.StringType,
 	"range_end":   types.StringType,
 	"gateway":     types.StringType,
-	"exclude":     types.ListType{ElemType: types.StringType},
+	"exclude":     types.SetType{ElemType: types.StringType},
 }
 
 // cniConfig is the network's CNI configuration, as Multus hands it to the plugins.
@@ -97,7 +104,7 @@ func secondaryNetworkDefinition() definition[*secondaryNetworkModel] {
 		validate: validateSecondaryNetwork,
 		await: func(_ context.Context, _ *cluster.Client, _ *secondaryNetworkModel, obj *unstructured.Unstructured) (*unstructured.Unstructured,
 			string, error) {
-			return obj, "", nil // nobody writes a status: Multus reads the object when a pod starts
+			return obj, "", nil // there is no status: Multus reads the object when a pod starts
 		},
 	}
 }
@@ -144,13 +151,18 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 			"range":       schema.StringAttribute{Required: true, MarkdownDescription: "Network in CIDR form, for example `10.56.0.0/16`."},
 			"range_start": text("First address to hand out.", notEmpty()...),
 			"range_end":   text("Last address to hand out.", notEmpty()...),
-			"gateway":     text("Gateway.", notEmpty()...),
-			"exclude": schema.ListAttribute{
+			"gateway":     text("Gateway. It is left out of the addresses that pods get.", notEmpty()...),
+			"exclude": schema.SetAttribute{
 				ElementType:         types.StringType,
 				Optional:            true,
 				MarkdownDescription: "Networks in CIDR form that are left out.",
 			},
 		},
+	}
+	attributes["config"] = schema.StringAttribute{
+		Computed: true,
+		MarkdownDescription: "The whole CNI configuration in the cluster, as JSON with sorted keys. Where somebody changed any of it, the plan " +
+			"shows it here, and the apply writes it anew.",
 	}
 	return schema.Schema{
 		Attributes: attributes,
@@ -219,6 +231,34 @@ func (c *cniIPAM) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
+// hostNetwork is the network of one address, in CIDR form.
+func hostNetwork(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// leaveOutGateway excludes the gateway. whereabouts hands out every address of its range that is not excluded: its allocation does not
+// look at the gateway (pkg/allocate: IterateForAssignment).
+func (c *cniIPAM) leaveOutGateway() {
+	gateway, err := netip.ParseAddr(c.Gateway)
+	if err != nil {
+		return
+	}
+	for _, text := range c.Exclude {
+		if left, err := netip.ParsePrefix(text); err == nil && left.Contains(gateway) {
+			return
+		}
+	}
+	c.Exclude = append(slices.Clone(c.Exclude), hostNetwork(gateway))
+}
+
+// configuredExclude returns the excluded networks without the one that leaveOutGateway added.
+func (c *cniIPAM) configuredExclude(configured []string) []string {
+	gateway, err := netip.ParseAddr(c.Gateway)
+	last := len(c.Exclude) - 1
+	if err != nil || last < 0 || c.Exclude[last] != hostNetwork(gateway) || slices.Contains(configured, c.Exclude[last]) {
+		return c.Exclude
+	}
+	return c.Exclude[:last]
+}
+
 func (m *secondaryNetworkModel) config(ctx context.Context) (*cniConfig, diag.Diagnostics) {
 	var diags diag.Diagnostics
 	c := &cniConfig{
@@ -246,12 +286,50 @@ func (m *secondaryNetworkModel) config(ctx context.Context) (*cniConfig, diag.Di
 }
 
 func (m *secondaryNetworkModel) spec(ctx context.Context) (map[string]any, diag.Diagnostics) {
+	text, diags := m.text(ctx)
+	return map[string]any{"config": text}, diags
+}
+
+// text returns the CNI configuration as it is written to the cluster: spec applies it, and predict plans it.
+func (m *secondaryNetworkModel) text(ctx context.Context) (string, diag.Diagnostics) {
 	config, diags := m.config(ctx)
+	if config.IPAM != nil {
+		config.IPAM.leaveOutGateway()
+	}
 	text, err := json.Marshal(config)
 	if err != nil {
 		diags.AddError("Cannot write the network", err.Error())
 	}
-	return map[string]any{"config": string(text)}, diags
+	return string(text), diags
+}
+
+// predict works out the whole configuration.
+func (m *secondaryNetworkModel) predict() {
+	m.namespacedMeta.predict()
+	m.Config = types.StringUnknown()
+	for _, v := range []attr.Value{m.Name, m.Type, m.Master, m.Mode, m.MTU, m.PCIBusID, m.IPAM} {
+		if hasUnknown(v) {
+			return
+		}
+	}
+	if text, diags := m.text(context.Background()); !diags.HasError() { // reads the model alone
+		m.Config = types.StringValue(canonicalJSON(text))
+	}
+}
+
+// canonicalJSON sorts the keys of a JSON text, so that texts of one meaning are equal. It returns other texts as they are.
+func canonicalJSON(text string) string {
+	var value any
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	if !json.Valid([]byte(text)) || decoder.Decode(&value) != nil {
+		return text
+	}
+	sorted, err := json.Marshal(value)
+	if err != nil {
+		return text
+	}
+	return string(sorted)
 }
 
 // fill adds the annotation of the resource to those configured.
@@ -268,15 +346,37 @@ func (m *secondaryNetworkModel) fill(ctx context.Context, obj *unstructured.Unst
 	return diags
 }
 
+// observe copies the whole text, and the attributes that it can be read into. Text that is no such configuration leaves the
+// attributes as the state has them: it differs from the planned text, and so is written anew. In an import, which has no
+// attributes to go by, it is an error.
 func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
 	text, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
+	m.Config = types.StringValue(canonicalJSON(text))
+	m.ResourceName = textOrNull(obj.GetAnnotations()[resourceAnnotation])
 	var c cniConfig
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		diags.AddError(
-			"Cannot read the network",
-			fmt.Sprintf("spec.config of NetworkAttachmentDefinition %s/%s is no CNI configuration: %v.", obj.GetNamespace(), obj.GetName(), err),
-		)
+	var chain struct {
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	err := json.Unmarshal([]byte(text), &c)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &chain)
+	}
+	if text == "" {
+		err = errors.New("it is empty, so the configuration is a file of each node")
+	}
+	if err == nil && len(chain.Plugins) > 0 {
+		err = errors.New("it is a chain of plugins")
+	}
+	if err == nil && c.IPAM != nil && c.IPAM.Type != "whereabouts" {
+		err = fmt.Errorf("its ipam.type is %q", c.IPAM.Type)
+	}
+	if err != nil {
+		if m.Type.IsNull() && !m.anyForm {
+			diags.AddError("Network of another form", fmt.Sprintf("The spec.config of NetworkAttachmentDefinition %s/%s cannot be imported: %v. "+
+				"A gpufabric_secondary_network is a single plugin (macvlan, ipoib or host-device) with addresses from whereabouts or without. "+
+				"Keep this one with the tool that made it.", obj.GetNamespace(), obj.GetName(), err))
+		}
 		return diags
 	}
 	m.Type, m.Master, m.Mode, m.PCIBusID = types.StringValue(c.Type), textOrNull(c.Master), textOrNull(c.Mode), textOrNull(c.PCIBusID)
@@ -284,10 +384,14 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	if c.MTU != 0 {
 		m.MTU = types.Int64Value(c.MTU)
 	}
-	m.ResourceName = textOrNull(obj.GetAnnotations()[resourceAnnotation])
-	if c.IPAM == nil {
+	m.observeIPAM(ctx, c.IPAM, &diags)
+	return diags
+}
+
+func (m *secondaryNetworkModel) observeIPAM(ctx context.Context, ipam *cniIPAM, diags *diag.Diagnostics) {
+	if ipam == nil {
 		m.IPAM = types.ObjectNull(ipamType)
-		return diags
+		return
 	}
 	var configured ipamModel
 	if !m.IPAM.IsNull() && !m.IPAM.IsUnknown() {
@@ -296,14 +400,13 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	m.IPAM = types.ObjectValueMust(
 		ipamType,
 		map[string]attr.Value{
-			"range":       types.StringValue(c.IPAM.Range),
-			"range_start": textOrNull(c.IPAM.Start),
-			"range_end":   textOrNull(c.IPAM.End),
-			"gateway":     textOrNull(c.IPAM.Gateway),
-			"exclude":     listOrNull(configured.Exclude, c.IPAM.Exclude),
+			"range":       types.StringValue(ipam.Range),
+			"range_start": textOrNull(ipam.Start),
+			"range_end":   textOrNull(ipam.End),
+			"gateway":     textOrNull(ipam.Gateway),
+			"exclude":     setOrNull(configured.Exclude, ipam.configuredExclude(stringsOf(ctx, configured.Exclude, diags))),
 		},
 	)
-	return diags
 }
 
 // observeMeta removes the resource's annotation, which is not the configuration's, from those that Terraform owns.
@@ -323,9 +426,10 @@ func (m *secondaryNetworkModel) observeMeta(obj *unstructured.Unstructured) {
 	m.Annotations = types.MapValueMust(types.StringType, rest)
 }
 
-func (m *secondaryNetworkModel) forget() {}
-
 func (m *secondaryNetworkModel) settled() bool { return true }
+
+// readAnyForm makes observe read what it cannot manage, such as a chain of plugins, into config alone.
+func (m *secondaryNetworkModel) readAnyForm() { m.anyForm = true }
 
 func textOrNull(s string) types.String {
 	if s == "" {

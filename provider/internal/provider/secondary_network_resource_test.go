@@ -1,8 +1,9 @@
-//shows:rdma-ipoib
 package provider
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
@@ -50,9 +51,46 @@ func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
 			},
 		)
 	})
+	t.Run("leaves its gateway out of the addresses of pods", func(t *testing.T) {
+		config := network("type = \"ipoib\"\nmaster = \"ib0\"\nipam = { range = \"10.56.0.0/16\", gateway = \"10.56.0.1\", exclude = " +
+			"[\"10.56.1.0/28\"] }")
+		check(t, resource.TestStep{Config: config, Check: func(*terraform.State) error {
+			obj, err := s.Dynamic.Resource(networkKind.GVR()).Namespace("default").Get(t.Context(), "rail", metav1.GetOptions{})
+			must(t, err)
+			text, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
+			if want := `"gateway":"10.56.0.1","exclude":["10.56.1.0/28","10.56.0.1/32"]`; !strings.Contains(text, want) {
+				t.Errorf("config %s, want %s in it", text, want)
+			}
+			return nil
+		}}, resource.TestStep{Config: config, PlanOnly: true},
+			resource.TestStep{ResourceName: networkAddress, ImportState: true, ImportStateVerify: true})
+	})
 	t.Run("keeps an empty map of annotations empty", func(t *testing.T) {
 		config := network("type = \"ipoib\"\nmaster = \"ib0\"\nannotations = {}\nresource_name = \"rdma/a\"")
 		check(t, resource.TestStep{Config: config, Check: resource.TestCheckResourceAttr(networkAddress, "annotations.%", "0")},
 			resource.TestStep{Config: config, PlanOnly: true})
 	})
+}
+
+func TestIPAMExcludesItsGatewayOnce(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		ipam    cniIPAM
+		written []string
+	}{
+		{"no gateway", cniIPAM{Exclude: []string{"10.0.0.0/28"}}, []string{"10.0.0.0/28"}},
+		{"a gateway", cniIPAM{Gateway: "10.0.0.1"}, []string{"10.0.0.1/32"}},
+		{"a gateway of IPv6", cniIPAM{Gateway: "fd00::1"}, []string{"fd00::1/128"}},
+		{"an excluded gateway", cniIPAM{Gateway: "10.0.0.1", Exclude: []string{"10.0.0.0/28"}}, []string{"10.0.0.0/28"}},
+		{"a gateway that is excluded by itself", cniIPAM{Gateway: "10.0.0.1", Exclude: []string{"10.0.0.1/32"}}, []string{"10.0.0.1/32"}},
+	} {
+		configured := test.ipam.Exclude
+		test.ipam.leaveOutGateway()
+		if !slices.Equal(test.ipam.Exclude, test.written) {
+			t.Errorf("%s: written %v, want %v", test.name, test.ipam.Exclude, test.written)
+		}
+		if got := test.ipam.configuredExclude(configured); !slices.Equal(got, configured) {
+			t.Errorf("%s: read back %v, want %v", test.name, got, configured)
+		}
+	}
 }

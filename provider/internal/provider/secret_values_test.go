@@ -9,7 +9,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
 	"github.com/hashicorp/terraform-plugin-testing/terraform"
-	"github.com/hashicorp/terraform-plugin-testing/tfversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -39,42 +38,38 @@ func testSecretValues(t *testing.T, s *apiserver.Server) {
 	action := func(a plancheck.ResourceActionType) resource.ConfigPlanChecks {
 		return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, a)}}
 	}
-	resource.UnitTest(
-		t,
-		resource.TestCase{
-			ProtoV6ProviderFactories: factories(),
-			TerraformVersionChecks:   []tfversion.TerraformVersionCheck{tfversion.SkipBelow(tfversion.Version1_11_0)},
-			Steps: []resource.TestStep{
-				{Config: with("/secret/a", 1, ""), Check: driverRoot("/secret/a")},
-				{Config: with("/secret/a", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)},
-				{Config: with("/secret/b", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)}, // as documented: only another version tells
-				{Config: with("/secret/b", 2, ""), ConfigPlanChecks: action(plancheck.ResourceActionUpdate), Check: driverRoot("/secret/b")},
-				{PreConfig: func() { // drift tells what an object says and what it should; not where that is a secret
-					_, err := s.Typed.CoreV1().ConfigMaps(
-						"secret-system",
-					).Patch(
-						t.Context(),
-						"secret-settings",
-						types.MergePatchType,
-						[]byte(`{"data": {"driverRoot": "/changed"}}`),
-						metav1.PatchOptions{},
-					)
-					must(t, err)
-				}, RefreshState: true, ExpectNonEmptyPlan: true, Check: func(state *terraform.State) error {
-					text, err := json.Marshal(state)
-					must(t, err)
-					if strings.Contains(string(text), "/secret/") || !strings.Contains(string(text), "data.driverRoot is not what the release says") {
-						t.Errorf("want the drift without the secret in the state: %s", text)
-					}
-					return nil
-				}},
-				{
-					Config:      with("/secret/b", 2, "hardware = { driver_root = \"/x\" }"),
-					ExpectError: words("hardware.driverRoot stands in values, components or hardware too"),
-				},
-				{Config: stack(s, "secret", "values_wo = [\"a: {}\"]"), ExpectError: words(`Attribute "values_wo_version" must be specified`)},
-				{Config: with("/secret/b", 2, "")}, // the framework destroys what the last step says
-			},
+	check(t,
+		resource.TestStep{Config: with("/secret/a", 1, ""), Check: driverRoot("/secret/a")},
+		resource.TestStep{Config: with("/secret/a", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)},
+		// As documented, only another version has an effect.
+		resource.TestStep{Config: with("/secret/b", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)},
+		resource.TestStep{Config: with("/secret/b", 2, ""), ConfigPlanChecks: action(plancheck.ResourceActionUpdate),
+			Check: driverRoot("/secret/b")},
+		resource.TestStep{PreConfig: func() { // drift reports what an object says and what it should; not where that is a secret
+			_, err := s.Typed.CoreV1().ConfigMaps(
+				"secret-system",
+			).Patch(
+				t.Context(),
+				"secret-settings",
+				types.MergePatchType,
+				[]byte(`{"data": {"driverRoot": "/changed"}}`),
+				metav1.PatchOptions{},
+			)
+			must(t, err)
+		}, RefreshState: true, ExpectNonEmptyPlan: true, Check: func(state *terraform.State) error {
+			text, err := json.Marshal(state)
+			must(t, err)
+			if strings.Contains(string(text), "/secret/") || !strings.Contains(string(text), "data.driverRoot was changed by") {
+				t.Errorf("want the drift without the secret in the state: %s", text)
+			}
+			return nil
+		}},
+		resource.TestStep{
+			Config:      with("/secret/b", 2, "hardware = { driver_root = \"/x\" }"),
+			ExpectError: words("hardware.driverRoot stands in values, components or hardware too"),
 		},
+		resource.TestStep{Config: stack(s, "secret", "values_wo = [\"a: {}\"]"),
+			ExpectError: words(`Attribute "values_wo_version" must be specified`)},
+		resource.TestStep{Config: with("/secret/b", 2, "")}, // the end destroys what the last step says
 	)
 }

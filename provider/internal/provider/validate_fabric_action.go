@@ -30,7 +30,7 @@ type validateFabricModel struct {
 	Nodes        types.Int64   `tfsdk:"num_nodes"`
 	GPUs         types.Int64   `tfsdk:"gpus_per_node"`
 	Image        types.String  `tfsdk:"image"`
-	NodeSelector types.Map     `tfsdk:"node_selector"`
+	NodeSelector types.Object  `tfsdk:"node_selector"`
 	Minimum      types.Float64 `tfsdk:"minimum_gb_per_second"`
 	Keep         types.Bool    `tfsdk:"keep"`
 }
@@ -50,7 +50,7 @@ func newValidateFabricAction() action.Action {
 				"`ping` starts a pod with an IMEX channel on each of `num_nodes` nodes of a new compute domain: they start only when the IMEX " +
 				"daemons of all of them have found each other. " +
 				"`bandwidth` runs nvbandwidth between all GPUs of the nodes, as `examples/manifests/nvbandwidth-test-job.yaml` does; it needs the " +
-				"MPI operator.",
+				"MPI operator. Needs Terraform 1.14.",
 			Attributes: map[string]schema.Attribute{
 				"num_nodes": schema.Int64Attribute{
 					Required:            true,
@@ -77,12 +77,7 @@ func newValidateFabricAction() action.Action {
 				"image": schema.StringAttribute{Optional: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
 					MarkdownDescription: "Image of the pods, where the cluster pulls from a registry of its own. `ping` needs bash, `bandwidth` " +
 						"nvbandwidth, mpirun and sshd."},
-				"node_selector": schema.MapAttribute{
-					ElementType:         types.StringType,
-					Optional:            true,
-					Validators:          []validator.Map{metadataMap{labels: true}},
-					MarkdownDescription: "Labels of the nodes that may take part.",
-				},
+				"node_selector": nodeSelectorOfAction("may take part"),
 				"minimum_gb_per_second": schema.Float64Attribute{Optional: true, Validators: []validator.Float64{float64validator.AtLeast(0)},
 					MarkdownDescription: "What the slowest pair of GPUs must reach in `bandwidth`, in GB/s."},
 				"keep": schema.BoolAttribute{
@@ -125,7 +120,7 @@ func (m *validateFabricModel) check(ctx context.Context, diags *diag.Diagnostics
 		gpus = usualGPUs
 	}
 	return validation.Check{Test: test, Namespace: or(m.Namespace.ValueString(), "default"), Name: or(m.Name.ValueString(), "fabric-"+test),
-		Nodes: m.Nodes.ValueInt64(), GPUsPerNode: gpus, Image: m.Image.ValueString(), NodeSelector: stringMap(ctx, m.NodeSelector, diags)}
+		Nodes: m.Nodes.ValueInt64(), GPUsPerNode: gpus, Image: m.Image.ValueString(), NodeSelector: labelSelector(ctx, m.NodeSelector, diags)}
 }
 
 func runValidateFabric(

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"gpufabric.io/provider/internal/fabric"
+	"gpufabric.io/provider/internal/object"
 	"gpufabric.io/provider/internal/release"
 )
 
@@ -66,6 +67,9 @@ func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, re
 				fmt.Sprintf("%s: %q is no label or annotation key: %s.", at, key, strings.Join(problems, "; ")),
 			)
 		}
+		if object.IsOwn(key) {
+			resp.Diagnostics.AddAttributeError(at, "Reserved annotation", fmt.Sprintf("%s: the provider itself sets %s: remove it.", at, key))
+		}
 		if !v.labels || value.IsUnknown() || value.IsNull() {
 			continue
 		}
@@ -117,5 +121,21 @@ func (migProfile) ValidateString(_ context.Context, req validator.StringRequest,
 	}
 	if _, err := fabric.ParseMIGProfile(req.ConfigValue.ValueString()); err != nil {
 		resp.Diagnostics.AddAttributeError(req.Path, "Invalid MIG profile", fmt.Sprintf("%s: %v.", req.Path, err))
+	}
+}
+
+// ignorePattern checks the form of an element of drift_ignore.
+type ignorePattern struct{}
+
+func (ignorePattern) Description(context.Context) string { return "must be KIND NAMESPACE/NAME: FIELD" }
+
+func (v ignorePattern) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (ignorePattern) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if _, err := release.ParseIgnored([]string{req.ConfigValue.ValueString()}); err != nil {
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid drift_ignore", fmt.Sprintf("%s: %v.", req.Path, err))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/attr"
@@ -44,6 +45,8 @@ func anyUnknown(values []attr.Value) bool {
 func hasUnknown(v attr.Value) bool {
 	switch t := v.(type) {
 	case types.List:
+		return t.IsUnknown() || anyUnknown(t.Elements())
+	case types.Set:
 		return t.IsUnknown() || anyUnknown(t.Elements())
 	case types.Object:
 		return objectHasUnknown(t)
@@ -100,6 +103,11 @@ func stringList(list []string) types.List {
 		elements[i] = types.StringValue(s)
 	}
 	return types.ListValueMust(types.StringType, elements)
+}
+
+// sortedSet returns the different numbers of a list in their order.
+func sortedSet(numbers []int32) []int32 {
+	return slices.Compact(slices.Sorted(slices.Values(numbers)))
 }
 
 func capital(s string) string {

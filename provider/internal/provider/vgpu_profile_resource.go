@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
@@ -29,15 +30,19 @@ type vgpuProfileModel struct {
 	Cores        types.Int64  `tfsdk:"cores"`
 	Split        types.Int64  `tfsdk:"split"`
 	NodeSelector types.Object `tfsdk:"node_selector"`
-	ProductNames types.List   `tfsdk:"product_names"`
+	ProductNames types.Set    `tfsdk:"product_names"`
 	Policy       types.String `tfsdk:"policy"`
-	Namespaces   types.List   `tfsdk:"namespaces"`
+	Namespaces   types.Set    `tfsdk:"namespaces"`
 
 	readiness
 	DeviceClass          types.String `tfsdk:"device_class"`
 	ExtendedResourceName types.String `tfsdk:"extended_resource_name"`
 	Fits                 types.Int64  `tfsdk:"fits"`
-	Nodes                types.Map    `tfsdk:"nodes"`
+	Nodes                types.List   `tfsdk:"nodes"`
+}
+
+var profileNodeType = types.ObjectType{
+	AttrTypes: map[string]attr.Type{"name": types.StringType, "gpus": types.Int64Type, "fits": types.Int64Type},
 }
 
 var vgpuProfileKind = object.Kind{
@@ -83,7 +88,7 @@ func vgpuProfileSchema(ctx context.Context) schema.Schema {
 		MarkdownDescription: "How many slices a GPU is cut into at most, 1 to 100. Only with `Software`.",
 	}
 	attributes["node_selector"] = nodeSelectorAttribute("the slices are on")
-	attributes["product_names"] = schema.ListAttribute{
+	attributes["product_names"] = schema.SetAttribute{
 		ElementType:         types.StringType,
 		Optional:            true,
 		MarkdownDescription: "Only GPUs with one of these product names, for example `NVIDIA L40S`.",
@@ -94,7 +99,7 @@ func vgpuProfileSchema(ctx context.Context) schema.Schema {
 		MarkdownDescription: "`Binpack` fills one GPU before the next, `Spread` puts slices where the fewest are, over nodes and over a " +
 			"node's GPUs, for pods of gpufabric-scheduler. The cluster's own scheduler takes the first GPU that fits.",
 	}
-	attributes["namespaces"] = schema.ListAttribute{
+	attributes["namespaces"] = schema.SetAttribute{
 		ElementType:         types.StringType,
 		Optional:            true,
 		MarkdownDescription: "Namespaces that get a ResourceClaimTemplate of the profile's name.",
@@ -104,13 +109,19 @@ func vgpuProfileSchema(ctx context.Context) schema.Schema {
 		"the controller has processed the profile",
 		"its DeviceClass and templates exist and at least one slice fits somewhere",
 	)
-	attributes["device_class"] = schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the DeviceClass that was created."}
+	attributes["device_class"] = schema.StringAttribute{Computed: true,
+		MarkdownDescription: "Name of the DeviceClass that the controller creates: the profile's."}
 	attributes["extended_resource_name"] = schema.StringAttribute{
 		Computed:            true,
 		MarkdownDescription: "What a pod asks for in a single line of its resource limits.",
 	}
 	attributes["fits"] = schema.Int64Attribute{Computed: true, MarkdownDescription: "How many slices fit on empty GPUs of all selected nodes."}
-	attributes["nodes"] = schema.MapAttribute{ElementType: types.Int64Type, Computed: true, MarkdownDescription: "How many fit on each node."}
+	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "How many fit on each node.",
+		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+			"name": schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+			"gpus": schema.Int64Attribute{Computed: true, MarkdownDescription: "Its GPUs that the profile selects."},
+			"fits": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many slices fit on them when they are empty."},
+		}}}
 	return schema.Schema{
 		Attributes: attributes,
 		MarkdownDescription: "A kind of GPU slice that pods ask for by name. It is the resource `VGPUProfile` of `gpufabric.io/v1alpha1`. " +
@@ -163,7 +174,7 @@ func (m *vgpuProfileModel) spec(ctx context.Context) (map[string]any, diag.Diagn
 	return toMap(spec, &diags), diags
 }
 
-func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
+func (m *vgpuProfileModel) observe(_ context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
 	profile := fromObject[v1alpha1.VGPUProfile](obj, &diags)
 	if profile == nil {
@@ -174,34 +185,32 @@ func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstru
 	m.Memory = quantityValue(m.Memory, s.Memory)
 	m.Cores, m.Split = int64OrNull(s.Cores), int64OrNull(s.Split)
 	m.NodeSelector = nodeSelectorValue(s.NodeSelector, &diags)
-	m.ProductNames, m.Namespaces = listOrNull(m.ProductNames, s.ProductNames), listOrNull(m.Namespaces, s.Namespaces)
+	m.ProductNames, m.Namespaces = setOrNull(m.ProductNames, s.ProductNames), setOrNull(m.Namespaces, s.Namespaces)
 	m.Policy = types.StringNull()
 	if s.Policy != "" {
 		m.Policy = types.StringValue(string(s.Policy))
 	}
 	m.observeConditions(profile.Generation, profile.Status.ObservedGeneration, profile.Status.Conditions)
-	m.DeviceClass, m.ExtendedResourceName = types.StringValue(
-		profile.Status.DeviceClass,
-	), types.StringValue(
-		profile.Status.ExtendedResourceName,
-	)
+	m.predict()
 	m.Fits = types.Int64Value(int64(profile.Status.Fits))
-	fits := map[string]int64{}
+	fits := make([]attr.Value, 0, len(profile.Status.Nodes))
 	for _, n := range profile.Status.Nodes {
-		fits[n.Name] = int64(n.Fits)
+		fits = append(fits, types.ObjectValueMust(profileNodeType.AttrTypes, map[string]attr.Value{"name": types.StringValue(n.Name),
+			"gpus": types.Int64Value(int64(n.GPUs)), "fits": types.Int64Value(int64(n.Fits))}))
 	}
-	nodes, more := types.MapValueFrom(ctx, types.Int64Type, fits)
+	nodes, more := types.ListValue(profileNodeType, fits)
 	m.Nodes = nodes
 	diags.Append(more...)
 	return diags
 }
 
-func (m *vgpuProfileModel) forget() {
-	m.forgetReadiness()
-	m.DeviceClass, m.ExtendedResourceName, m.Fits, m.Nodes = types.StringUnknown(), types.StringUnknown(), types.Int64Unknown(),
-		types.MapUnknown(
-			types.Int64Type,
-		)
+// predict works out the names that the controller gives to the profile's DeviceClass and extended resource.
+func (m *vgpuProfileModel) predict() {
+	m.objectMeta.predict()
+	if !m.Name.IsUnknown() {
+		m.DeviceClass = types.StringValue(m.Name.ValueString())
+		m.ExtendedResourceName = types.StringValue(v1alpha1.GroupName + "/" + m.Name.ValueString())
+	}
 }
 
 func (m *vgpuProfileModel) waiting(context.Context) string {

@@ -45,8 +45,8 @@ func (e *BlockedError) Error() string {
 // cheaper and simpler than a watch each.
 const blockerInterval = 500 * time.Millisecond
 
-// awaitUnblocked waits until nothing needs the drivers. It gives up when there was no progress for patience: no blocker was removed
-// or marked for deletion. Where ctx ends in the middle of a look, the look before says what stands in the way.
+// awaitUnblocked waits until nothing needs the drivers. It gives up without progress for patience: no blocker was removed or marked for
+// deletion. If ctx ends in the middle of a look, it reports the blockers of the look before.
 func (m *Manager) awaitUnblocked(ctx context.Context, crdNames, drivers []string, patience time.Duration) error {
 	var before string
 	var blocked *BlockedError

@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/provider/internal/cluster"
 )
 
-// The caller's time-out may end in the middle of a request. What stands in the way is known by then, and the API server is not to blame.
+// The caller's time-out may end in the middle of a request. The blockers are known by then, and the API server is not to blame.
 func TestATimeoutInTheMiddleOfALookNamesWhatTheLookBeforeSaw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const driver = "gpu.nvidia.com"

@@ -3,6 +3,7 @@ package release
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -20,7 +21,7 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 )
 
-// Chart is a chart read from a directory or a .tgz archive.
+// Chart is a chart read from a directory, an archive, a registry or a web server.
 type Chart struct {
 	chart *chart.Chart
 
@@ -31,40 +32,58 @@ type Chart struct {
 	Digest string
 }
 
-// Load reads the chart at path, a directory with a Chart.yaml or an archive made by `helm package`. Errors say what is there
-// instead.
-func Load(path string) (*Chart, error) {
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		cwd, _ := os.Getwd()
-		return nil, fmt.Errorf(
-			"there is no chart at %q (looked from %s): give a directory with a Chart.yaml or a .tgz archive made by `helm package`; "+
-				"paths relative to the module are written \"${path.module}/...\"",
-			path,
-			cwd,
-		)
-	case err != nil:
-		return nil, fmt.Errorf("read chart %q: %w", path, err)
-	case info.IsDir():
-		if _, err := os.Stat(filepath.Join(path, chartutil.ChartfileName)); err != nil {
-			return nil, fmt.Errorf("the directory %q is not a chart: it has no %s", path, chartutil.ChartfileName)
+// Load reads a chart: a directory with a Chart.yaml, an archive made by `helm package`, or an address that download takes. Errors say
+// what is there instead.
+func Load(ctx context.Context, from string) (*Chart, error) {
+	var loaded *chart.Chart
+	var err error
+	if remote(from) {
+		var archive []byte
+		if archive, err = download(ctx, from); err != nil {
+			return nil, err
 		}
+		loaded, err = loader.LoadArchive(bytes.NewReader(archive))
+	} else {
+		if err := checkPath(from); err != nil {
+			return nil, err
+		}
+		loaded, err = loader.Load(from)
 	}
-	loaded, err := loader.Load(path)
 	if err != nil {
-		return nil, fmt.Errorf("read chart %q: %w", path, err)
+		return nil, fmt.Errorf("read chart %q: %w", from, err)
 	}
 	if loaded.Metadata.Type == "library" {
-		return nil, fmt.Errorf("the chart %q is a library chart and cannot be installed", path)
+		return nil, fmt.Errorf("the chart %q is a library chart and cannot be installed", from)
 	}
 	return &Chart{
 		chart:      loaded,
-		Path:       path,
+		Path:       from,
 		Version:    loaded.Metadata.Version,
 		AppVersion: loaded.Metadata.AppVersion,
 		Digest:     digest(loaded),
 	}, nil
+}
+
+// checkPath reports what is wrong with a path before Helm does.
+func checkPath(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		cwd, _ := os.Getwd()
+		return fmt.Errorf(
+			"there is no chart at %q (looked from %s): give a directory with a Chart.yaml, a .tgz archive made by `helm package`, or an address "+
+				"(oci://..., https://...); paths relative to the module are written \"${path.module}/...\"",
+			path,
+			cwd,
+		)
+	case err != nil:
+		return fmt.Errorf("read chart %q: %w", path, err)
+	case info.IsDir():
+		if _, err := os.Stat(filepath.Join(path, chartutil.ChartfileName)); err != nil {
+			return fmt.Errorf("the directory %q is not a chart: it has no %s", path, chartutil.ChartfileName)
+		}
+	}
+	return nil
 }
 
 // CheckValues checks values against the chart's values.schema.json, and against each other, as Helm does at install time. The error

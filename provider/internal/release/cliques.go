@@ -31,17 +31,17 @@ func standsForClique(obj metav1.Object, namespace string) bool {
 // must run meanwhile: a daemon's pod ends only where a node plugin takes its devices back, and the controller creates the domains
 // again until it is told not to.
 func (m *Manager) retireCliques(ctx context.Context) error {
-	told := false
+	reported := false
 	for {
 		standing, err := m.cliques(ctx)
 		if err != nil || len(standing) == 0 {
 			return err
 		}
-		if !told {
+		if !reported {
 			if err := m.keepNoCliques(ctx); err != nil {
 				return err
 			}
-			told = true
+			reported = true
 			tflog.Info(ctx, "waiting for the IMEX daemons of the cliques to end", map[string]any{"cliques": len(standing)})
 		}
 		select {

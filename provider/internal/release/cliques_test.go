@@ -47,7 +47,7 @@ func cliqueManager(objects ...runtime.Object) *Manager {
 	}}
 }
 
-// keptBy is the argument by which the controller is told whether to keep them.
+// keptBy is the controller's argument for keeping them or not.
 func keptBy(t *testing.T, m *Manager) string {
 	t.Helper()
 	controller, err := m.client.Typed.AppsV1().Deployments("fabric").Get(t.Context(), "gpufabric-controller", metav1.GetOptions{})
@@ -57,7 +57,6 @@ func keptBy(t *testing.T, m *Manager) string {
 	return controller.Spec.Template.Spec.Containers[0].Args[1]
 }
 
-//shows:tf-destroy
 func TestTheControllerRemovesTheDomainsOfCliquesBeforeItGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name := cliquePrefix + fabricClique
@@ -73,7 +72,7 @@ func TestTheControllerRemovesTheDomainsOfCliquesBeforeItGoes(t *testing.T) {
 		if got := keptBy(t, m); got != "--imex=Domain" {
 			t.Errorf("the controller runs with %s", got)
 		}
-		// The controller does as it is told.
+		// The controller obeys the argument.
 		domains := m.client.Dynamic.Resource(domain.Kind.GVR()).Namespace("fabric")
 		if err := domains.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)

@@ -12,12 +12,12 @@ import (
 // controllerLabels are on the Deployment of every release's controller, whatever the release was called.
 const controllerLabels = "app.kubernetes.io/part-of=gpufabric,app.kubernetes.io/component=controller"
 
-// ControllerTrouble says why nobody processes our objects: no controller is installed at all (absent), or what its pods report. It
+// ControllerTrouble reports why our objects are not processed: no controller is installed at all (absent), or what its pods report. It
 // is empty when one runs, and when that is unknown.
 func ControllerTrouble(ctx context.Context, client *cluster.Client) (trouble string, absent bool) {
 	list, err := client.Typed.AppsV1().Deployments("").List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})
 	if err != nil {
-		return "", false // without the right to look, nothing is known, and the wait goes on
+		return "", false // without the right to look, nothing is known, and the wait continues
 	}
 	if len(list.Items) == 0 {
 		return "no Deployment of the gpufabric controller is in the cluster; install the drivers with gpufabric_driver_stack or the chart", true

@@ -83,7 +83,7 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 		name := crd.GetName()
 		if !present[name] {
 			undo.add("CustomResourceDefinition "+name, func(ctx context.Context) error {
-				_, err := store.Delete(ctx, object.Key{Name: name})
+				_, err := store.Delete(ctx, object.Key{Name: name}, object.Record{})
 				return err
 			})
 		}
@@ -113,7 +113,7 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 func (m *Manager) removeCRDs(ctx context.Context, names []string) error {
 	store := object.NewStore(m.client, object.CRDKind)
 	for _, name := range names {
-		if last, err := store.Delete(ctx, object.Key{Name: name}); err != nil {
+		if last, err := store.Delete(ctx, object.Key{Name: name}, object.Record{}); err != nil {
 			if last != nil {
 				return fmt.Errorf(
 					"CustomResourceDefinition %s is still being deleted (finalizers %s): %w",

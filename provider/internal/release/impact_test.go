@@ -7,7 +7,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-//shows:tf-plans
 func TestCompareFindsWhatAnUpgradeTouches(t *testing.T) {
 	daemonSet := func(name, container, image string) string {
 		return fmt.Sprintf(

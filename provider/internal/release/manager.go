@@ -9,10 +9,14 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	helm "helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage/driver"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
 )
 
 // Release is a release as Helm has it stored in the cluster.
@@ -21,6 +25,7 @@ type Release struct {
 	Revision        int
 	Status          string // Helm's status: deployed, failed, pending-install, ...
 	Description     string
+	ChartName       string
 	ChartVersion    string
 	AppVersion      string
 	ChartDigest     string
@@ -37,6 +42,9 @@ type Spec struct {
 	Chart           *Chart
 	Values          map[string]any
 	Secret          []string // names of the values, as Flatten writes them, that must not be shown
+	Owner           string   // of the state, which Helm's record of the release bears as a label
+	Creation        string   // mark of a creation that no state has yet; empty: none
+	Ignored         Ignored  // differences from the manifest that are accepted
 }
 
 // Manager acts on the releases of one namespace.
@@ -50,8 +58,54 @@ func NewManager(client *cluster.Client, namespace string) *Manager {
 	return &Manager{client: client, namespace: namespace}
 }
 
-// ownLabel marks releases (on Helm's stored record) that this provider made: only those are recovered automatically.
-const ownLabel = "gpufabric.io/managed-by"
+// Labels of Helm's record of a release.
+const (
+	ownLabel      = "gpufabric.io/managed-by"         // this provider made it
+	ownerLabel    = "gpufabric.io/terraform-owner"    // the state that holds it
+	secretLabel   = "gpufabric.io/secret-values"      // some of its values must not be shown; it stays, since Helm keeps earlier labels
+	creationLabel = "gpufabric.io/terraform-creation" // its creation is under way, so that no state holds it yet; an object.Origin's mark
+)
+
+func (s Spec) labels() map[string]string {
+	labels := map[string]string{ownLabel: "terraform", ownerLabel: s.Owner, creationLabel: s.Creation}
+	if len(s.Secret) > 0 {
+		labels[secretLabel] = "true"
+	}
+	for key, value := range labels {
+		if value == "" {
+			delete(labels, key)
+		}
+	}
+	return labels
+}
+
+// Record identifies a release in the private data of a state.
+type Record struct {
+	Owner string    `json:"owner,omitempty"`
+	First time.Time `json:"first"` // when the release was first installed
+	// Scheduled has on how many nodes each DaemonSet's pods were to run when the release was last rolled out.
+	Scheduled map[string]int32 `json:"scheduled,omitempty"`
+}
+
+// HasSecrets reports whether some values of the release, or of one before it, must not be shown.
+func (r *Release) HasSecrets() bool { return r.stored.Labels[secretLabel] != "" }
+
+// Record returns the record of a release that is taken into a state.
+func (r *Release) Record() Record {
+	return Record{Owner: r.stored.Labels[ownerLabel], First: r.stored.Info.FirstDeployed.Time}
+}
+
+// Holds reports whether a release is the record's; the zero record is everybody's.
+func (r Record) Holds(release *Release) bool {
+	now := release.Record()
+	switch {
+	case r.Owner == "" && r.First.IsZero():
+		return true
+	case r.Owner != "" && now.Owner != "":
+		return r.Owner == now.Owner
+	}
+	return r.First.Equal(now.First)
+}
 
 // config makes a fresh Helm configuration: Helm caches discovery and capabilities in it, which must not outlive one operation.
 func (m *Manager) config(ctx context.Context) (*action.Configuration, error) {
@@ -111,7 +165,7 @@ func fromHelm(r *helm.Release) *Release {
 		out.Status, out.Description = r.Info.Status.String(), r.Info.Description
 	}
 	if r.Chart != nil && r.Chart.Metadata != nil {
-		out.ChartVersion, out.AppVersion = r.Chart.Metadata.Version, r.Chart.Metadata.AppVersion
+		out.ChartName, out.ChartVersion, out.AppVersion = r.Chart.Metadata.Name, r.Chart.Metadata.Version, r.Chart.Metadata.AppVersion
 		out.ChartDigest = digest(r.Chart)
 	}
 	if out.Values == nil {
@@ -120,7 +174,7 @@ func fromHelm(r *helm.Release) *Release {
 	return out
 }
 
-// ExistsError says that a release of this name exists and works, and is not in Terraform's state.
+// ExistsError means that a release of this name exists and works, and is not in Terraform's state.
 type ExistsError struct{ Release *Release }
 
 func (e *ExistsError) Error() string {
@@ -135,7 +189,15 @@ func (e *ExistsError) Error() string {
 	)
 }
 
-// BusyError says that another Helm client seems to be at work on the release.
+// ReplacedError means that the release of a name is no longer the one that a state recorded.
+type ReplacedError struct{ Release *Release }
+
+func (e *ReplacedError) Error() string {
+	return fmt.Sprintf("release %s in namespace %s is not the one in the state: somebody else installed it or took it over",
+		e.Release.Name, e.Release.Namespace)
+}
+
+// BusyError means that another Helm client seems to be at work on the release.
 type BusyError struct {
 	Release *Release
 	Since   time.Time
@@ -152,36 +214,57 @@ func (e *BusyError) Error() string {
 }
 
 // Install installs a release that does not exist. It first recovers what an interrupted or failed install left. A failed install is
-// undone: it leaves no release, no CRD and no namespace that it added. hooks bounds each chart hook.
-func (m *Manager) Install(ctx context.Context, spec Spec, hooks time.Duration) (*Release, error) {
-	last, err := m.Get(ctx, spec.Name)
-	if err != nil {
+// undone: it leaves no release, no CRD and no namespace that it added. hooks bounds each chart hook. abandoned reports whether a mark of
+// a creation was left by a process that has ended.
+func (m *Manager) Install(ctx context.Context, spec Spec, abandoned func(mark string) bool, hooks time.Duration) (*Release, error) {
+	if _, err := m.Get(ctx, spec.Name); err != nil { // nothing is made for a user who may not read releases
 		return nil, err
 	}
+	undo := &undo{}
+	if err := m.ensureNamespace(ctx, spec, undo); err != nil {
+		return nil, err
+	}
+	held, unlock, err := m.lock(ctx, spec.Name)
+	if err != nil {
+		return nil, m.undone(ctx, err, undo)
+	}
+	defer unlock()
+	last, err := m.Get(held, spec.Name)
+	if err != nil {
+		return nil, m.undone(held, err, undo)
+	}
 	if last != nil {
-		proceed, err := m.recover(ctx, last)
+		proceed, err := m.recover(held, last, abandoned)
 		if err != nil {
 			return nil, err
 		}
 		if proceed == upgradeIt {
-			return m.Upgrade(ctx, spec, hooks)
+			return m.upgrade(held, spec, last, hooks)
 		}
 	}
-	undo := &undo{}
+	return m.installOrUndo(held, spec, undo, hooks)
+}
+
+func (m *Manager) installOrUndo(ctx context.Context, spec Spec, undo *undo, hooks time.Duration) (*Release, error) {
 	installed, err := m.install(ctx, spec, hooks, undo)
 	if err != nil {
-		// The caller's context may have ended; undoing must still run, within its own time.
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		return nil, errors.Join(err, undo.run(cleanup))
+		return nil, m.undone(ctx, err, undo)
 	}
 	return installed, nil
 }
 
-func (m *Manager) install(ctx context.Context, spec Spec, hooks time.Duration, undo *undo) (*Release, error) {
-	if err := m.ensureNamespace(ctx, spec, undo); err != nil {
-		return nil, err
+// undone takes back what was done before an error, unless the lock was lost: another run works with it then.
+func (m *Manager) undone(ctx context.Context, err error, undo *undo) error {
+	if lost := lockLost(ctx, err); errors.Is(lost, errLockLost) {
+		return lost
 	}
+	// The caller's context may have ended; undoing must still run, within its own time.
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return errors.Join(err, undo.run(cleanup))
+}
+
+func (m *Manager) install(ctx context.Context, spec Spec, hooks time.Duration, undo *undo) (*Release, error) {
 	if err := m.applyCRDs(ctx, spec, undo); err != nil {
 		return nil, err
 	}
@@ -193,7 +276,7 @@ func (m *Manager) install(ctx context.Context, spec Spec, hooks time.Duration, u
 	install.ReleaseName, install.Namespace = spec.Name, spec.Namespace
 	install.SkipCRDs = true // applied above, by server-side apply, so that upgrades change them too
 	install.Timeout = hooks
-	install.Labels = map[string]string{ownLabel: "terraform"}
+	install.Labels = spec.labels()
 	undo.add("release "+spec.Name, func(ctx context.Context) error { return m.takeBack(ctx, spec.Name) })
 	tflog.Info(
 		ctx,
@@ -207,21 +290,50 @@ func (m *Manager) install(ctx context.Context, spec Spec, hooks time.Duration, u
 	return fromHelm(stored), nil
 }
 
-// Upgrade brings an existing release to spec in place; CRDs are upgraded too. A pending or failed revision is recovered first.
-func (m *Manager) Upgrade(ctx context.Context, spec Spec, hooks time.Duration) (*Release, error) {
+// Upgrade brings a release that a state records to spec in place, and mends what its objects differ from the manifest; CRDs are upgraded
+// too. A release that is as wanted, objects and all, is left alone and gets no new revision. A pending or failed revision is recovered
+// first, and a missing one installed. Errors: *ReplacedError for another release of the name, *DriftError, *LockedError, or others'.
+func (m *Manager) Upgrade(ctx context.Context, spec Spec, record Record, abandoned func(mark string) bool, hooks time.Duration) (
+	upgraded *Release, err error) {
 	last, err := m.Get(ctx, spec.Name)
 	if err != nil {
 		return nil, err
 	}
 	if last == nil {
-		return m.Install(ctx, spec, hooks)
+		return m.Install(ctx, spec, abandoned, hooks)
 	}
-	proceed, err := m.recoverForUpgrade(ctx, last)
+	ctx, unlock, err := m.lock(ctx, spec.Name)
 	if err != nil {
 		return nil, err
 	}
+	defer unlock()
+	defer func() { err = lockLost(ctx, err) }()
+	if last, err = m.Get(ctx, spec.Name); err != nil { // it may have changed before the lock was taken
+		return nil, err
+	}
+	if last != nil && !record.Holds(last) {
+		return nil, &ReplacedError{last}
+	}
+	if last == nil || !last.Matches(spec) {
+		return m.upgrade(ctx, spec, last, hooks)
+	}
+	return last, m.Repair(ctx, last, spec.Ignored)
+}
+
+func (m *Manager) upgrade(ctx context.Context, spec Spec, last *Release, hooks time.Duration) (*Release, error) {
+	proceed := installIt
+	if last != nil {
+		var err error
+		if proceed, err = m.recoverForUpgrade(ctx, last); err != nil {
+			return nil, err
+		}
+	}
 	if proceed == installIt {
-		return m.Install(ctx, spec, hooks)
+		undo := &undo{}
+		if err := m.ensureNamespace(ctx, spec, undo); err != nil {
+			return nil, err
+		}
+		return m.installOrUndo(ctx, spec, undo, hooks)
 	}
 	if err := m.applyCRDs(ctx, spec, &undo{}); err != nil {
 		return nil, err
@@ -236,7 +348,7 @@ func (m *Manager) Upgrade(ctx context.Context, spec Spec, hooks time.Duration) (
 	upgrade.SkipCRDs = true
 	upgrade.Timeout = hooks
 	upgrade.MaxHistory = keptRevisions
-	upgrade.Labels = map[string]string{ownLabel: "terraform"}
+	upgrade.Labels = spec.labels()
 	tflog.Info(
 		ctx,
 		"upgrading the release",
@@ -246,7 +358,23 @@ func (m *Manager) Upgrade(ctx context.Context, spec Spec, hooks time.Duration) (
 	if err != nil {
 		return nil, fmt.Errorf("upgrade release %s to chart %s %s: %w", spec.Name, spec.Chart.Path, spec.Chart.Version, err)
 	}
-	return fromHelm(stored), nil
+	upgraded := fromHelm(stored)
+	return upgraded, m.Repair(ctx, upgraded, spec.Ignored) // Helm leaves what others added to lists
+}
+
+// Settled removes the mark of a creation from Helm's record of a release: from here on a state holds it.
+func (m *Manager) Settled(ctx context.Context, r *Release) error {
+	if r.stored.Labels[creationLabel] == "" {
+		return nil
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, creationLabel)
+	record := fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.Name, r.Revision)
+	_, err := m.client.Typed.CoreV1().Secrets(m.namespace).Patch(ctx, record, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: object.FieldManager})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // keptRevisions bounds Helm's history; each revision is a Secret that holds the whole chart.

@@ -27,13 +27,23 @@ const (
 // staleAfter is how old another client's pending operation must be before it counts as dead. Helm's own default time-out is five minutes.
 const staleAfter = 10 * time.Minute
 
-// recover makes room for an install where a release record exists already.
-func (m *Manager) recover(ctx context.Context, last *Release) (proceed, error) {
-	switch status := last.stored.Info.Status; {
-	case status == helm.StatusDeployed:
-		return installIt, &ExistsError{last}
-	case status == helm.StatusUninstalled:
+// recover makes room for an install if a release record exists already. A release that works, or once did, has an owner, unless its
+// creation was abandoned: then no state holds it, and it is taken over.
+func (m *Manager) recover(ctx context.Context, last *Release, abandoned func(mark string) bool) (proceed, error) {
+	status, mark := last.stored.Info.Status, last.stored.Labels[creationLabel]
+	if status == helm.StatusUninstalled {
 		return installIt, m.uninstallHelm(ctx, last.Name, undoTimeout) // only the history is left (helm uninstall --keep-history)
+	}
+	if abandoned(mark) {
+		return m.recoverForUpgrade(ctx, last)
+	}
+	config, err := m.config(ctx)
+	if err != nil {
+		return installIt, err
+	}
+	_, err = config.Releases.Deployed(last.Name)
+	if status != helm.StatusUninstalling && (status == helm.StatusDeployed || err == nil) {
+		return installIt, &ExistsError{last}
 	}
 	return m.recoverForUpgrade(ctx, last)
 }
@@ -85,7 +95,7 @@ func (m *Manager) uninstallHelm(ctx context.Context, name string, hooks time.Dur
 	return err
 }
 
-// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may be
+// ownHooksOnly reports whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may be
 // unavailable; for a release of ours the provider does that work itself.
 func ownHooksOnly(stored *helm.Release) bool {
 	for _, hook := range stored.Hooks {

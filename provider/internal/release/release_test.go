@@ -25,11 +25,11 @@ func TestChartOfADirectoryAndOfItsArchiveHaveOneDigest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fromDirectory, err := Load(testChart)
+	fromDirectory, err := Load(t.Context(), testChart)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fromArchive, err := Load(archive)
+	fromArchive, err := Load(t.Context(), archive)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,9 +38,8 @@ func TestChartOfADirectoryAndOfItsArchiveHaveOneDigest(t *testing.T) {
 	}
 }
 
-//shows:tf-plans
 func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) {
-	chart, err := Load("../../../charts/gpufabric")
+	chart, err := Load(t.Context(), "../../../charts/gpufabric")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +75,7 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 }
 
 func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
-	before, err := Load(testChart)
+	before, err := Load(t.Context(), testChart)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +105,7 @@ func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
 			if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			after, err := Load(dir)
+			after, err := Load(t.Context(), dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,47 +145,6 @@ func TestFlatten(t *testing.T) {
 	want := map[string]string{"a.b": "true", "a.empty": "{}", "l[0].k": "v", "l[1]": "[]", "n": "1.5", "null": "null"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestDiffers(t *testing.T) {
-	for _, c := range []struct {
-		name       string
-		want, have any
-		where      string
-	}{
-		{"equal mappings do not", map[string]any{"a": 1}, map[string]any{"a": int64(1)}, ""},
-		{"what the API server added does not count", map[string]any{"a": 1}, map[string]any{"a": 1, "b": 2}, ""},
-		{"a quantity in another form is the same", "1000m", "1", ""},
-		{"an empty value that the API server left out is the same", map[string]any{"a": "", "b": false, "c": 0}, map[string]any{}, ""},
-		{"a changed value is found with its path", map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "x"}}}},
-			map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "y"}}}}, "spec.a.b[0].c is y, the release says x"},
-		{"a removed item is found", []any{1, 2}, []any{1}, "spec has 1 items, the release says 2"},
-		{"a removed mapping is found", map[string]any{"a": map[string]any{"b": 1}}, map[string]any{}, "spec.a is gone"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := differs("spec", c.want, c.have); got != c.where {
-				t.Errorf("got %q, want %q", got, c.where)
-			}
-		})
-	}
-}
-
-//shows:tf-secrets
-func TestDriftTellsNoSecret(t *testing.T) {
-	r := &Release{Values: map[string]any{"login": map[string]any{"password": "s3cret"}, "port": 5}}
-	for _, c := range []struct{ name, kind, where, want string }{
-		{"a value that is none is told", "ConfigMap", "data.port is 6, the release says 5", "data.port is 6, the release says 5"},
-		{"a secret value that was " +
-			"replaced", "ConfigMap", "data.config is x, the release says password=s3cret", "data.config is not what the release says, and a secret"},
-		{"anything in a Secret", "Secret", "data.a is bmV3, the release says b2xk", "data.a is not what the release says, and a secret"},
-		{"what a Secret lacks", "Secret", "data is gone", "data is gone"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := r.discreet(c.kind, c.where, []string{"login.password"}); got != c.want {
-				t.Errorf("got %q, want %q", got, c.want)
-			}
-		})
 	}
 }
 

@@ -3,6 +3,7 @@ package release
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -65,6 +66,18 @@ type Rollout struct {
 	Total   int
 	Waiting []string // one sentence for each workload that is not rolled out yet
 	Notes   []string // rolled out, but worth knowing: a DaemonSet that matches no node
+	// Scheduled has, for each DaemonSet ("DaemonSet namespace/name"), on how many nodes its pods are to run.
+	Scheduled map[string]int32
+}
+
+// Fallen adds to Waiting each DaemonSet that matches no node any more and matched some before.
+func (r *Rollout) Fallen(before map[string]int32) {
+	for _, name := range slices.Sorted(maps.Keys(r.Scheduled)) {
+		if n := before[name]; r.Scheduled[name] == 0 && n > 0 {
+			r.Waiting = append(r.Waiting, fmt.Sprintf("%s: matches no node, and had pods on %d: check its nodeSelector and tolerations against the "+
+				"nodes' labels and taints", name, n))
+		}
+	}
 }
 
 // Ready reports whether everything runs.
@@ -223,6 +236,10 @@ func (r *Rollout) add(w workload, obj any) {
 		}
 	case *appsv1.DaemonSet:
 		s := o.Status
+		if r.Scheduled == nil {
+			r.Scheduled = map[string]int32{}
+		}
+		r.Scheduled[w.String()] = s.DesiredNumberScheduled
 		if s.ObservedGeneration < o.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled ||
 			s.NumberAvailable < s.DesiredNumberScheduled {
 			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedNumberScheduled, s.NumberAvailable, s.DesiredNumberScheduled)

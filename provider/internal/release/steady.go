@@ -15,7 +15,7 @@ const (
 	startFor  = 3 * time.Second
 )
 
-// unsteady checks the pods of workloads that count as rolled out. It says which have not run long enough, and after how long to
+// unsteady checks the pods of workloads that count as rolled out. It reports which have not run long enough, and after how long to
 // check again.
 func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []string, again time.Duration, err error) {
 	now := time.Now()
@@ -35,7 +35,7 @@ func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []stri
 	return waiting, again, nil
 }
 
-// unsteadyPod says why a pod does not count yet, and for how much longer.
+// unsteadyPod reports why a pod does not count yet, and for how much longer.
 func unsteadyPod(p *corev1.Pod, now time.Time) (why string, rest time.Duration) {
 	if p.DeletionTimestamp != nil {
 		return "", 0

@@ -51,7 +51,6 @@ func controllerPod(probed bool, restarts int32, started time.Time) *corev1.Pod {
 	return pod
 }
 
-//shows:tf-waits
 func TestAwaitBelievesOnlyWorkloadsThatStay(t *testing.T) {
 	whole := appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1, AvailableReplicas: 1}
 	with := func(change func(*appsv1.DeploymentStatus)) appsv1.DeploymentStatus {
@@ -108,7 +107,6 @@ func TestAwaitBelievesOnlyWorkloadsThatStay(t *testing.T) {
 	}
 }
 
-//shows:tf-waits
 func TestAwaitBelievesAPodThatStaysUpAfterItsRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		status := appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}
@@ -125,8 +123,6 @@ func TestAwaitBelievesAPodThatStaysUpAfterItsRestart(t *testing.T) {
 }
 
 // The watch of a kind ends now and then; when it is set up again, the credentials may have expired.
-//
-//shows:tf-waits
 func TestAwaitEndsWhenCredentialsAreRejectedForLong(t *testing.T) {
 	for _, lasting := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

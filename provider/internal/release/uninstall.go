@@ -21,11 +21,11 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// Removal says how much an uninstall removes.
+// Removal describes how much an uninstall removes.
 type Removal struct {
 	CRDs bool // also remove the CRDs that Helm would leave
-	// Patience is how long objects that nobody is deleting may prevent the uninstall before it gives up. In one `terraform destroy`
-	// the objects and the drivers go at the same time, so it waits for a blocker as long as there is progress.
+	// Patience is how long objects that are not being deleted may prevent the uninstall before it gives up. In one `terraform destroy` the
+	// objects and the drivers go at the same time, so it waits for a blocker as long as there is progress.
 	Patience time.Duration
 }
 
@@ -35,8 +35,9 @@ const DefaultPatience = 20 * time.Second
 // Uninstall removes a release in the order that leaves nothing stuck. First it waits until no custom object and no running pod's
 // claim needs the drivers. Then it removes the release, its pods, what the drivers published, the CRDs, and the namespace if the
 // release created it. Notes are things left on purpose. A *BlockedError names what prevents the uninstall; nothing was removed
-// then.
-func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, hooks time.Duration) (notes []string, err error) {
+// then. Another release of the name than the record's is left alone: *ReplacedError.
+func (m *Manager) Uninstall(ctx context.Context, name string, record Record, removal Removal, hooks time.Duration) (
+	notes []string, err error) {
 	last, err := m.Get(ctx, name)
 	if err != nil {
 		return nil, err
@@ -44,6 +45,15 @@ func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, h
 	if last == nil {
 		return m.removeNamespace(ctx, name)
 	}
+	if !record.Holds(last) {
+		return nil, &ReplacedError{last}
+	}
+	ctx, unlock, err := m.lock(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	defer func() { err = lockLost(ctx, err) }()
 	removed, left, err := last.customResources()
 	if err != nil {
 		return nil, err
@@ -215,7 +225,7 @@ func (m *Manager) cleanNodes(ctx context.Context, written onNodes) error {
 	return errors.Join(errs...)
 }
 
-// removeNamespace deletes the manager's namespace if a release of this name created it and nobody else uses it.
+// removeNamespace deletes the manager's namespace if a release of this name created it and it has no other user.
 func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []string, err error) {
 	store := object.NewStore(m.client, namespaces)
 	key := object.Key{Name: m.namespace}
@@ -236,7 +246,7 @@ func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []str
 			),
 		}, nil
 	}
-	if last, err := store.Delete(ctx, key); err != nil {
+	if last, err := store.Delete(ctx, key, object.RecordOf(ns)); err != nil {
 		if last != nil {
 			return nil, fmt.Errorf("namespace %s does not go away: %s: %w", m.namespace, namespaceTrouble(last), err)
 		}
@@ -265,7 +275,7 @@ func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
 	return list, nil
 }
 
-// namespaceTrouble says what a terminating namespace waits for.
+// namespaceTrouble reports what a terminating namespace waits for.
 func namespaceTrouble(ns *unstructured.Unstructured) string {
 	namespace, err := object.Read[corev1.Namespace](ns)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
@@ -27,9 +28,9 @@ type Check struct {
 	Test            string // Ping or Bandwidth
 	Namespace, Name string // of the domain and of the job
 	Nodes           int64
-	GPUsPerNode     int64             // of Bandwidth
-	Image           string            // empty: the manifest's
-	NodeSelector    map[string]string // which nodes may be chosen; empty: all of a clique
+	GPUsPerNode     int64                 // of Bandwidth
+	Image           string                // empty: the manifest's
+	NodeSelector    *metav1.LabelSelector // which nodes may be chosen; nil: all of a clique
 }
 
 // checkLabel marks what a check created: its domain, its job and their pods; its value is the check's name.
@@ -142,11 +143,7 @@ func (c Check) fit(template map[string]any) {
 func (c Check) fitMember(template map[string]any) {
 	c.fit(template)
 	spec := at(template, "spec")
-	if len(c.NodeSelector) > 0 {
-		for key, value := range c.NodeSelector {
-			at(spec, "nodeSelector")[key] = value
-		}
-	}
+	c.choose(spec)
 	for _, affinity := range []string{"podAffinity", "podAntiAffinity"} {
 		terms, _ := at(spec, "affinity", affinity)["requiredDuringSchedulingIgnoredDuringExecution"].([]any)
 		for _, term := range terms {
@@ -161,6 +158,36 @@ func (c Check) fitMember(template map[string]any) {
 			claim["resourceClaimTemplateName"] = c.template()
 		}
 	}
+}
+
+// choose lets a pod run on the selected nodes only.
+func (c Check) choose(spec map[string]any) {
+	if c.NodeSelector == nil {
+		return
+	}
+	for key, value := range c.NodeSelector.MatchLabels {
+		at(spec, "nodeSelector")[key] = value
+	}
+	expressions := make([]any, 0, len(c.NodeSelector.MatchExpressions))
+	for _, e := range c.NodeSelector.MatchExpressions {
+		expression := map[string]any{"key": e.Key, "operator": string(e.Operator)}
+		if values := anys(e.Values); len(values) > 0 {
+			expression["values"] = values
+		}
+		expressions = append(expressions, expression)
+	}
+	if len(expressions) > 0 { // the manifests have no such term of their own for members
+		at(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")["nodeSelectorTerms"] =
+			[]any{map[string]any{"matchExpressions": expressions}}
+	}
+}
+
+func anys(texts []string) []any {
+	out := make([]any, 0, len(texts))
+	for _, text := range texts {
+		out = append(out, text)
+	}
+	return out
 }
 
 // at returns the mapping at a path, made where it is missing.

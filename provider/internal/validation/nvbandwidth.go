@@ -17,7 +17,7 @@ type Bandwidths struct {
 	Sum   float64 // over all pairs
 }
 
-// readBandwidths reads the matrix that nvbandwidth prints. Without a whole matrix it says what came instead.
+// readBandwidths reads the matrix that nvbandwidth prints. Without a whole matrix it reports what came instead.
 func readBandwidths(output string) (Bandwidths, error) {
 	found := Bandwidths{Least: math.Inf(1)}
 	header, inMatrix := false, false

@@ -24,7 +24,7 @@ type Report struct {
 	Bandwidths Bandwidths // of Bandwidth
 }
 
-// FailedError says that the job ran and did not prove the fabric, or did not come to run in time.
+// FailedError means that the job ran and did not prove the fabric, or did not come to run in time.
 type FailedError struct {
 	Check   Check
 	Reasons []string
@@ -34,7 +34,7 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("the %s test %s/%s failed: %s", e.Check.Test, e.Check.Namespace, e.Check.Name, strings.Join(e.Reasons, "; "))
 }
 
-// TakenError says that a domain or a job of the check's name is there already. It is somebody's own, or of an earlier check that was kept,
+// TakenError means that a domain or a job of the check's name exists already. It belongs to a user, or to an earlier check that was kept,
 // whose end would pass for this one's.
 type TakenError struct {
 	Kind string
@@ -159,7 +159,7 @@ func (c Check) pods(ctx context.Context, client *cluster.Client) ([]corev1.Pod, 
 	return list.Items, nil
 }
 
-// unfinished says what a check whose time ran out was waiting for.
+// unfinished reports what a check whose time ran out was waiting for.
 func (c Check) unfinished(ctx context.Context, client *cluster.Client, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, object.ErrGone) {
 		return err
@@ -248,7 +248,7 @@ func (c Check) read(ctx context.Context, client *cluster.Client, pods []corev1.P
 	return report, nil
 }
 
-// Remove deletes what Run made and waits until it is gone or ctx ends. What bears the check's name and not its label is left, with an
+// Remove deletes what Run made and waits until it is gone or ctx ends. An object with the check's name and without its label stays, with an
 // error.
 func Remove(ctx context.Context, client *cluster.Client, c Check) error {
 	key := object.Key{Namespace: c.Namespace, Name: c.Name}
@@ -261,7 +261,7 @@ func Remove(ctx context.Context, client *cluster.Client, c Check) error {
 		case there.GetLabels()[checkLabel] != c.Name:
 			err = errors.New("no check made it")
 		default:
-			_, err = store.Delete(ctx, key)
+			_, err = store.Delete(ctx, key, object.RecordOf(there))
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove %s %s: %w", kind.Name, key, err))

@@ -14,7 +14,6 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-//shows:tf-actions
 func TestACheckTouchesNothingThatItDidNotMake(t *testing.T) {
 	c := Check{Test: Ping, Namespace: "team", Name: "train", Nodes: 2}
 	for _, kind := range []object.Kind{domain.Kind, c.job()} {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -27,12 +28,13 @@ func TestObjectsFitTheCheck(t *testing.T) {
 	}
 	t.Run("ping", func(t *testing.T) {
 		theDomain, job, err := Check{
-			Test:         Ping,
-			Namespace:    "team",
-			Name:         "p",
-			Nodes:        18,
-			Image:        "registry.example/bash",
-			NodeSelector: map[string]string{"row": "7"},
+			Test:      Ping,
+			Namespace: "team",
+			Name:      "p",
+			Nodes:     18,
+			Image:     "registry.example/bash",
+			NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"row": "7"},
+				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "zone", Operator: "In", Values: []string{"a", "b"}}}},
 		}.objects()
 		if err != nil {
 			t.Fatal(err)
@@ -46,9 +48,13 @@ func TestObjectsFitTheCheck(t *testing.T) {
 			at(job, "spec", "parallelism"),
 			container(pod)["image"],
 			at(job, "spec", "template", "spec", "nodeSelector", "row"),
+			at(job, "spec", "template", "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution",
+				"nodeSelectorTerms"),
 			at(job, "spec", "template", "metadata", "labels", checkLabel),
 		}
-		if diff := cmp.Diff([]any{"team", "p", int64(18), int64(18), int64(18), "registry.example/bash", "7", "p"}, got); diff != "" {
+		zone := map[string]any{"key": "zone", "operator": "In", "values": []any{"a", "b"}}
+		if diff := cmp.Diff([]any{"team", "p", int64(18), int64(18), int64(18), "registry.example/bash", "7",
+			[]any{map[string]any{"matchExpressions": []any{zone}}}, "p"}, got); diff != "" {
 			t.Error(diff)
 		}
 	})

@@ -1,5 +1,7 @@
 data "gpufabric_nodes" "gpu" {
-  match_labels = { "node.kubernetes.io/instance-type" = "gb200" }
+  node_selector = {
+    match_labels = { "node.kubernetes.io/instance-type" = "gb200" }
+  }
 }
 
 output "unhealthy" {

@@ -19,5 +19,6 @@ resource "gpufabric_rdma_pool" "from_config" {
   name          = "hca-b"
   resource_name = "hca_shared_devices_b"
   rdma_hca_max  = 500
+  device_nodes  = "All"
   selectors     = provider::gpufabric::rdma_selector(file("${path.module}/config.json"), "hca_shared_devices_b")
 }

@@ -1,4 +1,4 @@
-package provider
+package lookout
 
 import (
 	"context"
@@ -6,8 +6,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 )
 
-// progress writes what is waited for to the log (TF_LOG=INFO shows it).
-func progress(ctx context.Context, what, missing string) {
+// Progress writes what is waited for to the log (TF_LOG=INFO shows it).
+func Progress(ctx context.Context, what, missing string) {
 	if missing != "" {
 		tflog.Info(ctx, what+": waiting", map[string]any{"for": missing})
 	}

@@ -1,4 +1,4 @@
-package provider
+package lookout
 
 import (
 	"context"
@@ -17,7 +17,6 @@ import (
 	"gpufabric.io/provider/internal/cluster"
 )
 
-//shows:tf-waits
 func TestLookout(t *testing.T) {
 	labels := map[string]string{"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "controller"}
 	controller := func(available int32) *appsv1.Deployment {
@@ -39,7 +38,7 @@ func TestLookout(t *testing.T) {
 		gaveUp  bool
 		said    string
 	}{
-		{"a short wait asks nothing", nil, lookoutEvery / 2, false, ""},
+		{"a short wait asks nothing", nil, every / 2, false, ""},
 		{"without a controller the wait says so", nil, giveUpAfter / 2, false, "no Deployment of the gpufabric controller is in the cluster"},
 		{"without a controller the wait is given up after a while", nil, 2 * giveUpAfter, true, "install the drivers"},
 		{"a controller that crashes is waited for, and its pod says why", []runtime.Object{controller(0), crashing}, time.Hour, false,
@@ -48,15 +47,15 @@ func TestLookout(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, l := keepLookout(t.Context(), &cluster.Client{Typed: fake.NewClientset(c.objects...)}, "ComputeDomain default/x")
+				ctx, l := Keep(t.Context(), &cluster.Client{Typed: fake.NewClientset(c.objects...)}, "ComputeDomain default/x")
 				select {
 				case <-ctx.Done():
 				case <-time.After(c.after):
 				}
-				if gaveUp := errors.Is(context.Cause(ctx), errNobody); gaveUp != c.gaveUp {
+				if gaveUp := errors.Is(context.Cause(ctx), ErrNoController); gaveUp != c.gaveUp {
 					t.Errorf("gave up: %t, want %t", gaveUp, c.gaveUp)
 				}
-				if said := l.end(); !strings.Contains(said, c.said) || (c.said == "") != (said == "") {
+				if said := l.End(); !strings.Contains(said, c.said) || (c.said == "") != (said == "") {
 					t.Errorf("said %q, want %q", said, c.said)
 				}
 			})

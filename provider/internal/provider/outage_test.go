@@ -1,0 +1,287 @@
+package provider
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"gpufabric.io/provider/internal/apiserver"
+)
+
+// proxyTo serves the API server at another address, by TLS; answer has each request first, and returns whether it has dealt with it.
+func proxyTo(t *testing.T, s *apiserver.Server, answer func(http.ResponseWriter, *http.Request) bool) (address string) {
+	t.Helper()
+	target, err := url.Parse(s.URL)
+	must(t, err)
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(s.CA))
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport:     &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, MaxIdleConnsPerHost: 50},
+		FlushInterval: -1, // watches are streams
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !answer(w, r) {
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections) // open watches would hold Close
+	return server.URL
+}
+
+// outage is a proxy before the API server that misbehaves in one way at a time.
+type outage struct {
+	url   string
+	way   atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
+	asked atomic.Int64 // requests since the way was set
+}
+
+func newOutage(t *testing.T, s *apiserver.Server) *outage {
+	t.Helper()
+	o := &outage{}
+	o.url = proxyTo(t, s, func(w http.ResponseWriter, r *http.Request) bool {
+		o.asked.Add(1)
+		way := o.way.Load()
+		return way != nil && (*way)(w, r)
+	})
+	return o
+}
+
+func (o *outage) set(way func(http.ResponseWriter, *http.Request) bool) {
+	o.way.Store(&way)
+	o.asked.Store(0)
+}
+
+func (o *outage) heal() { o.way.Store(nil) }
+
+// dead closes every connection without an answer.
+func (o *outage) dead(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }
+
+// silent accepts every request and answers none.
+func (o *outage) silent(_ http.ResponseWriter, r *http.Request) bool {
+	_, _ = io.Copy(io.Discard, r.Body) // until the client hangs up, which is seen once the body was read
+	<-r.Context().Done()
+	return true
+}
+
+// withoutStore is an API server whose etcd is away: it answers what it knows itself.
+func (o *outage) withoutStore(w http.ResponseWriter, r *http.Request) bool {
+	return r.URL.Path != "/version" && o.silent(w, r)
+}
+
+// nowAndThen returns a way in which one of six requests is turned away, by each status in turn.
+func (o *outage) nowAndThen(status ...int) func(http.ResponseWriter, *http.Request) bool {
+	var seen atomic.Int64
+	return func(w http.ResponseWriter, _ *http.Request) bool {
+		n := seen.Add(1)
+		if n%6 != 0 {
+			return false
+		}
+		http.Error(w, "too busy at the moment", status[n/6%int64(len(status))])
+		return true
+	}
+}
+
+// testOutages holds the provider as a program under Terraform to its words about clusters that are not there, or not well: what two
+// aliases do to each other, silence, refusals for a moment, and a cluster that the same apply makes.
+func testOutages(t *testing.T, s *apiserver.Server, rc string) {
+	const well, ill = patienceVariable + "=1m", patienceVariable + "=10s" // a server that answers may be slow
+	inDirectory := func(t *testing.T, config string) *cli {
+		t.Helper()
+		c := inNewDirectory(t, rc, config)
+		c.vars, c.env = []string{"-var", "team=a"}, append(c.env, well)
+		return c
+	}
+	through := func(o *outage) string {
+		return fmt.Sprintf("  host = %q\n  token = %q\n  insecure = true\n", o.url, apiserver.AdminToken)
+	}
+	const team = "variable \"team\" { type = string }\n"
+	t.Run("a release under 429 now and then", func(t *testing.T) { // alone: the chart has CRDs of its own
+		o := newOutage(t, s)
+		c := inDirectory(t, team+fmt.Sprintf("provider \"gpufabric\" {\n%s}\n"+
+			"resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"refused\"\n  chart = %q\n  namespace = \"refused-system\"\n"+
+			"  values = [yamlencode({ controller = { replicas = var.team == \"a\" ? 1 : 2 } })]\n}\n",
+			through(o), absolute(t, "testdata/stack")))
+		o.set(o.nowAndThen(http.StatusTooManyRequests))
+		contains(t, c.run("apply", "-auto-approve"), "1 added")
+		c.vars = []string{"-var", "team=b"}
+		contains(t, c.run("apply", "-auto-approve"), "1 changed")
+		c.unchanged()
+		contains(t, c.run("destroy", "-auto-approve"), "1 destroyed")
+	})
+	serveLives(t, s)
+	publishRack(t, s)
+	for _, way := range []struct {
+		name string
+		of   func(*outage) func(http.ResponseWriter, *http.Request) bool
+		want string
+	}{
+		{"dead", func(o *outage) func(http.ResponseWriter, *http.Request) bool { return o.dead }, "Cluster unreachable"},
+		{"silent", func(o *outage) func(http.ResponseWriter, *http.Request) bool { return o.silent }, "Cluster unreachable"},
+		{"without its store", func(o *outage) func(http.ResponseWriter, *http.Request) bool { return o.withoutStore },
+			"The API server does not answer"},
+	} {
+		t.Run("a cluster behind one of two aliases that is "+way.name, func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			o, name := newOutage(t, s), strings.Fields(way.name)[0]
+			c := inDirectory(t, team+fmt.Sprintf(`
+provider "gpufabric" {
+  alias       = "well"
+  config_path = %q
+}
+provider "gpufabric" {
+  alias = "ill"
+%s}
+resource "gpufabric_compute_domain" "well" {
+  provider = gpufabric.well
+  name     = "well-%s"
+  labels   = { team = var.team }
+  channel  = { resource_claim_template = "well" }
+}
+resource "gpufabric_rdma_pool" "ill" {
+  provider      = gpufabric.ill
+  count         = 25
+  name          = "ill-%s-${count.index}"
+  labels        = { team = var.team }
+  resource_name = "ill_%s_${count.index}"
+  devices       = ["ib0"]
+}
+`, s.Kubeconfig, through(o), name, name, name))
+			has := func(want string) {
+				t.Helper()
+				if got := len(strings.Fields(c.plain("state", "list"))); fmt.Sprint(got) != want {
+					t.Errorf("%d objects in the state, want %s", got, want)
+				}
+			}
+			fall := func() {
+				o.set(way.of(o))
+				c.env[len(c.env)-1] = ill
+			}
+			heal := func() {
+				o.heal()
+				c.env[len(c.env)-1] = well
+			}
+			fall()
+			contains(t, c.run("plan"), "26 to add")
+			fails(t, c, way.want, "apply", "-auto-approve")
+			has("1")
+			heal()
+			contains(t, c.run("apply", "-auto-approve"), "25 added, 0 changed, 0 destroyed")
+			fall()
+			fails(t, c, way.want, "plan")
+			if n := o.asked.Load(); n > 40 { // ten at a time, and nothing more once it is known
+				t.Errorf("a cluster that is %s was asked %d times in one plan", way.name, n)
+			}
+			c.vars = []string{"-var", "team=b"}
+			contains(t, c.run("apply", "-auto-approve", "-target=gpufabric_compute_domain.well"), "0 added, 1 changed, 0 destroyed")
+			contains(t, c.run("plan", "-refresh=false"), "0 to add, 25 to change, 0 to destroy")
+			fails(t, c, way.want, "destroy", "-auto-approve", "-refresh=false")
+			has("25")
+			heal()
+			contains(t, c.run("destroy", "-auto-approve"), "25 destroyed")
+		})
+	}
+	t.Run("429 and 500 now and then", func(t *testing.T) {
+		t.Parallel()
+		o := newOutage(t, s)
+		c := inDirectory(t, team+fmt.Sprintf(`
+provider "gpufabric" {
+%s}
+resource "gpufabric_compute_domain" "test" {
+  count   = 5
+  name    = "flaky-${count.index}"
+  labels  = { team = var.team }
+  channel = { resource_claim_template = "flaky-${count.index}" }
+}
+data "gpufabric_nodes" "all" {}
+`, through(o)))
+		o.set(o.nowAndThen(http.StatusTooManyRequests, http.StatusInternalServerError))
+		contains(t, c.run("apply", "-auto-approve"), "5 added")
+		c.unchanged()
+		c.vars = []string{"-var", "team=b"}
+		contains(t, c.run("apply", "-auto-approve"), "5 changed")
+		contains(t, c.run("destroy", "-auto-approve"), "5 destroyed")
+	})
+	t.Run("a cluster that the same apply makes, and makes anew", func(t *testing.T) {
+		t.Parallel()
+		c := inDirectory(t, team+fmt.Sprintf(`
+resource "terraform_data" "cluster" {
+  input            = abspath("kubeconfig")
+  triggers_replace = var.team
+  provisioner "local-exec" {
+    command = "cp %s kubeconfig"
+  }
+}
+provider "gpufabric" {
+  config_path = terraform_data.cluster.output
+}
+resource "gpufabric_compute_domain" "test" {
+  name    = "later"
+  channel = { resource_claim_template = "later" }
+}
+data "gpufabric_nodes" "all" {
+  depends_on = [terraform_data.cluster]
+}
+output "first" { value = data.gpufabric_nodes.all.nodes[0].name }
+`, s.Kubeconfig))
+		contains(t, c.run("apply", "-auto-approve"), "2 added")
+		c.unchanged()
+		c.vars = []string{"-var", "team=b"}
+		contains(t, oneLine(c.run("plan")), "Not refreshed", "1 to add, 0 to change, 1 to destroy")
+		contains(t, c.run("apply", "-auto-approve"), "1 added, 0 changed, 1 destroyed")
+		contains(t, c.run("destroy", "-auto-approve"), "2 destroyed")
+	})
+	t.Run("a kubeconfig file that the same apply writes", func(t *testing.T) {
+		t.Parallel()
+		c := inDirectory(t, team+fmt.Sprintf(`
+resource "terraform_data" "cluster" {
+  provisioner "local-exec" {
+    command = "cp %s kubeconfig"
+  }
+}
+provider "gpufabric" {
+  config_path = "${path.module}/kubeconfig"
+}
+resource "gpufabric_compute_domain" "test" {
+  name       = "file"
+  channel    = { resource_claim_template = "file" }
+  labels     = { team = var.team }
+  depends_on = [terraform_data.cluster]
+}
+`, s.Kubeconfig))
+		contains(t, c.run("apply", "-auto-approve"), "2 added")
+		c.unchanged()
+		must(t, os.Remove(filepath.Join(c.dir, "kubeconfig")))
+		fails(t, c, "kubeconfig", "plan")
+		must(t, os.WriteFile(filepath.Join(c.dir, "kubeconfig"), []byte(kubeconfigText(t, s)), 0o600))
+		contains(t, c.run("destroy", "-auto-approve"), "2 destroyed")
+	})
+}
+
+// fails runs a command that must fail with the words.
+func fails(t *testing.T, c *cli, want string, args ...string) {
+	t.Helper()
+	out, err := c.try(args...)
+	if err == nil {
+		t.Fatalf("terraform %v succeeds:\n%s", args, out)
+	}
+	contains(t, oneLine(out), want)
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	must(t, err)
+	return path
+}

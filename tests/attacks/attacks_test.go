@@ -10,9 +10,9 @@ import (
 )
 
 // fewest is the least number of attacks.
-const fewest = 40
+const fewest = 180
 
-func TestThereAreFortyAttacksAndEachHasATest(t *testing.T) {
+func TestPageHasAttacksAndEachHasATest(t *testing.T) {
 	root, err := repository.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -26,30 +26,18 @@ func TestThereAreFortyAttacksAndEachHasATest(t *testing.T) {
 	}
 }
 
-func TestAnAttackIsFoundAboveATestAndInside(t *testing.T) {
-	root := t.TempDir()
-	write(t, root, "a/a_test.go", "package a\n\n//"+"attack:first A tenant tries\n"+
-		"func TestA(t *testing.T) {\n\t//"+"attack:second-one A tenant tries again\n\t_ = 1\n}\n")
-	list, err := Collect(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Attack{{"first", "A tenant tries", "a", "TestA"}, {"second-one", "A tenant tries again", "a", "TestA"}}
-	if len(list) != 2 || list[0] != want[0] || list[1] != want[1] {
-		t.Errorf("got %+v, want %+v", list, want)
-	}
-}
-
-func TestADirectiveWithAMistakeIsNamed(t *testing.T) {
-	for name, c := range map[string]struct{ directives, want string }{
-		"without a sentence": {"//" + "attack:first\nfunc TestA() {}\n", "a_test.go:3: write"},
-		"of no test":         {"//" + "attack:first A tenant tries\nvar a = 1\n", "belongs to no test"},
-		"a name twice": {"//" + "attack:first A tenant tries\n//" + "attack:first A tenant tries again\nfunc TestA() {}\n",
-			"give each a name of its own"},
+func TestCollectRejectsRowOfAnotherForm(t *testing.T) {
+	for name, c := range map[string]struct{ rows, want string }{
+		"without a sentence": {"| <a id=\"first\"></a>first |  | `TestA` |\n", "docs/reports/attacks.md:3: write"},
+		"two names":          {"| <a id=\"first\"></a>second | A tenant tries | `TestA` |\n", "docs/reports/attacks.md:3: write"},
+		"no such test":       {"| <a id=\"first\"></a>first | A tenant tries | `TestB` |\n", "a has no test TestB"},
+		"a name twice": {"| <a id=\"first\"></a>first | A tenant tries | `TestA` |\n| <a id=\"first\"></a>first | A tenant tries | `TestA` |\n",
+			"first occurs twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			write(t, root, "a_test.go", "package a\n\n"+c.directives)
+			write(t, root, "a/a_test.go", "package a\n\nfunc TestA(t *testing.T) {}\n")
+			write(t, root, Page, "## `a`\n\n"+c.rows)
 			if _, err := Collect(root); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

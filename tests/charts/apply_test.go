@@ -66,7 +66,7 @@ func applies(t *testing.T, live *server) []way {
 	}
 }
 
-// appliedStatus applies a ComputeDomain with a status, as whoever may write ComputeDomains and not their status.
+// appliedStatus applies a ComputeDomain with a status, as a user who may write ComputeDomains and not their status.
 func appliedStatus(t *testing.T, live *server) {
 	const ready = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain", "metadata": {"name": "made", "namespace": "tenant"},
 		"spec": {"numNodes": 1, "channel": {"resourceClaimTemplate": {"name": "channel"}}}, "status": {"status": "Ready"}}`

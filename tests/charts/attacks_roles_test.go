@@ -22,8 +22,13 @@ func controllerAttacks() map[string][]attack {
 	const owner = `, "ownerReferences": [{"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "name": "p",
 		"uid": "u", "controller": true}]`
 	const resource, select_ = `"extendedResourceName": "gpufabric.io/p", `, "device.driver == 'gpu.nvidia.com' && true"
+	const foreignLayout = "the controller may write the MIGLayouts of nodes that a MIGLayout with auto selects only"
+	layoutOf := func(metadata, labels string) string {
+		return `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "MIGLayout", "metadata": {` + metadata + `"name": "tried"}, "spec":
+			{"nodeSelector": {"matchLabels": ` + labels + `}, "gpus": [{"uuid": "GPU-1"}]}}`
+	}
 	const foreign = "the controller may write the DeviceClasses of VGPUProfiles only"
-	const shape = "selects devices of gpu.nvidia.com, has no configuration, and is the extended resource gpufabric.io/p"
+	const shape = "selects devices of gpu.nvidia.com, has no configuration, and no other extended resource than gpufabric.io/p"
 	template := func(metadata, request string) attempt {
 		return tryCreate(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata":
 			{"name": "tried",
@@ -57,6 +62,8 @@ func controllerAttacks() map[string][]attack {
 			{"a ComputeDomain's spec", patch(domainResource, "default", "made", `{"spec": {"numNodes": 99}}`), ""},
 			{"a ComputeDomain's labels", patch(domainResource, "default", "made", `{"metadata": {"labels": {"a": "b"}}}`),
 				"change nothing else of it"},
+			{"another annotation of a ComputeDomain", patch(domainResource, "default", "made", `{"metadata": {"annotations": {"a": "b"}}}`),
+				"change nothing else of it"},
 			{"another's finalizer", patch(domainResource, "default", "made", `{"metadata": {"finalizers": ["a.b/c"]}}`),
 				"change nothing else of it"},
 		},
@@ -75,6 +82,13 @@ func controllerAttacks() map[string][]attack {
 				"writes Events of component controller only, not of kubelet"},
 			{"an Event about a pod", tryCreate(eventResource, event("controller", "", "Pod", "there")),
 				"about pods and claims, only, not about Pod there"},
+		},
+		everywhere + "miglayouts.gpufabric.io": {
+			{"a layout of nobody's", tryCreate(layoutResource, layoutOf("", `{"kubernetes.io/hostname": "node-b"}`)), foreignLayout},
+			{"a layout for all nodes", tryCreate(layoutResource, layoutOf(`"labels": {"gpufabric.io/mig-by-demand": "u"}, "ownerReferences":
+				[{"apiVersion": "gpufabric.io/v1alpha1", "kind": "MIGLayout", "name": "auto", "uid": "u", "controller": true}], `,
+				`{"zone": "z1"}`)), "selects one node by its kubernetes.io/hostname"},
+			{"deleting an administrator's layout", remove(layoutResource, "", "layout"), "and layout is none of them"},
 		},
 		everywhere + "miglayouts/status.gpufabric.io": {
 			{"what a node says of a layout", patch(layoutResource, "", "layout", `{"status": {"nodes": [{"name": "node-b", "observedGeneration": 1,
@@ -261,6 +275,10 @@ func nodeAttacks() map[string][]attack {
 		},
 		"gpufabric-vgpu-plugin everywhere: pods": {
 			{"a pod on another node", patch(podResource, "default", "there", annotation), "may change pods on that node only"},
+		},
+		"gpufabric-gpu-plugin everywhere: pods/status": {
+			{"a pod on another node that is failed", patch(podResource, "default", "there",
+				`{"status": {"phase": "Failed", "reason": "SharesRefused"}}`, "status"), "may fail pods on that node only"},
 		},
 		"gpufabric-vgpu-plugin everywhere: pods/status": {
 			{"a pod on another node that is failed", patch(podResource, "default", "there",

@@ -105,17 +105,32 @@ func (s *server) installHooks(t *testing.T, values map[string]any) {
 // token makes requests with the token that a pod of a role has on node-a.
 func (s *server) token(t *testing.T, account string) dynamic.Interface {
 	t.Helper()
+	client, err := dynamic.NewForConfig(s.withToken(t, account))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// typed is token for built-in kinds.
+func (s *server) typed(t *testing.T, account string) kubernetes.Interface {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(s.withToken(t, account))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (s *server) withToken(t *testing.T, account string) *rest.Config {
+	t.Helper()
 	admin, err := kubernetes.NewForConfig(s.config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	config := rest.CopyConfig(s.config)
 	config.BearerToken = boundToken(t, admin, account)
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return config
 }
 
 // refusal waits for an attempt's error. The server applies a new policy within a second or two, and reports that nowhere.

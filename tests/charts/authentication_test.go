@@ -18,7 +18,7 @@ import (
 // scraper reads a role's metrics as the owner of the token.
 type scraper struct{ port int }
 
-// ask returns the status and the body. The status is 0 while nobody listens yet.
+// ask returns the status and the body. The status is 0 until the port has a listener.
 func (s scraper) ask(t *testing.T, scheme, token string) (status int, body string) {
 	t.Helper()
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
@@ -68,9 +68,6 @@ func account(t *testing.T, admin kubernetes.Interface, name string) string {
 
 // TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem runs the program as the chart's service accounts, and reads the metrics
 // of each role.
-//
-//shows:tenants
-//attack:metrics-of-every-role A tenant's pod reads the metrics of each role, with its own token, without one, and without TLS
 func TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
@@ -127,7 +124,7 @@ func TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem(t *testing.T) {
 			}
 			t.Logf("attacker sees of %s %s: %d %s", role, attempt.what, status, strings.TrimSpace(body))
 		}
-		// A TLS server says what is wrong, or closes the connection.
+		// A TLS server reports what is wrong, or closes the connection.
 		if status, body := s.ask(t, "http", prometheus); status == http.StatusOK || strings.Contains(body, "# TYPE ") {
 			t.Errorf("%s without TLS: %d %s", role, status, body)
 		}

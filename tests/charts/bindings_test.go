@@ -1,4 +1,3 @@
-//shows:chart-rights
 package charts
 
 import (
@@ -53,7 +52,7 @@ func bound(object Object, of rbacv1.ClusterRoleBinding) (lines []string) {
 	return lines
 }
 
-// Nobody has a right of the chart's but its own service accounts, and each role that the chart does not make itself has its reason.
+// Only the chart's own service accounts have its rights, and each role that the chart does not make itself has its reason.
 func TestEveryBindingIsOfOurAccountsAndItsRoleIsKnown(t *testing.T) {
 	values := everyRight()
 	values["metrics"] = map[string]any{"authentication": true}
@@ -97,12 +96,8 @@ func TestEveryBindingIsOfOurAccountsAndItsRoleIsKnown(t *testing.T) {
 	}
 }
 
-// What Kubernetes' own roles give to whoever has a stolen token of an account that is bound to them: it learns of a token that it has what
-// the token itself says, and nothing of others; and it learns who may do what. Policies cannot narrow these requests (the API server
-// exempts them from admission), so the threat model names the second.
-//
-//attack:token-probe A stolen token of a role asks the API server for others' tokens, has one made, or has a forged one taken for good
-//attack:rights-probe A stolen token of a role asks who may do what in the cluster, where the chart gave it no such right
+// Kubernetes' own roles let the holder of a stolen token of an account that is bound to them read the token's own content, and the rights
+// of others. Policies cannot narrow these requests (the API server exempts them from admission), so the threat model names the second.
 func TestARightToReviewTokensTellsNoneOfThem(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -138,7 +133,7 @@ func TestARightToReviewTokensTellsNoneOfThem(t *testing.T) {
 	}
 }
 
-// delegates says whether an account may review tokens.
+// delegates reports whether an account may review tokens.
 func delegates(account string, guarded bool) bool {
 	switch account {
 	case "gpufabric-scheduler": // as kube-scheduler
@@ -177,7 +172,7 @@ func (s *server) probe(t *testing.T, account, token string, guarded bool) {
 		}
 	}
 	if may {
-		// What the token says of itself: whoever has it can read that without asking.
+		// The token's own content: its holder can read that without asking.
 		said, err := review(token)
 		if err != nil || said.Status.User.Username != "system:serviceaccount:default:tenant" {
 			t.Errorf("%s has a good token reviewed: %+v, %v", account, said, err)

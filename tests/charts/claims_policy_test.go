@@ -143,7 +143,7 @@ func domainsStay(t *testing.T, live *server) {
 }
 
 // timeSlicesStay has the scheduler allocate shares of GPUs whose claims choose the GPU's time slice. The class is of another name than the
-// chart's, so that nobody sees a share when the claim is written.
+// chart's, so that the claim does not show a share when it is written.
 func timeSlicesStay(t *testing.T, live *server) {
 	config := func(source, requests, driver, sharing string) string {
 		return `{"source": "` + source + `", "requests": [` + requests + `], "opaque": {"driver": "` + driver + `", "parameters": ` +

@@ -9,8 +9,6 @@ import (
 )
 
 // The page of the fabric uses its viewers' rights, so the pod that serves it needs none of its own.
-//
-//shows:fabric-page
 func TestTheConsoleHasNoTokenAndNoRight(t *testing.T) {
 	objects := renderFile(t, "gpufabric", "gpufabric/ci/everything.yaml")
 	pod, found := pods(t, objects)["gpufabric-console"]

@@ -1,4 +1,3 @@
-//shows:chart-checks
 package charts
 
 import (
@@ -28,8 +27,6 @@ type dashboard struct {
 
 // TestDashboardsAskForMetricsThatTheProgramHas checks that each of our metrics in a dashboard is named in the drivers' source.
 // A panel with another metric would always be empty.
-//
-//shows:gpu-metrics
 func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	known := programMetrics(t)
 	// Every selector in these dashboards has braces.
@@ -77,8 +74,6 @@ func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 }
 
 // TestDashboardsLinkToThePageAndToTroubleshooting reads the links as Grafana does.
-//
-//shows:fabric-page
 func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
 	const page, runbooks = "https://fabric.example.com/", "https://wiki.example.com/troubleshooting"
 	links := func(dashboards, rules map[string]any) map[string][]string {
@@ -125,7 +120,7 @@ func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
 	}
 }
 
-// programMetrics says whether the drivers' source has a name as one string, or as two strings: a prefix and the rest.
+// programMetrics reports whether the drivers' source has a name as one string, or as two strings: a prefix and the rest.
 func programMetrics(t *testing.T) func(name string) bool {
 	t.Helper()
 	quoted := regexp.MustCompile(`"([A-Za-z_][A-Za-z0-9_]*)"`)

@@ -12,9 +12,6 @@ import (
 
 // TestPoliciesThatCompareFieldsKnowAllOfThem walks the fields of the API's own types. CEL compares by field, so a field that a later
 // version of Kubernetes adds is one that the role may write, until it is added here and there.
-//
-//shows:chart-rights
-//attack:new-field A stolen token writes a field that the policy's list of compared fields lacks
 func TestPoliciesThatCompareFieldsKnowAllOfThem(t *testing.T) {
 	values := everything()
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+
+	"gpufabric.io/drivers/node/capability"
 )
 
 // guard is what restricts a right of testdata/rbac.txt to what its role writes, where RBAC alone allows more. Exactly one field
@@ -36,6 +38,7 @@ func guards() map[string]guard {
 		"gpufabric-controller everywhere: computedomains/status.resource.nvidia.com": {reason: summed},
 		"gpufabric-controller everywhere: deviceclasses.resource.k8s.io":             {policy: "controller-classes"},
 		"gpufabric-controller everywhere: events":                                    {policy: "own-events"},
+		"gpufabric-controller everywhere: miglayouts.gpufabric.io":                   {policy: "controller-layouts"},
 		"gpufabric-controller everywhere: miglayouts/status.gpufabric.io":            {policy: "controller-node-entries"},
 		"gpufabric-controller everywhere: nicclusterpolicies/status.mellanox.com":    {reason: summed},
 		"gpufabric-controller everywhere: nodes":                                     {policy: "controller-nodes"},
@@ -73,6 +76,7 @@ func guards() map[string]guard {
 
 		"gpufabric-uninstall-check in gpufabric-system: deployments.apps named gpufabric-controller": {policy: "uninstall-controller"},
 
+		"gpufabric-gpu-plugin everywhere: pods/status":                                    {policy: "vgpu-refused-pods"},
 		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
 		"gpufabric-vgpu-plugin everywhere: nodes":                                         {policy: "vgpu-nodes"},
 		"gpufabric-vgpu-plugin everywhere: pods":                                          {policy: "vgpu-pods"},
@@ -137,8 +141,6 @@ func writers(t *testing.T) []right {
 
 // TestEveryRightToWriteIsKeptToWhatItsRoleWrites walks the golden file of rights. A new right to write fails here until it has
 // an attack in TestEachRolesTokenWritesItsPartOnly, and either a reason or a policy for its role, its resource and its verbs.
-//
-//shows:chart-rights
 func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
 	policies := map[string]*admissionv1.ValidatingAdmissionPolicy{}
 	bound := map[string]bool{}
@@ -190,7 +192,7 @@ func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
 	}
 }
 
-// covers says whether a policy checks an operation of a role.
+// covers reports whether a policy checks an operation of a role.
 func covers(policy *admissionv1.ValidatingAdmissionPolicy, right right, operation admissionv1.OperationType) bool {
 	speaks := false
 	for _, condition := range policy.Spec.MatchConditions {
@@ -223,40 +225,13 @@ type attack struct {
 
 // TestEachRolesTokenWritesItsPartOnly uses each right with a token of the role's own service account, bound to a pod on node-a as the
 // kubelet's are, for what the role never writes.
-//
-//shows:chart-rights chart-tenants
-//attack:stolen-events A stolen token of a plugin, a daemon or the controller writes Events in another's name or about another node
-//attack:stolen-claim-status A stolen token of a plugin writes the status of claims on other nodes, where the API server does not check it
-//attack:stolen-allocation A stolen token of a plugin takes a claim's devices away, or reserves it for another pod
-//attack:stolen-leases A stolen token of the controller or the scheduler takes another's lease
-//attack:controller-daemonset A stolen token of the controller starts or deletes a DaemonSet of the drivers' namespace
-//attack:controller-privileged A stolen token of the controller gives IMEX daemons privilege, capabilities or the node's root
-//attack:controller-image A stolen token of the controller has IMEX daemons run an image of its own
-//attack:controller-account A stolen token of the controller runs IMEX daemons as another role
-//attack:controller-program A stolen token of the controller runs a program of its own in an IMEX daemon's pod
-//attack:controller-node A stolen token of the controller gives IMEX daemons a port of their node, every GPU, or all of its processors
-//attack:controller-secrets A stolen token of the controller mounts the Secrets of the drivers' namespace into a pod
-//attack:controller-nic-driver A stolen token of the controller starts a privileged driver that no list of images allows
-//attack:controller-classes A stolen token of the controller changes an administrator's DeviceClass, or makes one of every device
-//attack:controller-templates A stolen token of the controller makes, changes or deletes a tenant's claim template
-//attack:controller-pools A stolen token of the controller changes an administrator's RDMAPool
-//attack:controller-entries A stolen token of the controller writes what a node says of a pool or a layout
-//attack:controller-domain-spec A stolen token of the controller changes a tenant's ComputeDomain
-//attack:controller-network A stolen token of the controller opens a port by a NetworkPolicy
-//attack:vgpu-unit A stolen token of the vGPU plugin makes the cluster's unit of memory a terabyte, or smaller
-//attack:vgpu-status A stolen token of the vGPU plugin fails pods of other nodes
-//attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
-//attack:uninstall-domains A stolen token of the uninstall's Job changes a tenant's ComputeDomain
-//attack:uninstall-unasked A stolen token of the uninstall's first Job deletes tenants' ComputeDomains where nobody said to
-//attack:uninstall-controller A stolen token of the uninstall's first Job runs an image of its own as the controller, or mounts the node
-//attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes
 func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
-	for _, gate := range []string{"true", "false"} {
+	for gate, flags := range map[string][]string{"true": nil /* its default */, "false": olderWays()} {
 		t.Run("with the API server's DRAResourceClaimGranularStatusAuthorization "+gate, func(t *testing.T) {
-			live := startServer(t, "--feature-gates=DRAResourceClaimGranularStatusAuthorization="+gate)
+			live := startServer(t, flags...)
 			values := everyRight()
 			if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 				t.Fatal(err)
@@ -282,7 +257,14 @@ func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 					t.Logf("attacker sees: %v", err)
 				}
 			}
-			// A policy that refuses what the role writes keeps quiet what somebody waits to be told.
+			for role, driver := range map[string]string{"gpu": "gpu.nvidia.com", "rdma": "rdma.gpufabric.io",
+				"compute-domain": "compute-domain.nvidia.com"} {
+				asked := capability.Server{Client: live.typed(t, "gpufabric-"+role+"-plugin"), Driver: driver, Node: "node-a", Pool: "node-a-" + role}
+				if missing, err := asked.Missing(t.Context()); err != nil || missing.Any() {
+					t.Errorf("%s-plugin asks which fields the server keeps: missing %v, error %v", role, missing, err)
+				}
+			}
+			// A policy that refuses a role's write hides it from a user who waits for it.
 			for _, own := range []string{
 				event("controller", "", "ComputeDomain", "made"),
 				strings.Replace(event("controller", "", "Pod", "there"), `"reason": "R"`, `"reason": "NoSuchForm"`, 1),

@@ -7,8 +7,6 @@ import (
 )
 
 // The plugin sees only the control socket of the node's nvidia-imex.
-//
-//shows:cd-host
 func TestTheHostModeMountsOnlyTheSocketsDirectory(t *testing.T) {
 	render := func(values map[string]any) (args, mounts []string) {
 		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"computeDomains": values}))["gpufabric-compute-domain-plugin"]

@@ -1,4 +1,3 @@
-//shows:chart-upgrade
 package charts
 
 import (

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// madePods checks the pods of the DaemonSets that the controller has made (selector says which), as other tests check the
+// madePods checks the pods of the DaemonSets that the controller has made (selector reports which), as other tests check the
 // chart's own. They have no namespace of the host and no right, write only to their own directories, and have a token only
 // where they use the API server.
 func (r *roles) madePods(t *testing.T, selector string, privileged bool) {

@@ -3,15 +3,7 @@ package charts
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,17 +38,21 @@ var (
 		" CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
 )
 
-//shows:cd-planning chart-upgrade
 func TestTheCommandsOfThePagesWork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd, kube-apiserver and the webhook; -short asks for none of them")
 	}
 	live := startServer(t)
-	admin, err := kubernetes.NewForConfig(live.config)
+	live.followPages(t, live.shell(t))
+}
+
+// followPages runs the commands of every page of manual.
+func (s *server) followPages(t *testing.T, shell func(*testing.T, string) string) {
+	t.Helper()
+	admin, err := kubernetes.NewForConfig(s.config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	shell := live.shell(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -73,7 +69,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 			switch page {
 			case "docs/workloads.md":
 				makeRack(t, admin)
-				live.callTheWebhook(t, admin)
+				s.callTheWebhook(t, admin)
 			case "docs/troubleshooting.md":
 				shell(t, sampleObjects)
 			case "docs/uninstall.md":
@@ -87,11 +83,11 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 				shell(t, placeholders.Replace(block[1]))
 			}
 			if page == "docs/workloads.md" {
-				live.workloads(t, string(content), shell)
+				s.workloads(t, string(content), shell)
 				warnsOfADomainThatDoesNotFit(t, shell)
 			}
 			if page == "docs/install.md" {
-				live.takesEveryYAML(t, shell)
+				s.takesEveryYAML(t, shell)
 			}
 		})
 	}
@@ -100,12 +96,18 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 // shell runs commands in the checkout as an administrator of the server would.
 func (s *server) shell(t *testing.T) func(t *testing.T, commands string) string {
 	t.Helper()
-	programs, err := toolchain.Ensure(t.Context(), "kubectl", "helm")
+	return s.shellWith(t, "helm")
+}
+
+// shellWith is shell with one of the toolchain's tools as the command helm.
+func (s *server) shellWith(t *testing.T, helm string) func(t *testing.T, commands string) string {
+	t.Helper()
+	programs, err := toolchain.Ensure(t.Context(), "kubectl", helm)
 	if err != nil {
 		t.Fatal(err)
 	}
 	bin, home := t.TempDir(), t.TempDir()
-	for name, path := range programs {
+	for name, path := range map[string]string{"kubectl": programs["kubectl"], "helm": programs[helm]} {
 		if err := os.Symlink(path, filepath.Join(bin, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +156,7 @@ func (s *server) takesEveryYAML(t *testing.T, shell func(*testing.T, string) str
 		t.Fatal(err)
 	}
 	pages = append(pages, Dir("../README.md"))
-	found := 0
+	var manifests []string
 	for _, page := range pages {
 		content, err := os.ReadFile(page)
 		if err != nil {
@@ -162,14 +164,15 @@ func (s *server) takesEveryYAML(t *testing.T, shell func(*testing.T, string) str
 		}
 		for _, block := range yamlBlock.FindAllStringSubmatch(string(content), -1) {
 			if strings.HasPrefix(block[1], "apiVersion: ") {
-				found++
-				shell(t, "kubectl apply --server-side --validate=strict --dry-run=server --filename - <<'EOF'\n"+block[1]+"EOF\n")
+				manifests = append(manifests, block[1])
 			}
 		}
 	}
-	if found < 5 {
-		t.Errorf("only %d manifests were found in the pages", found)
+	if len(manifests) < 5 {
+		t.Errorf("only %d manifests were found in the pages", len(manifests))
 	}
+	// One kubectl for all: it continues after one that is refused, and names each.
+	shell(t, "kubectl apply --server-side --validate=strict --dry-run=server --filename - <<'EOF'\n"+strings.Join(manifests, "---\n")+"EOF\n")
 }
 
 // workloads applies every manifest that the page names, strictly. The webhook and the policies check them.
@@ -177,7 +180,9 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 	t.Helper()
 	var manifests []string
 	for _, match := range regexp.MustCompile(`\.\./(examples/manifests/[a-z0-9-]+\.yaml)\)`).FindAllStringSubmatch(page, -1) {
-		manifests = append(manifests, match[1])
+		if !slices.Contains(manifests, match[1]) {
+			manifests = append(manifests, match[1])
+		}
 	}
 	for _, task := range []string{"gpu-one.yaml", "gpu-mig.yaml", "gpu-half.yaml", "gpu-four-with-nics.yaml",
 		"nvbandwidth-test-job.yaml", "notebook.yaml"} {
@@ -185,11 +190,9 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 			t.Errorf("docs/workloads.md does not name %s", task)
 		}
 	}
-	for _, manifest := range manifests {
-		said := shell(t, "kubectl apply --server-side --validate=strict --force-conflicts --filename "+manifest)
-		if !strings.Contains(said, "serverside-applied") {
-			t.Errorf("%s: nothing was applied: %s", manifest, said)
-		}
+	said := shell(t, "kubectl apply --server-side --validate=strict --force-conflicts --filename "+strings.Join(manifests, " --filename "))
+	if applied := strings.Count(said, "serverside-applied"); applied < len(manifests) {
+		t.Errorf("%d objects of %d manifests were applied: %s", applied, len(manifests), said)
 	}
 }
 
@@ -198,15 +201,8 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	dir := t.TempDir()
-	authority := writeCertificate(t, dir)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	authority := selfSigned(t, dir)
+	port := freePort(t)
 	start(t, buildProgram(t), kubeconfig(t, s.config, admin, "gpufabric-webhook"), "webhook", "--address=127.0.0.1",
 		fmt.Sprintf("--port=%d", port), "--cert-dir="+dir, "--domain-warnings")
 	t.Cleanup(func() { // no kubelet would end the pod whose token the webhook uses
@@ -266,36 +262,6 @@ func (s *server) awaitRefusal(t *testing.T) {
 			t.Fatalf("a claim with a wrong configuration: %v", err)
 		}
 	}
-}
-
-// writeCertificate writes a certificate for 127.0.0.1 as the webhook reads it, and returns its authority.
-func writeCertificate(t *testing.T, dir string) []byte {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "webhook"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
-	secret := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})
-	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": secret} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return certificate
 }
 
 // playUninstall marks the uninstall's Job as succeeded, as the Job controller would. Its work has a test of its own

@@ -17,8 +17,6 @@ func TestThePodMonitorFindsEveryRole(t *testing.T) {
 }
 
 // Some series name pods of all namespaces. The scheduler's metrics are always guarded.
-//
-//shows:tenants
 func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
 	values := everything()
 	values["metrics"] = map[string]any{"authentication": true}
@@ -74,8 +72,6 @@ func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
 }
 
 // A NetworkPolicy that leaves out a port blocks Prometheus there, and in some clusters the kubelet.
-//
-//shows:chart-checks
 func TestTheNetworkPolicyLetsScrapersReachEveryRole(t *testing.T) {
 	for _, authentication := range []bool{false, true} {
 		values := everything()

@@ -23,14 +23,32 @@ func nicDriver(pod, container, metadata string) *unstructured.Unstructured {
 		"imagePullSecrets": [{"name": "registry"}],
 		"nodeSelector": {"feature.node.kubernetes.io/pci-15b3.present": "true", "kubernetes.io/arch": "amd64"},
 		"volumes": [{"name": "run-mofed", "hostPath": {"path": "/run/mellanox/drivers", "type": "DirectoryOrCreate"}},
-			{"name": "modules", "hostPath": {"path": "/lib/modules", "type": "DirectoryOrCreate"}}],
+			{"name": "etc-network", "hostPath": {"path": "/etc/network", "type": "DirectoryOrCreate"}},
+			{"name": "host-etc", "hostPath": {"path": "/etc", "type": "DirectoryOrCreate"}},
+			{"name": "host-usr", "hostPath": {"path": "/usr", "type": "DirectoryOrCreate"}},
+			{"name": "host-udev", "hostPath": {"path": "/lib/udev", "type": "DirectoryOrCreate"}},
+			{"name": "host-run-udev", "hostPath": {"path": "/run/udev", "type": "DirectoryOrCreate"}},
+			{"name": "host-lib-modules", "hostPath": {"path": "/lib/modules", "type": "DirectoryOrCreate"}},
+			{"name": "drivers-inventory", "hostPath": {"path": "/var/opt/mofed-container/inventory", "type": "DirectoryOrCreate"}},
+			{"name": "host-ib-core", "hostPath": {"path": "/etc/modprobe.d/ib_core.conf", "type": "FileOrCreate"}},
+			{"name": "dev-infiniband", "hostPath": {"path": "/dev/infiniband", "type": "DirectoryOrCreate"}}],
 		"containers": [{"name": "ofed-driver", "image": "mellanox/ofed-driver-5.0:ubuntu24.04-amd64", "securityContext": {"privileged": true},
 			"env": [{"name": "UNLOAD_STORAGE_MODULES", "value": "true"},
-				{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
-			"startupProbe": {"exec": {"command": ["test", "-e", "/.driver-ready"]}, "failureThreshold": 60},
+				{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+				{"name": "CREATE_IFNAMES_UDEV", "value": "true"},
+				{"name": "NVIDIA_NIC_DRIVERS_INVENTORY_PATH", "value": "/mnt/drivers-inventory"}],
+			"startupProbe": {"exec": {"command": ["test", "-e", "/run/mellanox/drivers/.driver-ready", "-o", "-e", "/.driver-ready"]},
+				"failureThreshold": 120},
 			"readinessProbe": {"exec": {"command": ["grep", "-q", "^mlx5_core ", "/proc/modules"]}},
 			"volumeMounts": [{"name": "run-mofed", "mountPath": "/run/mellanox/drivers", "mountPropagation": "Bidirectional"},
-				{"name": "modules", "mountPath": "/lib/modules", "readOnly": true, "mountPropagation": "HostToContainer"}]}]}}}}`)
+				{"name": "etc-network", "mountPath": "/etc/network", "readOnly": true, "mountPropagation": "HostToContainer"},
+				{"name": "host-etc", "mountPath": "/host/etc"}, {"name": "host-usr", "mountPath": "/host/usr", "readOnly": true},
+				{"name": "host-udev", "mountPath": "/host/lib/udev", "readOnly": true},
+				{"name": "host-run-udev", "mountPath": "/run/udev", "readOnly": true},
+				{"name": "host-lib-modules", "mountPath": "/host/lib/modules"},
+				{"name": "drivers-inventory", "mountPath": "/mnt/drivers-inventory"},
+				{"name": "host-ib-core", "mountPath": "/etc/modprobe.d/ib_core.conf", "readOnly": true},
+				{"name": "dev-infiniband", "mountPath": "/dev/infiniband"}]}]}}}}`)
 	template := set.Object["spec"].(map[string]any)["template"].(map[string]any)
 	spec := template["spec"].(map[string]any)
 	for _, change := range []struct {
@@ -46,12 +64,6 @@ func nicDriver(pod, container, metadata string) *unstructured.Unstructured {
 }
 
 // A NIC's driver is privileged, so its image is on a list, and what it runs is the image's own program on what the controller gives it.
-//
-//shows:chart-rights rdma-policy
-//attack:nic-program A stolen token of the controller has a NIC's driver, which is privileged, run a command of the thief's
-//attack:nic-environment A stolen token of the controller gives a NIC's driver a variable that its shell takes for a command
-//attack:nic-volumes A stolen token of the controller puts a directory of the node, or one of the thief's, over a NIC's driver's program
-//attack:nic-pod A stolen token of the controller adds containers, devices, hosts' names or other nodes to a NIC's driver's pod
 func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -90,10 +102,10 @@ func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 
 	const (
 		runs    = "runs the program of its image without command, arguments or hooks"
-		volumes = "has the volumes run-mofed, modules and gpu-driver, each at its own path"
+		volumes = "a NIC's driver mounts of its node what the controller mounts, each at its path, and writes to no more of it"
 		nodes   = "runs on nodes with a NIC, with its node's names of hosts"
 		env     = "has the variables of spec.ofedDriver.env of the NicClusterPolicy"
-		token   = "a NIC's driver has no token, and mounts /run/mellanox/drivers, /lib/modules, /run/nvidia/driver of its node only"
+		token   = "a NIC's driver has no token and no service account of its own"
 		refused = "is forbidden: ValidatingAdmissionPolicy 'gpufabric-controller-" // by either of two
 		shares  = "share neither the PIDs nor the IPC of their node"
 		nic     = `"nodeSelector": {"feature.node.kubernetes.io/pci-15b3.present": "true"}`
@@ -125,17 +137,29 @@ func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 		{"a variable from elsewhere", "", `"env": [{"name": "UNLOAD_STORAGE_MODULES", "valueFrom": {"configMapKeyRef": {"name": "evil", "key":
 			"k"}}}]`, "", env},
 		{"another field in a variable", "", `"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]`, "", env},
+		{"another value of a default", "", `"env": [{"name": "NVIDIA_NIC_DRIVERS_INVENTORY_PATH", "value": "/run/mellanox/drivers"}]`, "", env},
+		{"a default from elsewhere", "", `"env": [{"name": "CREATE_IFNAMES_UDEV", "valueFrom": {"configMapKeyRef": {"name": "evil", "key":
+			"k"}}}]`, "", env},
 		{"a Secret in a variable", "", `"env": [{"name": "NODE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]`, "", refused},
 		{"a Secret as variables", "", `"envFrom": [{"secretRef": {"name": "s"}}]`, "", "see no Secret"},
 		{"a ConfigMap as variables", "", `"envFrom": [{"configMapRef": {"name": "s"}}]`, "", runs},
-		{"the peer driver with a variable", "", `"name": "nv-peer-mem-driver"`, peerLabels, env},
+		{"the peer driver with a variable", `"volumes": []`, `"name": "nv-peer-mem-driver", "volumeMounts": []`, peerLabels, env},
 
 		{"the node's root", `"volumes": [{"name": "modules", "hostPath": {"path": "/"}}]`, `"volumeMounts": [{"name": "modules", "mountPath":
-			"/lib/modules", "readOnly": true}]`, "", token},
+			"/lib/modules", "readOnly": true}]`, "", volumes},
 		{"a directory over its programs", "", `"volumeMounts": [{"name": "run-mofed", "mountPath": "/usr/bin"}]`, "", volumes},
 		{"a part of a directory", "", `"volumeMounts": [{"name": "run-mofed", "mountPath": "/run/mellanox/drivers", "subPath":
 			"x"}]`, "", volumes},
-		{"the kernel's modules to write to", "", `"volumeMounts": [{"name": "modules", "mountPath": "/lib/modules"}]`, "", volumes},
+		{"the node's modules over its own", `"volumes": [{"name": "modules", "hostPath": {"path": "/lib/modules"}}]`,
+			`"volumeMounts": [{"name": "modules", "mountPath": "/lib/modules"}]`, "", volumes},
+		{"the node's configuration over its own", `"volumes": [{"name": "host-etc", "hostPath": {"path": "/etc"}}]`,
+			`"volumeMounts": [{"name": "host-etc", "mountPath": "/etc"}]`, "", volumes},
+		{"the node's programs to write to", `"volumes": [{"name": "host-usr", "hostPath": {"path": "/usr"}}]`,
+			`"volumeMounts": [{"name": "host-usr", "mountPath": "/host/usr"}]`, "", volumes},
+		{"a directory twice", `"volumes": [{"name": "host-etc", "hostPath": {"path": "/etc"}}]`,
+			`"volumeMounts": [{"name": "host-etc", "mountPath": "/host/etc"}, {"name": "host-etc", "mountPath": "/etc"}]`, "", volumes},
+		{"the node's configuration for the peer driver", `"volumes": [{"name": "host-etc", "hostPath": {"path": "/etc"}}]`, peer +
+			`, "volumeMounts": [{"name": "host-etc", "mountPath": "/host/etc"}]`, peerLabels, volumes},
 		{"a directory of another name", `"volumes": [{"name": "evil", "hostPath": {"path": "/lib/modules"}}]`, `"volumeMounts": []`, "", volumes},
 		{"an empty directory", `"volumes": [{"name": "modules", "emptyDir": {}}]`, `"volumeMounts": [{"name": "modules", "mountPath":
 			"/lib/modules", "readOnly": true}]`, "", volumes},

@@ -104,6 +104,7 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 				"/var/lib/kubelet/plugins/compute-domain.nvidia.com -> /var/lib/kubelet/plugins/compute-domain.nvidia.com",
 				"/var/lib/kubelet/plugins_registry -> /var/lib/kubelet/plugins_registry",
 				"/var/run/cdi -> /var/run/cdi",
+				"/sys/fs/cgroup -> /host/sys/fs/cgroup (ro)",
 			}, test.mounts...)
 			slices.Sort(want)
 			if diff := cmp.Diff(want, mounts(pod, container)); diff != "" {
@@ -175,8 +176,6 @@ func everythingWithVerbs() map[string]any {
 }
 
 // TestEachPrivilegedRoleHasItsReasonInTheValues also counts them: the fourth needs vgpu.enabled, the fifth rdma.verbsEvents.
-//
-//shows:tenants
 func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
 	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
 	if err != nil {
@@ -211,9 +210,6 @@ func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
 }
 
 // A tenant may take over a program that parses the tenant's files. So this one has nothing that an attacker could use.
-//
-//attack:monitor-taken A tenant takes the monitor over by a file that it parses, and looks for devices, writable files and rights
-//shows:tenants vgpu-monitor
 func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 	pod := pods(t, renderValues(t, "gpufabric", everything()))["gpufabric-vgpu-monitor"]
 	container := pod.Spec.Containers[0]
@@ -229,8 +225,6 @@ func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 
 // Only tenants' directories need mounts that propagate to the node. The API server refuses such a mount in an unprivileged
 // container.
-//
-//shows:tenants
 func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
 	keeperless := everything()
 	keeperless["gpus"] = map[string]any{"enabled": true, "mpsKeeper": map[string]any{"enabled": false}}
@@ -271,13 +265,15 @@ func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
 }
 
 func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
-	for _, test := range []struct{ name, tag, want string }{
-		{"without a tag it is the chart's appVersion", "", "registry.example/gpufabric:" + load(t, "gpufabric").AppVersion()},
-		{"with a tag it is that", "v9", "registry.example/gpufabric:v9"},
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for _, test := range []struct{ name, tag, digest, want string }{
+		{"without a tag it is the chart's appVersion", "", "", "registry.example/gpufabric:" + load(t, "gpufabric").AppVersion()},
+		{"with a tag it is that", "v9", "", "registry.example/gpufabric:v9"},
+		{"with a digest it is that", "", digest, "registry.example/gpufabric@" + digest},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := everything()
-			values["image"] = map[string]any{"repository": "registry.example/gpufabric", "tag": test.tag}
+			values["image"] = map[string]any{"repository": "registry.example/gpufabric", "tag": test.tag, "digest": test.digest}
 			values["imagePullSecrets"] = []any{map[string]any{"name": "registry-credentials"}}
 			for name, pod := range pods(t, renderValues(t, "gpufabric", values)) {
 				for _, container := range pod.Spec.Containers {
@@ -290,6 +286,54 @@ func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestChartsPinTheirOtherImagesByDigest(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0b", 32)
+	for _, test := range []struct {
+		chart  string
+		values map[string]any
+		want   string
+	}{
+		{"fake-hardware", map[string]any{"image": map[string]any{"digest": digest}}, "ghcr.io/gpufabric/fakefabric@" + digest},
+		{"gpufabric", map[string]any{"scheduler": map[string]any{"enabled": true, "image": map[string]any{"digest": digest}}},
+			"ghcr.io/gpufabric/gpufabric-scheduler@" + digest},
+	} {
+		var images []string
+		for _, pod := range pods(t, renderValues(t, test.chart, test.values)) {
+			for _, container := range pod.Spec.Containers {
+				images = append(images, container.Image)
+			}
+		}
+		if !slices.Contains(images, test.want) {
+			t.Errorf("%s runs %v, want %s among them", test.chart, images, test.want)
+		}
+	}
+}
+
+func TestChartsRefuseATagBesideADigest(t *testing.T) {
+	image := func(tag, digest string) map[string]any { return map[string]any{"tag": tag, "digest": digest} }
+	digest := "sha256:" + strings.Repeat("0c", 32)
+	for _, test := range []struct {
+		chart  string
+		values map[string]any
+		want   string
+	}{
+		{"gpufabric", map[string]any{"image": image("v9", digest)}, "image.tag=v9 and image.digest=" + digest},
+		{"fake-hardware", map[string]any{"image": image("v9", digest)}, "image.tag=v9 and image.digest=" + digest},
+		{"gpufabric", map[string]any{"scheduler": map[string]any{"enabled": true, "image": image("v9", digest)}}, "and so does the tag v9"},
+		{"gpufabric", map[string]any{"image": image("v8", ""), "scheduler": map[string]any{"enabled": true, "image": image("", digest)}},
+			"and so does the tag v8"},
+		{"gpufabric", map[string]any{"image": image("", "sha256:12")}, "image.digest"},
+		{"gpufabric", map[string]any{"image": image("0.1.0@"+digest, "")}, "image.tag"},
+		{"gpufabric", map[string]any{"scheduler": map[string]any{"image": image("", "12")}}, "scheduler.image.digest"},
+		{"fake-hardware", map[string]any{"image": image("", "SHA256:12")}, "image.digest"},
+	} {
+		_, err := Render(load(t, test.chart), test.values, Cluster{})
+		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), "/", "."), strings.ReplaceAll(test.want, "/", ".")) {
+			t.Errorf("%s with %v: error %v, want one with %q", test.chart, test.values, err, test.want)
+		}
 	}
 }
 
@@ -351,7 +395,6 @@ func TestTheRDMAPluginMovesLinksOnlyWhereTheRuntimeReportsPods(t *testing.T) {
 	}
 }
 
-//shows:rdma-interfaces
 func TestTheRDMAPluginSetsInterfacesUpOnlyOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -387,6 +430,65 @@ func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
 		}
 		if got := slices.Contains(container.Args, "--verbs-events"); got != hears {
 			t.Errorf("with verbsEvents %t the arguments are %v", hears, container.Args)
+		}
+	}
+}
+
+// TestGPUPluginSeesTheKubeletsRecordOfDevicesWhenADevicePluginGivesGPUs: it writes there only where it is the device plugin itself.
+func TestGPUPluginSeesTheKubeletsRecordOfDevicesWhenADevicePluginGivesGPUs(t *testing.T) {
+	const directory = "/var/lib/kubelet/device-plugins -> /var/lib/kubelet/device-plugins"
+	for _, test := range []struct {
+		name   string
+		values map[string]any
+		want   string
+	}{
+		{"claims alone", map[string]any{"gpus": on()}, ""},
+		{"nvidia.com/gpu", map[string]any{"gpus": map[string]any{"enabled": true, "devicePlugin": []any{"all"}}}, directory},
+		{"vgpu-plugin beside it", map[string]any{"gpus": on(), "vgpu": on()}, directory + " (ro)"},
+		{"both", map[string]any{"gpus": map[string]any{"enabled": true,
+			"devicePlugin": []any{"GPU-00000000-0000-0000-0000-000000000000"}}, "vgpu": on()}, directory},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := pods(t, renderValues(t, "gpufabric", test.values))["gpufabric-gpu-plugin"]
+			got := slices.DeleteFunc(mounts(pod, pod.Spec.Containers[0]), func(mount string) bool { return !strings.HasPrefix(mount, directory) })
+			if strings.Join(got, ", ") != test.want {
+				t.Errorf("mounts %v, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestGPUPluginChangesDriversOnlyWithPassthrough: off, its pod and the classes are as without the value.
+func TestGPUPluginChangesDriversOnlyWithPassthrough(t *testing.T) {
+	for _, passes := range []bool{false, true} {
+		manifests := renderValues(t, "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true, "limits": "none",
+			"passthrough": map[string]any{"enabled": passes}}})
+		pod := pods(t, manifests)["gpufabric-gpu-plugin"]
+		all := mounts(pod, pod.Spec.Containers[0])
+		for mount, want := range map[string]bool{"/sys -> /sys": passes, "/sys -> /sys (ro)": !passes, "/proc -> /host/proc (ro)": passes} {
+			if slices.Contains(all, mount) != want {
+				t.Errorf("passthrough %t: mounts %v, want %s: %t", passes, all, mount, want)
+			}
+		}
+		class := slices.ContainsFunc(manifests, func(o Object) bool { return o.GetName() == "vfio.gpu.nvidia.com" })
+		if args := pod.Spec.Containers[0].Args; slices.Contains(args, "--passthrough") != passes || class != passes {
+			t.Errorf("passthrough %t: arguments %v, class %t", passes, args, class)
+		}
+	}
+}
+
+func TestGPUPluginReachesFabricManagerOnlyWhereItIsNamed(t *testing.T) {
+	for _, socket := range []string{"", "/run/nvidia-fabricmanager/socket"} {
+		manifests := renderValues(t, "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true, "limits": "none",
+			"passthrough": map[string]any{"enabled": true, "fabricManager": socket}}})
+		pod := pods(t, manifests)["gpufabric-gpu-plugin"]
+		named := socket != ""
+		const directory = "/run/nvidia-fabricmanager -> /run/nvidia-fabricmanager (ro)"
+		if all := mounts(pod, pod.Spec.Containers[0]); slices.Contains(all, directory) != named {
+			t.Errorf("socket %q: mounts %v", socket, all)
+		}
+		if args := pod.Spec.Containers[0].Args; slices.Contains(args, "--fabric-manager="+socket) != named {
+			t.Errorf("socket %q: arguments %v", socket, args)
 		}
 	}
 }

@@ -111,23 +111,6 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 	}
 }
 
-//shows:chart-rights chart-tenants gpu-refusals vgpu-limits
-//attack:foreign-slice A stolen token of a plugin publishes or deletes devices of another node
-//attack:foreign-driver A stolen token of a plugin publishes devices of another driver
-//attack:token-of-no-node A stolen token that says no node publishes devices
-//attack:foreign-node-label A stolen token of the compute domain plugin labels another node, or gives its own the role of a control plane
-//attack:node-capacity A stolen token of the GPU plugin writes its node's capacity or another node's conditions
-//attack:controller-domain A stolen token of the controller moves a node into a compute domain
-//attack:pool-status A stolen token of the RDMA plugin writes another node's entry in a pool's status
-//attack:scheduler-registers A stolen token of the scheduler registers, labels or taints nodes
-//attack:foreign-pod A stolen token of the vGPU plugin changes a pod of another node, or the image of one of its own
-//attack:limits-off A tenant switches the limits of its shares off by its environment, in any of its containers
-//attack:forged-shares A tenant writes on a pod, or on its binding, which shares of GPUs it has
-//attack:daemon-class A tenant claims a node's one IMEX daemon, also as a second choice
-//attack:daemon-by-class A tenant takes an IMEX daemon by a class of another name, an extended resource or an administrator's access
-//attack:channel-by-class A tenant takes an IMEX channel of no domain by a class of another name
-//attack:interval-by-other-class A claim of a share by a class of another name chooses the GPU's time slice
-//attack:channel-of-no-domain A tenant claims an IMEX channel of no compute domain
 func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -168,6 +151,10 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		poolResource: {
 			object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", ` +
 				`"rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
+		},
+		domainResource: {
+			object(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain", "metadata": {"name": "kept", "namespace": "default"}, ` +
+				`"spec": {"numNodes": 1, "channel": {"resourceClaimTemplate": {"name": "kept"}}}}`),
 		},
 		sliceResource: {slice("of-node-b", `"nodeName": "node-b"`, domain, "node-b-compute-domain")},
 	} {
@@ -262,6 +249,10 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"its own node's labels by way of its status", gpus, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`, "status"),
 			"a GPU plugin may change no labels"},
 
+		{"the controller keeps a domain's status in an annotation", controller, "node-c",
+			patch(domainResource, "default", "kept", `{"metadata": {"annotations": {"gpufabric.io/kept-status": "{}"}}}`), ""},
+		{"the controller writes another annotation of a domain", controller, "node-c",
+			patch(domainResource, "default", "kept", `{"metadata": {"annotations": {"a": "b"}}}`), "change nothing else of it"},
 		{"the controller takes a domain's label off", controller, "node-c",
 			patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},
 		{"the controller puts a domain's label on", controller, "node-c",

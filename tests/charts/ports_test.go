@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// policed checks the ports of one pod against all NetworkPolicies of its namespace, as a CNI reads them. Each port that it opens is one
-// that some policy lets somebody in to, and the pod is selected at all, so that every other port is closed. closed are ports that no policy
-// opens to everybody.
+// policed checks the ports of one pod against all NetworkPolicies of its namespace, as a CNI reads them. Some policy admits clients to each
+// port that the pod opens, and selects the pod at all, so that every other port is closed. closed are ports that no policy opens to
+// everybody.
 func policed(t *testing.T, who, space string, pod corev1.PodTemplateSpec, policies []networkingv1.NetworkPolicy, closed ...string) {
 	t.Helper()
 	if pod.Spec.HostNetwork {
@@ -79,9 +79,6 @@ func opens(open networkingv1.NetworkPolicyPort, port corev1.ContainerPort) bool 
 
 // TestANetworkPolicyKnowsEveryPortOfThePodsOfTheChart compares the ports of every pod with what the policies of its namespace open. The
 // RDMA and vGPU roles may stand in namespaces of their own.
-//
-//shows:chart-tenants
-//attack:port-of-another-namespace A tenant's pod reaches ports of roles that stand outside the release's namespace
 func TestANetworkPolicyKnowsEveryPortOfThePodsOfTheChart(t *testing.T) {
 	for _, imex := range []string{"domain", "clique", "host"} {
 		for _, authentication := range []bool{false, true} {

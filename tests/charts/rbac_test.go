@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write testdata/rbac.txt again; read the
 
 // everything are values with every driver enabled.
 func everything() map[string]any {
-	return map[string]any{"gpus": on(), "rdma": on(), "vgpu": on(), "networkPolicy": on(),
+	return map[string]any{"gpus": map[string]any{"enabled": true, "layoutsByDemand": true}, "rdma": on(), "vgpu": on(), "networkPolicy": on(),
 		"computeDomains": map[string]any{"imex": "clique", "certificates": "own"}}
 }
 
@@ -26,6 +26,7 @@ func everyRight() map[string]any {
 	values := everything()
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	values["crds"] = map[string]any{"keep": false}
+	values["gpus"] = map[string]any{"enabled": true, "layoutsByDemand": true, "limiterClosed": true}
 	return values
 }
 

@@ -21,14 +21,14 @@ func TestTheREADMEListsEveryValueWithItsDefault(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var told []string
+			var reported []string
 			for _, match := range row.FindAllStringSubmatch(string(content), -1) {
-				told = append(told, match[1]+" "+match[2])
+				reported = append(reported, match[1]+" "+match[2])
 			}
-			slices.Sort(told)
+			slices.Sort(reported)
 			want := defaults(t, "", load(t, name).Values)
 			slices.Sort(want)
-			if diff := cmp.Diff(want, told); diff != "" {
+			if diff := cmp.Diff(want, reported); diff != "" {
 				t.Errorf("README.md and values.yaml differ (-values +readme):\n%s", diff)
 			}
 		})
@@ -70,7 +70,7 @@ func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 	}
 	row := regexp.MustCompile("(?m)^\\| ([a-z-]*) ?\\| (cluster|own namespace|the controller's namespace) \\| `([^`]+)`(?: named " +
 		"`([^`]+)`)? \\| ([^|]+) \\|")
-	var told []string
+	var reported []string
 	role := ""
 	for _, match := range row.FindAllStringSubmatch(string(content), -1) {
 		if match[1] != "" {
@@ -87,22 +87,22 @@ func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 		if match[4] != "" {
 			resource += " named " + match[4]
 		}
-		told = append(told, fmt.Sprintf("gpufabric-%s %s: %s %s", role, scope, resource,
+		reported = append(reported, fmt.Sprintf("gpufabric-%s %s: %s %s", role, scope, resource,
 			strings.ReplaceAll(strings.Trim(match[5], " `"), " ", ",")))
 	}
 	listed := strings.Split(strings.TrimSpace(string(given)), "\n")
-	for _, line := range told {
+	for _, line := range reported {
 		if !slices.Contains(listed, line) {
 			t.Errorf("the page tells of a right that is not given so: %s", line)
 		}
 	}
 	for _, line := range listed {
 		ofARole := strings.HasPrefix(line, "gpufabric-compute-domain-plugin ") || strings.HasPrefix(line, "gpufabric-imex-daemon ")
-		if ofARole && !slices.Contains(told, line) {
+		if ofARole && !slices.Contains(reported, line) {
 			t.Errorf("the page does not tell of %s", line)
 		}
 	}
-	if len(told) < 15 {
-		t.Errorf("only %d rows were found", len(told))
+	if len(reported) < 15 {
+		t.Errorf("only %d rows were found", len(reported))
 	}
 }

@@ -1,4 +1,3 @@
-//shows:chart-checks
 package charts
 
 import (
@@ -52,7 +51,8 @@ func TestTheChartRefusesWhatWouldConflict(t *testing.T) {
 		refused []string // parts of the refusal; none means that it renders
 	}{
 		{"an empty cluster is fine", nil, Cluster{}, nil},
-		{"an older server", nil, Cluster{Version: "v1.35.9"}, []string{"1.36", "v1.35.9"}},
+		{"an older server", nil, Cluster{Version: "v1.33.9"}, []string{"1.34", "v1.33.9"}},
+		{"a server without the newest fields is fine", nil, Cluster{Version: "v1.34.3"}, nil},
 		{"a vendor's build of 1.36 is fine", nil, Cluster{Version: "v1.36.2-gke.1003"}, nil},
 		{"a later server is fine", nil, Cluster{Version: "v1.38.0"}, nil},
 		{"a server without resource.k8s.io/v1", nil, Cluster{Lacks: []string{"resource.k8s.io/v1"}},
@@ -60,6 +60,37 @@ func TestTheChartRefusesWhatWouldConflict(t *testing.T) {
 		{"NVIDIA's CRD", nil, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}},
 			[]string{"CustomResourceDefinition computedomains.resource.nvidia.com", "Uninstall", "takeOver=true"}},
 		{"NVIDIA's CRD, to be taken over", map[string]any{"takeOver": true}, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
+		{"the GPU operator's CRD is named with its owner", nil, Cluster{Objects: []unstructured.Unstructured{crd(nil,
+			map[string]any{"meta.helm.sh/release-name": "gpu-operator", "meta.helm.sh/release-namespace": "nvidia"})}},
+			[]string{"Helm release gpu-operator of namespace nvidia", "crds.takeOver=true"}},
+		{"the GPU operator's CRD, to be taken over", map[string]any{"crds": map[string]any{"takeOver": true}},
+			Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
+		{"a driver beside a CRD that is taken over", map[string]any{"crds": map[string]any{"takeOver": true}},
+			Cluster{Objects: []unstructured.Unstructured{crd(nil, nil), daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
+			[]string{"DaemonSet a/nvidia-dra-driver"}},
+		{"a device plugin that is no DaemonSet", everything(), Cluster{Objects: []unstructured.Unstructured{
+			gpuNode("n1", nil, "8")}}, []string{"nvidia.com/gpu by a device plugin on node n1"}},
+		{"a device plugin that is gone is fine", everything(), Cluster{Objects: []unstructured.Unstructured{gpuNode("n1", nil, "0")}}, nil},
+		{"a device plugin of our own is fine", map[string]any{"gpus": map[string]any{"enabled": true, "devicePlugin": []any{"all"}}},
+			Cluster{Objects: []unstructured.Unstructured{gpuNode("n1", nil, "8")}}, nil},
+		{"a device plugin beside our slice is fine, on upgrade", everything(), Cluster{Objects: []unstructured.Unstructured{
+			gpuNode("n1", nil, "8"), resourceSlice("n1", "gpu.nvidia.com", "n1-gpu")}}, nil},
+		{"another DRA driver's slice of our driver", nil, Cluster{Objects: []unstructured.Unstructured{
+			gpuNode("n1", nil, "0"), resourceSlice("n1", "compute-domain.nvidia.com", "n1")}},
+			[]string{"driver compute-domain.nvidia.com on node n1"}},
+		{"another driver on nodes that are not selected is fine", selecting(), Cluster{Objects: []unstructured.Unstructured{
+			gpuNode("n1", nil, "8"), gpuNode("n2", map[string]any{"fabric": "gpufabric"}, "0"), resourceSlice("n1", "gpu.nvidia.com", "n1"),
+			daemonSet("nvidia-dra-driver-gpu", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}}, nil},
+		{"another driver on a node that is selected", selecting(), Cluster{Objects: []unstructured.Unstructured{
+			gpuNode("n2", map[string]any{"fabric": "gpufabric"}, "8")}}, []string{"on node n2"}},
+		{"GKE's device plugin", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "nvidia-gpu-device-plugin", "gke.gcr.io/x", nil)}}, []string{"kube-system/nvidia-gpu-device-plugin"}},
+		{"ACK's device plugin", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "ack-nvidia-device-plugin", "registry.example/x", nil)}}, []string{"kube-system/ack-nvidia-device-plugin"}},
+		{"HAMi's plugin without vgpu", map[string]any{"gpus": on()}, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "my-hami-device-plugin", "projecthami/hami", nil)}}, []string{"my-hami-device-plugin"}},
+		{"AMD's device plugin is fine", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "amdgpu", "rocm/k8s-device-plugin:1.31", nil)}}, nil},
 		{"NVIDIA's CRD, but ours are not to be installed", map[string]any{"crds": map[string]any{"install": false}},
 			Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
 		{"our CRD, kept by an earlier release", nil, Cluster{Objects: []unstructured.Unstructured{crd(ours, nil)}}, nil},
@@ -123,6 +154,24 @@ func TestTheChartRefusesWhatWouldConflict(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gpuNode is a node with an allocatable number of nvidia.com/gpu.
+func gpuNode(name string, labels map[string]any, gpus string) unstructured.Unstructured {
+	out := existing("v1", "Node", "", name, labels, nil)
+	out.Object["status"] = map[string]any{"allocatable": map[string]any{"cpu": "96", "nvidia.com/gpu": gpus}}
+	return out
+}
+
+func resourceSlice(node, driver, pool string) unstructured.Unstructured {
+	out := existing("resource.k8s.io/v1", "ResourceSlice", "", node+"-"+pool, nil, nil)
+	out.Object["spec"] = map[string]any{"nodeName": node, "driver": driver, "pool": map[string]any{"name": pool}}
+	return out
+}
+
+// selecting are values of an installation on labelled nodes alone.
+func selecting() map[string]any {
+	return map[string]any{"gpus": on(), "nodePlugins": map[string]any{"nodeSelector": map[string]any{"fabric": "gpufabric"}}}
 }
 
 // on is the section of a driver that is enabled.

@@ -4,7 +4,6 @@ package charts
 import (
 	"fmt"
 	"path/filepath"
-	"runtime"
 	"sort"
 	"strings"
 
@@ -15,6 +14,8 @@ import (
 	"helm.sh/helm/v3/pkg/releaseutil"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/build/repository"
 )
 
 // Version of Kubernetes that the charts are made for.
@@ -27,10 +28,13 @@ type Object struct {
 	unstructured.Unstructured
 }
 
-// Dir is the directory charts/NAME of this repository, wherever the tests run from.
+// Dir is the directory charts/NAME of the checkout that holds the working directory.
 func Dir(name string) string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "charts", name)
+	root, err := repository.Root()
+	if err != nil {
+		root = "." // reading the chart then fails with the path
+	}
+	return filepath.Join(root, "charts", name)
 }
 
 // Load reads the chart NAME from its directory.
@@ -73,6 +77,11 @@ func Notes(loaded *chart.Chart, values map[string]any, cluster Cluster) (string,
 
 // render returns the rendered templates by their paths.
 func render(loaded *chart.Chart, values map[string]any, cluster Cluster) (map[string]string, error) {
+	return renderAs(loaded, values, cluster, chartutil.ReleaseOptions{Revision: 1, IsInstall: true})
+}
+
+// renderAs renders for a revision; name and namespace are those of Render.
+func renderAs(loaded *chart.Chart, values map[string]any, cluster Cluster, options chartutil.ReleaseOptions) (map[string]string, error) {
 	capabilities, err := cluster.capabilities()
 	if err != nil {
 		return nil, err
@@ -80,11 +89,10 @@ func render(loaded *chart.Chart, values map[string]any, cluster Cluster) (map[st
 	if wanted := loaded.Metadata.KubeVersion; wanted != "" && !chartutil.IsCompatibleRange(wanted, capabilities.KubeVersion.String()) {
 		return nil, fmt.Errorf("chart %s requires kubeVersion %s, the server is %s", loaded.Name(), wanted, capabilities.KubeVersion)
 	}
-	release := cluster.Release
-	if release == "" {
-		release = "gpufabric"
+	options.Name, options.Namespace = cluster.Release, "gpufabric-system"
+	if options.Name == "" {
+		options.Name = "gpufabric"
 	}
-	options := chartutil.ReleaseOptions{Name: release, Namespace: "gpufabric-system", Revision: 1, IsInstall: true}
 	input, err := chartutil.ToRenderValues(loaded, values, options, capabilities)
 	if err != nil {
 		return nil, err

@@ -91,7 +91,7 @@ func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
 	}
 }
 
-// Who said once that an uninstall goes on anyway is reminded of it: the next one would ask nobody.
+// The notes remind of an earlier consent to uninstall anyway: the next uninstall would not ask.
 func TestTheNotesWarnOfAWordToUninstallAnyway(t *testing.T) {
 	const warns = "The next one will ask nobody"
 	for annotations, want := range map[string]bool{`{"gpufabric.io/uninstall": "anyway"}`: true, `{"gpufabric.io/uninstall": "no"}`: false,

@@ -20,8 +20,6 @@ import (
 
 // TestTheRightsSufficeForTheProgram runs the program itself as the chart's service accounts, with tokens bound to pods as the kubelet's
 // are: a node publishes its devices, a domain gets its templates and DaemonSet and loses them again, and a node reports on an RDMA pool.
-//
-//shows:chart-rights rdma-policy
 func TestTheRightsSufficeForTheProgram(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")

@@ -10,8 +10,6 @@ import (
 // TestARolloutWaitsForPodsThatServe checks when Kubernetes counts a pod of each role as available. A DaemonSet's rollout allows
 // at most maxUnavailable pods that are not. So the rollout of a program that crashes, or that the kubelet does not reach, stops
 // after the first batch. Terraform's attribute ready counts available pods too.
-//
-//shows:chart-rollout
 func TestARolloutWaitsForPodsThatServe(t *testing.T) {
 	values := everything()
 	values["scheduler"] = on()

@@ -1,4 +1,3 @@
-//shows:chart-checks
 package charts
 
 import (

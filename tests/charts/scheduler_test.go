@@ -26,8 +26,6 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 }
 
 // The tests of drivers/scheduler check with the program itself what the configuration does.
-//
-//shows:scheduler-placement
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
 		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true,

@@ -1,4 +1,3 @@
-//shows:chart-checks
 package charts
 
 import (
@@ -87,6 +86,16 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 			[]string{"gpus.forms.nodes[0]", "only form mig"}},
 		{"shares without their number", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true,
 			"forms": map[string]any{"default": map[string]any{"form": "shares"}}}}, []string{"gpus.forms.default", "needs shares"}},
+		{"form vfio without passthrough", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true,
+			"forms": map[string]any{"default": map[string]any{"form": "vfio"}}}}, []string{"gpus.forms.default", "gpus.passthrough.enabled"}},
+		{"a fabric manager without passthrough", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true,
+			"passthrough": map[string]any{"fabricManager": "/run/nvidia-fabricmanager/socket"}}},
+			[]string{"gpus.passthrough.fabricManager needs gpus.passthrough.enabled"}},
+		{"a fabric manager by TCP", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true,
+			"passthrough": map[string]any{"enabled": true, "fabricManager": "127.0.0.1:6666"}}}, []string{"fabricManager"}},
+		{"passthrough without privilege", "gpufabric", map[string]any{"hardware": map[string]any{"privileged": false},
+			"gpus": map[string]any{"enabled": true, "passthrough": map[string]any{"enabled": true}}},
+			[]string{"gpus.passthrough.enabled needs hardware.privileged"}},
 		{"a number of shares for another form", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true,
 			"forms": map[string]any{"default": map[string]any{"form": "shareable", "shares": 4}}}},
 			[]string{"gpus.forms.default", "only form shares"}},
@@ -136,6 +145,7 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"events in words", "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": "yes"}},
 			[]string{"/rdma/verbsEvents", "boolean"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
+		{"CDI in a top directory", "fake-hardware", map[string]any{"cdiRoot": "/run"}, []string{"cdiRoot"}},
 		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

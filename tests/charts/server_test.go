@@ -21,11 +21,30 @@ type server struct {
 	mapper meta.RESTMapper
 }
 
+// olderWays are the flags of a server with the older versions of resource.k8s.io, and on which the policies alone decide about the status
+// of claims.
+func olderWays() []string {
+	return []string{"--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true",
+		"--feature-gates=DRAResourceClaimGranularStatusAuthorization=false"}
+}
+
+// startServer returns an API server with these flags, and with no object but its own. A server starts once for each set of flags: where an
+// earlier test has used it, what that test left is removed.
 func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
-	s := apiserver.StartEnsured(t, flags...)
-	return serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, QPS: -1,
+	s, fresh, err := shared.server(t.Context(), flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}})
+	if fresh {
+		s.own = live.everyKey(t)
+	} else {
+		live.clear(t, s.own)
+	}
+	live.plantCanary(t)
+	return live
 }
 
 func serverAs(t *testing.T, config *rest.Config) *server {
@@ -55,27 +74,29 @@ func (s *server) resource(t *testing.T, object Object) dynamic.ResourceInterface
 	return s.client.Resource(mapping.Resource)
 }
 
+// Servers that emulate an earlier version have its feature gates: they drop fields, and refuse an expression that names one.
 func TestTheServerTakesEveryObjectAsItIsWritten(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
-	live := startServer(t)
-	ctx := t.Context()
-	space := Object{}
-	space.SetUnstructuredContent(map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
-	if _, err := live.resource(t, space).Create(ctx, &space.Unstructured, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	for _, rendering := range renderings(t) {
-		t.Run(rendering.name, func(t *testing.T) {
-			for _, object := range rendering.objects {
-				if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
-					continue // the Prometheus operator's CRD is not here; TestEveryObjectDecodesStrictly names it
-				}
-				// Strict: a field that the API does not know is an error and not a warning.
-				strict := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
-				if _, err := live.resource(t, object).Create(ctx, &object.Unstructured, strict); err != nil {
-					t.Errorf("%s: %v\n%s", object.Template, err, object.YAML)
+	for name, flags := range map[string][]string{"1.36": nil, "1.35": {apiserver.Emulating("1.35")}, "1.34": {apiserver.Emulating("1.34")}} {
+		t.Run(name, func(t *testing.T) {
+			live := startServer(t, flags...)
+			space := Object{}
+			space.SetUnstructuredContent(map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
+			if _, err := live.resource(t, space).Create(t.Context(), &space.Unstructured, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			for _, rendering := range renderings(t) {
+				for _, object := range rendering.objects {
+					if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
+						continue // the Prometheus operator's CRD is not here; TestEveryObjectDecodesStrictly names it
+					}
+					// Strict: a field that the API does not know is an error and not a warning.
+					strict := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+					if _, err := live.resource(t, object).Create(t.Context(), &object.Unstructured, strict); err != nil {
+						t.Errorf("%s: %s: %v\n%s", rendering.name, object.Template, err, object.YAML)
+					}
 				}
 			}
 		})

@@ -1,4 +1,3 @@
-//shows:tenants chart-rights
 package charts
 
 import (
@@ -102,7 +101,7 @@ func everybodysAttacks() []try {
 	}
 }
 
-// tenantsAttacks are requests that are refused to somebody with all ordinary rights in one namespace.
+// tenantsAttacks are requests that are refused to a user with all ordinary rights in one namespace.
 func tenantsAttacks() []try {
 	classes, layouts := resourceOf("resource.k8s.io", "v1", "deviceclasses"), resourceOf("gpufabric.io", "v1alpha1", "miglayouts")
 	profiles, policies := resourceOf("gpufabric.io", "v1alpha1", "vgpuprofiles"), resourceOf("mellanox.com", "v1alpha1", "nicclusterpolicies")
@@ -126,37 +125,6 @@ func tenantsAttacks() []try {
 }
 
 // TestAStolenTokenOpensNoDoor tries the same requests with the token of every service account of the chart.
-//
-//attack:stolen-secret A stolen token of any role reads another namespace's Secret
-//attack:stolen-secrets A stolen token of any role lists every Secret
-//attack:stolen-token A stolen token of any role has a token made for another account
-//attack:stolen-privileged-pod A stolen token of any role starts a privileged pod in the drivers' namespace
-//attack:stolen-daemonset A stolen token of any role starts a DaemonSet in kube-system
-//attack:stolen-exec A stolen token of any role runs a program in another's pod
-//attack:stolen-log A stolen token of any role reads another pod's log
-//attack:stolen-delete-pod A stolen token of any role but the scheduler's deletes a tenant's pod
-//attack:stolen-evict A stolen token of any role evicts a tenant's pod
-//attack:stolen-delete-claim A stolen token of any role but the scheduler's deletes a tenant's claim
-//attack:stolen-admin A stolen token of any role makes itself the cluster's administrator
-//attack:uninstall-consent A tenant, or a stolen token of any role, annotates the drivers' namespace so that an uninstall ends every domain
-//attack:stolen-policy A stolen token of any role takes an admission policy away
-//attack:stolen-webhook A stolen token of any role points the webhook elsewhere
-//attack:stolen-certificate A stolen token of any role approves a certificate
-//attack:stolen-kubelet A stolen token of any role speaks to a kubelet through the API server
-//attack:stolen-delete-node A stolen token of any role deletes a node
-//attack:stolen-configmap A stolen token of any role writes another namespace's configuration
-//attack:stolen-namespace A stolen token of any role opens a namespace to privileged pods
-//attack:stolen-volume A stolen token of any role makes a volume of a host's directory
-//attack:tenant-publishes A tenant publishes devices
-//attack:tenant-unpublishes A tenant deletes what a node publishes
-//attack:tenant-domain-label A tenant puts a node into its compute domain
-//attack:tenant-forms A tenant chooses the forms of a node's GPUs
-//attack:tenant-class A tenant makes a DeviceClass with a configuration of its own
-//attack:tenant-layout A tenant cuts the cluster's GPUs by a MIGLayout
-//attack:tenant-profile A tenant cuts the cluster's GPUs by a VGPUProfile
-//attack:tenant-pool A tenant gives RDMA devices a pool of its own
-//attack:tenant-driver A tenant has privileged driver containers started by a NicClusterPolicy
-//attack:tenant-allocates A tenant allocates its claim by itself
 func TestAStolenTokenOpensNoDoor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
@@ -209,7 +177,7 @@ func ofTheSchedulers(who, what string) bool {
 	return who == "gpufabric-scheduler" && (what == "deletes another tenant's pod" || what == "deletes another tenant's claim")
 }
 
-// tenant is somebody who may do what Kubernetes' role "edit" allows, in the namespace tenant.
+// tenant is a user with the rights of Kubernetes' role "edit", in the namespace tenant.
 func tenant(t *testing.T, live *server) dynamic.Interface {
 	t.Helper()
 	const user = "tenant-of-a-test"

@@ -16,8 +16,6 @@ import (
 
 // The kind's CRD is removed with the release here. Its objects have finalizers that only the controller removes, and the
 // controller makes a clique's ComputeDomain again. So an uninstall that did not handle them first would wait for ever.
-//
-//shows:chart-uninstall cd-several
 func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
@@ -52,14 +50,14 @@ func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
 
 	live.loseDomain(t, "default", "held")
 	ended = uninstalling(t, tool)
-	told, err := controllers.Watch(t.Context(), metav1.ListOptions{})
+	reported, err := controllers.Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	obeyed := make(chan struct{})
 	go func() { // the controller
 		defer close(obeyed)
-		for event := range told.ResultChan() {
+		for event := range reported.ResultChan() {
 			if deployment, ok := event.Object.(*appsv1.Deployment); ok && deployment.Name == "gpufabric-controller" && !keepsCliques(deployment) {
 				live.loseDomain(t, namespace, "clique-a.1")
 				return
@@ -67,7 +65,7 @@ func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
 		}
 	}()
 	check, said, err = play(t, live, admin, program, "gpufabric-uninstall-check")
-	told.Stop()
+	reported.Stop()
 	<-obeyed
 	if err != nil {
 		t.Errorf("with a clique's domain alone: %v\n%s", err, said)

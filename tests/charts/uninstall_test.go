@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-//shows:chart-uninstall
 func TestUninstallRemovesFromNodesWhatTheDriversWrote(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
@@ -76,7 +75,8 @@ func TestUninstallRemovesFromNodesWhatTheDriversWrote(t *testing.T) {
 	go func() { // the controller
 		for event := range deletions.ResultChan() {
 			if one, ok := event.Object.(metav1.Object); ok && one.GetDeletionTimestamp() != nil {
-				_, err := domains.Patch(t.Context(), one.GetName(), types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{})
+				finalizers := []byte(`{"metadata": {"finalizers": null}}`)
+				_, err := domains.Patch(t.Context(), one.GetName(), types.MergePatchType, finalizers, metav1.PatchOptions{})
 				if err != nil {
 					t.Error(err)
 				}
@@ -211,7 +211,6 @@ func TestWhatIsNotWrittenIsNotRemoved(t *testing.T) {
 	}
 }
 
-//shows:chart-uninstall
 func TestAnUninstallChecksFirstWhereItWouldEndWorkloads(t *testing.T) {
 	for name, c := range map[string]struct {
 		values map[string]any

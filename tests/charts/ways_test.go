@@ -23,27 +23,11 @@ type way struct {
 // TestTheLessUsualWaysToWriteAreShutToo tries what other tests try by kubectl's ways: through the older versions of resource.k8s.io, by
 // server-side apply, through a pod's subresources, and with generated names. The webhook is away, and its failurePolicy is Fail: a
 // request that it should see fails.
-//
-//shows:chart-rights chart-tenants vgpu-limits
-//attack:older-version A tenant claims an IMEX daemon, a channel of no domain or a share's time slice through an older version of the API
-//attack:older-webhook A tenant's claim in an older version of the API passes by the webhook
-//attack:older-token A stolen token of a plugin or the controller writes through an older version of the API what it may not in v1
-//attack:apply-foreign A stolen token of any role takes another's fields by a forced server-side apply
-//attack:apply-owner A stolen token of any role makes itself the second owner of fields, so that the first one's apply is a conflict
-//attack:apply-record A stolen token of a plugin or the controller wipes the record of who has applied what
-//attack:apply-creates A stolen token of any role makes by server-side apply what it may not create
-//attack:apply-status A tenant writes the status of its ComputeDomain by server-side apply
-//attack:apply-pod A tenant applies a pod that says which shares of GPUs it has
-//attack:resize-shares A tenant gives a running container a larger share of a GPU, or none, by resizing it in place
-//attack:resize-annotation A tenant writes which shares a pod has through its resize, its status or its ephemeral containers
-//attack:ephemeral-share A tenant's ephemeral container asks for a share of a GPU or for a claim's device
-//attack:generated-names A stolen token of the controller or the vGPU plugin makes objects by a prefix of the names that it may make
 func TestTheLessUsualWaysToWriteAreShutToo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
-	live := startServer(t, "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true",
-		"--feature-gates=DRAResourceClaimGranularStatusAuthorization=false") // so that the policies decide
+	live := startServer(t, olderWays()...)
 	values := everything()
 	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
@@ -57,7 +41,7 @@ func TestTheLessUsualWaysToWriteAreShutToo(t *testing.T) {
 		"generated names": generatedNames(t, live),
 	} {
 		t.Run(name, func(t *testing.T) {
-			// What is allowed comes last: then the policies are in force.
+			// Allowed requests come last: then the policies are in force.
 			for _, one := range ways {
 				if one.refused == "" {
 					continue

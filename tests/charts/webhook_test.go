@@ -1,4 +1,3 @@
-//shows:chart-checks
 package charts
 
 import (
@@ -26,8 +25,6 @@ const webhookHost = "gpufabric-webhook." + namespace + ".svc"
 
 // TestRenderingTwiceGivesTheSame renders twice, as a GitOps controller does every few minutes. Each difference would be rolled
 // out each time.
-//
-//shows:chart-webhook
 func TestRenderingTwiceGivesTheSame(t *testing.T) {
 	for _, values := range []map[string]any{nil, everything(), {"webhook": map[string]any{"certManager": on()}}} {
 		first, again := renderValues(t, "gpufabric", values), renderValues(t, "gpufabric", values)

@@ -1,4 +1,3 @@
-//shows:fakes-peers
 package conformance
 
 import (

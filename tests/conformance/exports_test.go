@@ -46,7 +46,6 @@ func built(t *testing.T, name string) string {
 	return filepath.Join(checkout, "fakes/build/lib", name)
 }
 
-//shows:fakes-cuda
 func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 	real := exports(t, nvidiaProgram(t, "libcuda1", "550", "usr/lib/*/nvidia/current/libcuda.so.1"))
 	ours := exports(t, built(t, "libcuda.so.1"))
@@ -61,7 +60,6 @@ func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 	}
 }
 
-//shows:fakes-nvml
 func TestTheFakeNVMLHasTheNamesOfNVIDIAsOfItsVersionAndNoOthers(t *testing.T) {
 	for version := range smiVersions {
 		real := exports(t, nvidiaProgram(t, "libnvidia-ml1", version, "usr/lib/*/nvidia/current/libnvidia-ml.so.1"))

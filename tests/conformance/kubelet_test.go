@@ -12,7 +12,7 @@ import (
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// kubelet is the part of the kubelet that a device plugin talks to: it accepts registrations and asks each plugin for its
+// kubelet is the part of the kubelet that a device plugin talks to: it accepts registrations and gets from each plugin its
 // devices.
 type kubelet struct {
 	deviceplugin.UnimplementedRegistrationServer

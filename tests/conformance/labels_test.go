@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// pciFunctions lists what is on the bus.
+// pciFunctions lists the functions on the bus.
 func pciFunctions() ([]string, error) {
 	entries, err := os.ReadDir("/sys/bus/pci/devices")
 	var names []string

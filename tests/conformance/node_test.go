@@ -29,7 +29,7 @@ const child = "CONFORMANCE_CHILD"
 
 func TestMain(m *testing.M) {
 	if library := os.Getenv(child); library != "" {
-		answer, err := map[string]func() (any, error){"go-nvml": askNVML, "rdmamap": askRDMAMap}[library]()
+		answer, err := map[string]func() (any, error){"go-nvml": askNVML, "rdmamap": askRDMAMap, "pci": readPCI}[library]()
 		if err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(answer)
 		}

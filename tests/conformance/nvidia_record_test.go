@@ -2,13 +2,14 @@ package conformance
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"gpufabric.io/fakes/record"
 )
 
-// recordsTheProfile: what fakefabric record makes of NVIDIA's XML is the profile that the fake was rendered from.
+// recordsTheProfile: fakefabric record makes of NVIDIA's XML the profile of the fake's rendering.
 func recordsTheProfile(t *testing.T, s smi) {
 	recorded, err := record.Profile(record.Machine{
 		Name: s.Profile.Name, SMI: []byte(s.says(t, "-q", "-x")), Sysfs: filepath.Join(s.root, "sys"),
@@ -24,10 +25,10 @@ func recordsTheProfile(t *testing.T, s smi) {
 	}
 }
 
-// untold is what neither these versions of nvidia-smi nor sysfs report.
+// untold are the values that neither these versions of nvidia-smi nor sysfs report.
 func untold(s smi, path string) bool {
 	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture", ".acrossHostBridges", ".addressingMode", ".idleWatts",
-		".idleCelsius"} {
+		".idleCelsius", ".gpuPart", ".atomics", ".hostGeneration", ".memoryIdleWatts"} {
 		if strings.HasSuffix(path, suffix) {
 			return true
 		}
@@ -35,8 +36,10 @@ func untold(s smi, path string) bool {
 	switch path {
 	case "imex": // the command nvidia-imex reports it, which this test does not run
 		return true
+	case "gpus.platform", "fabric.health": // later versions have them
+		return true
 	case "gpus.model.architecture":
-		return s.Profile.GPUs.Model.Architecture == "blackwell"
+		return slices.Contains([]string{"blackwell", "rubin"}, s.Profile.GPUs.Model.Architecture)
 	case "fabric.cliqueID":
 		return strings.HasPrefix(s.Profile.Driver.Version, "535.")
 	}

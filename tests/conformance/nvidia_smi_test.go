@@ -58,8 +58,6 @@ func forEachSMI(t *testing.T, test func(*testing.T, smi)) {
 }
 
 // TestNvidiaSMI runs all commands of the program on one node. Those that change something run after the others.
-//
-//shows:fakes-nvidia-smi
 func TestNvidiaSMI(t *testing.T) {
 	forEachSMI(t, func(t *testing.T, s smi) {
 		for _, c := range []struct {
@@ -142,7 +140,7 @@ type smiGPU struct {
 
 // architectures are the words of these versions for ours. Both versions are older than Blackwell.
 var architectures = map[string]string{"turing": "Turing", "ampere": "Ampere", "ada": "Ada Lovelace", "hopper": "Hopper",
-	"blackwell": "Unknown"}
+	"blackwell": "Unknown", "rubin": "Unknown"}
 
 func queriesTheProfile(t *testing.T, s smi) {
 	p := s.Profile
@@ -354,7 +352,6 @@ func showsProcesses(t *testing.T, s smi) {
 	}
 }
 
-//shows:fakes-nvidia-smi
 func TestNvidiaSMIMakesAndDestroysMIGDevices(t *testing.T) {
 	for version := range smiVersions {
 		t.Run(version, func(t *testing.T) {

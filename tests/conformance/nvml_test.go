@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// machine is what go-nvml enumerates, in the profile's words.
+// machine is the machine as go-nvml enumerates it, in the profile's words.
 type machine struct {
 	Driver, CUDA string
 	GPUs         []gpu

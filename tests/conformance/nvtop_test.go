@@ -10,8 +10,6 @@ import (
 
 // TestNvtopShowsEveryGPU takes nvtop's snapshot. The program and its libraries may be from a newer Debian than the machine, so
 // it runs under the loader of that release.
-//
-//shows:fakes-nvtop
 func TestNvtopShowsEveryGPU(t *testing.T) {
 	program := nvidiaProgram(t, "nvtop", "3.", "usr/bin/nvtop")
 	loader := nvidiaProgram(t, "libc6", "2.", "usr/lib/*/ld-linux-*.so.*")

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// rdmaDevices is what rdmamap finds: each device's character devices, and the device of each PCI function.
+// rdmaDevices is the result of rdmamap: each device's character devices, and the device of each PCI function.
 type rdmaDevices struct {
 	CharDevices map[string][]string
 	OfFunction  map[string][]string
@@ -26,8 +26,10 @@ func TestRDMAMapFindsEveryDevice(t *testing.T) {
 			}
 			want := rdmaDevices{map[string][]string{}, map[string][]string{}}
 			for _, nic := range n.NICs {
-				devices := []string{"/dev/infiniband/rdma_cm", fmt.Sprintf("/dev/infiniband/umad%d", nic.Index),
-					fmt.Sprintf("/dev/infiniband/uverbs%d", nic.Index)}
+				devices := []string{"/dev/infiniband/rdma_cm", fmt.Sprintf("/dev/infiniband/uverbs%d", nic.Index)}
+				if !nic.Switchdev() {
+					devices = append(devices, fmt.Sprintf("/dev/infiniband/umad%d", nic.Index))
+				}
 				if nic.Link == "InfiniBand" {
 					devices = append(devices, fmt.Sprintf("/dev/infiniband/issm%d", nic.Index))
 				}

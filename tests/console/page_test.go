@@ -196,7 +196,6 @@ func furnish(t *testing.T, c *cluster) {
 	}
 }
 
-//shows:fabric-page
 func TestThePageInABrowser(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, nodesPerRack)
@@ -301,7 +300,6 @@ func TestThePageInABrowser(t *testing.T) {
 // markup or a script.
 const hostile = `"><img src=x onerror=alert(1)><script>alert(2)</script>' onfocus=alert(3) javascript:alert(4)`
 
-//shows:fabric-page
 func TestHostileObjectsAreOnlyText(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, 1)
@@ -347,9 +345,7 @@ func TestHostileObjectsAreOnlyText(t *testing.T) {
 	}
 }
 
-// A page in a cluster asks for a token, keeps it only in memory, and shows what the token's owner may read.
-//
-//shows:fabric-page
+// A page in a cluster requires a token, keeps it only in memory, and shows the objects that the token's owner may read.
 func TestAViewerSignsInWithATokenAndSeesWhatItMay(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, 1)

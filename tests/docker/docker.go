@@ -48,7 +48,7 @@ func Answers(ctx context.Context) error {
 	return nil
 }
 
-// HasImage tells whether the daemon has the image.
+// HasImage reports whether the daemon has the image.
 func HasImage(ctx context.Context, name string) bool {
 	_, err := Run(ctx, "image", "inspect", "--format", "{{.Id}}", name)
 	return err == nil

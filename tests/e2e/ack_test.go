@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// ackHCA is the resource by which the ACK job asks for an HCA. On h100-hgx the chart makes a DeviceClass for it, since DRA
+	// ackHCA is the resource by which the ACK job requests an HCA. On h100-hgx the chart makes a DeviceClass for it, since DRA
 	// serves the pools there.
 	ackHCA = "rdma/hca"
 	// ackPool gives the job's resource to every HCA of the node.
@@ -22,10 +22,8 @@ const (
 )
 
 // testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a
-// node with all GPUs free, until the tests that run beside this one have ended. The stand-in for the job's program opens all
+// node with all GPUs free, until the tests that run beside this one have ended. The stand-in for the job's program opens all devices
 // that it was given and prints what that was.
-//
-//shows:rdma-dra rdma-seeds
 func testACKJob(t *testing.T, e *environment) {
 	const pods = "job-name=hps-benchmark"
 	e.apply(t, ackPool)

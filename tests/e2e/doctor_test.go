@@ -9,11 +9,10 @@ import (
 	"testing"
 )
 
-// testFormOfNobody asks for a MIG device where GPUs are offered whole. The scheduler can only say that no node has such a device.
-//
-//shows:gpu-forms doctor
+// testFormOfNobody requests a MIG device where GPUs are offered whole. The scheduler can only report that no node has such a device.
 func testFormOfNobody(t *testing.T, e *environment) {
 	const pod = "wants-mig"
+	e.apply(t, ackPool) // the resource that rdma.extendedResources names here; without a pool the doctor finds that it names nothing
 	e.apply(t, holder(pod, e.Workers()[0], migClaim))
 	e.eventually(t, "an Event that names the form", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+pod, "--output",
@@ -30,12 +29,12 @@ func testFormOfNobody(t *testing.T, e *environment) {
 	})
 }
 
-// doctor asks gpufabric doctor with the administrator's rights and returns the code of the first cause; empty: nothing was found.
+// doctor runs gpufabric doctor with the administrator's rights and returns the code of the first cause; empty: none was found.
 func (e *environment) doctor(t *testing.T, args ...string) (code, said string) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), filepath.Join(e.root, "bin/gpufabric"),
 		append([]string{"doctor", "--kubeconfig", e.Kubeconfig, "--output", "json"}, args...)...)
-	out, err := command.Output() // the exit status says which link of the chain is broken, as the report does
+	out, err := command.Output() // the exit status reports which link of the chain is broken, as the report does
 	var report struct {
 		First *struct {
 			Code string `json:"code"`

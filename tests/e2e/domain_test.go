@@ -30,8 +30,6 @@ type computeDomain struct {
 }
 
 // testSeedManifest applies the manifest that the project was given, without changing a byte.
-//
-//shows:cd-form
 func testSeedManifest(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/imex-channel-injection.yaml"))
@@ -53,8 +51,6 @@ func testSeedManifest(t *testing.T, e *environment) {
 }
 
 // testTwoNodeDomain runs a pod on each worker with the claim template of the quickstart's domain.
-//
-//shows:cd-form
 func testTwoNodeDomain(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, member("member-a", e.Workers()[0])+"---\n"+member("member-b", e.Workers()[1]))
@@ -97,9 +93,7 @@ func testTwoNodeDomain(t *testing.T, e *environment) {
 	}
 }
 
-// testDeletion makes a domain by manifest, uses it on two nodes, deletes everything, and looks for what is left.
-//
-//shows:cd-deletion
+// testDeletion makes a domain by manifest, uses it on two nodes, deletes everything, and looks for leftovers.
 func testDeletion(t *testing.T, e *environment) {
 	e.apply(t, `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: short-lived},
 		spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: short-lived-channel}}}}`)

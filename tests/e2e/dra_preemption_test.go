@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Pods of our scheduler, by what they ask of a node's eight GPUs.
+// Pods of our scheduler, by their requests for a node's eight GPUs.
 const (
 	preemptingPod = `
 {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {schedulerName: gpufabric-scheduler, priorityClassName: %s, ` +
@@ -22,8 +22,6 @@ const (
 
 // testDRAPreempted fills a node with two pods of lower priority, one for each way to request GPUs through DRA. Then pods of
 // higher priority request GPUs in both ways.
-//
-//shows:scheduler-preemption
 func testDRAPreempted(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: dra-low}, value: 10}

@@ -14,8 +14,6 @@ const drainTaint = "gpufabric.io/drained"
 
 // testDrain drains a node while a pod has one of its GPUs, resets the GPU, and takes the node back. Every role of the chart
 // that opens GPUs takes part.
-//
-//shows:gpu-drain
 func testDrain(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	plugin := e.kubectl(t, "--namespace", "gpufabric-system", "get", "pods", "--selector", "app.kubernetes.io/component=gpu-plugin",
@@ -37,7 +35,7 @@ func testDrain(t *testing.T, e *environment) {
 		})
 	}
 	condition("True DriverReady")
-	_, before, err := e.roles(t.Context()) // tests before this one have killed plugins
+	before, err := e.roles(t.Context()) // tests before this one have killed plugins
 	must(t, err)
 
 	e.apply(t, fmt.Sprintf(`

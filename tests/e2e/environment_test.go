@@ -87,7 +87,7 @@ func (e *environment) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// state describes the test's objects and the drivers at this moment. A wait that timed out does not say this by itself.
+// state describes the test's objects and the drivers at this moment. The error of a wait that timed out does not have it.
 func (e *environment) state(t *testing.T) string {
 	var all strings.Builder
 	for _, args := range [][]string{
@@ -110,7 +110,7 @@ func (e *environment) state(t *testing.T) string {
 	return all.String()
 }
 
-// apply applies a manifest. When the test ends it removes what still exists of it.
+// apply applies a manifest. When the test ends it removes its remaining objects.
 func (e *environment) apply(t *testing.T, manifest string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -142,7 +142,7 @@ func (e *environment) served(t *testing.T, crd string) {
 	})
 }
 
-// refused applies a manifest that must be refused and returns what the API server said.
+// refused applies a manifest that must be refused and returns the API server's error.
 func (e *environment) refused(t *testing.T, manifest string) string {
 	t.Helper()
 	_, err := e.Kubectl(t.Context(), strings.NewReader(manifest), "apply", "--filename", "-")
@@ -191,7 +191,7 @@ func (e *environment) traces(ctx context.Context, names ...string) ([]string, er
 	return found, nil
 }
 
-// vanish waits until list returns nothing. Otherwise it fails the test with what still exists.
+// vanish waits until list is empty. Otherwise it fails the test with the remaining objects.
 func (e *environment) vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
 	t.Helper()
 	e.eventually(t, what+" to be gone", func(ctx context.Context) (bool, string, error) {
@@ -200,7 +200,7 @@ func (e *environment) vanish(t *testing.T, what string, list func(ctx context.Co
 	})
 }
 
-// eventually waits until look is satisfied. Otherwise it fails the test with what look saw last.
+// eventually waits until look is satisfied. Otherwise it fails the test with the last result of look.
 func (e *environment) eventually(t *testing.T, what string, look func(ctx context.Context) (good bool, saw string, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

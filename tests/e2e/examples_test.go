@@ -12,7 +12,6 @@ import (
 
 	"github.com/gruntwork-io/terratest/modules/terraform"
 
-	"gpufabric.io/build/short"
 	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
 )
@@ -34,21 +33,18 @@ func (e *environment) examplesOn(machine string) []example {
 			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/hostname": e.Workers()[0]}}, nil, testPlatform, true},
 		}
 	case "l40s-8":
-		return []example{{"vgpu-sharing", nil, nil, testSlices, false}}
+		return []example{{"vgpu-sharing", nil, nil, testSlices, true}}
 	}
 	return nil
 }
 
 // testExamples applies each example that fits the machine, checks the result, destroys it, and checks that nothing remains.
-//
-//shows:tf-examples
 func (e *environment) testExamples(t *testing.T, machine string) {
 	for _, x := range e.examplesOn(machine) {
 		t.Run("example "+x.name+" on "+machine, func(t *testing.T) {
 			if x.long {
 				notInShort(t)
 			}
-			short.SkipLate(t)
 			e.turnInto(t, machine)
 			if x.before != nil {
 				x.before(e, t)
@@ -79,7 +75,7 @@ type example struct {
 	vars   map[string]any
 	before func(*environment, *testing.T) // brings what the example needs
 	look   func(*testing.T, *environment, *terraform.Options)
-	long   bool // a short run leaves it out
+	long   bool // it is in the long suite alone
 }
 
 // example prepares a copy of an example's directory.
@@ -92,7 +88,7 @@ func (e *environment) example(t *testing.T, x example) *terraform.Options {
 	dir := filepath.Join(t.TempDir(), x.name)
 	must(t, os.CopyFS(dir, os.DirFS(filepath.Join(e.root, "examples/terraform", x.name))))
 	for _, leftover := range []string{".terraform", ".terraform.lock.hcl", "terraform.tfstate", "terraform.tfstate.backup"} {
-		must(t, os.RemoveAll(filepath.Join(dir, leftover))) // of somebody who ran the example in the checkout
+		must(t, os.RemoveAll(filepath.Join(dir, leftover))) // of a user who ran the example in the checkout
 	}
 	options.TerraformDir, options.VarFiles = dir, []string{fake}
 	options.EnvVars["PATH"] = filepath.Dir(tools["kubectl"]) + string(os.PathListSeparator) + os.Getenv("PATH")
@@ -120,8 +116,6 @@ func (e *environment) turnInto(t *testing.T, machine string) {
 
 // testRack checks the rack through the provider's actions: a ping between both nodes, and a restart of IMEX under a running
 // domain.
-//
-//shows:tf-actions tf-examples
 func testRack(t *testing.T, e *environment, options *terraform.Options) {
 	const actions = `
 action "gpufabric_validate_fabric" "ping" {
@@ -158,7 +152,7 @@ func actionsOf(t *testing.T, options *terraform.Options, actions string) {
 	must(t, os.WriteFile(filepath.Join(options.TerraformDir, "actions.tf"), []byte(actions), 0o644))
 }
 
-// invoke runs one of the example's actions and returns what Terraform printed, in one line.
+// invoke runs one of the example's actions and returns Terraform's output, in one line.
 func invoke(t *testing.T, options *terraform.Options, action string) (string, error) {
 	t.Helper()
 	out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-no-color",
@@ -183,7 +177,6 @@ spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [Re
 
 var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GPUs and channel0`)
 
-//shows:tf-actions tf-examples
 func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
 	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", inTime)
 	log := e.kubectl(t, "logs", "--selector", "training-job=training", "--prefix")
@@ -223,7 +216,6 @@ func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 	})
 }
 
-//shows:rdma-secondary tf-examples
 func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 	for _, rail := range []string{"rail-0", "rail-1"} {
 		if got := e.kubectl(t, "get", "network-attachment-definitions", rail, "--output",
@@ -239,8 +231,6 @@ func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 }
 
 // testPlatform waits for the layout: eight GPUs in halves.
-//
-//shows:gpu-mig tf-actions tf-examples
 func testPlatform(t *testing.T, e *environment, options *terraform.Options) {
 	e.eventually(t, "the layout to stand", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "miglayout", "inference", "--output", "jsonpath={.status}")
@@ -302,8 +292,6 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 }
 
 // testSlices requests a slice by one line of limits, as the example's output says.
-//
-//shows:tf-examples vgpu-profile
 func testSlices(t *testing.T, e *environment, options *terraform.Options) {
 	resource := terraform.OutputMap(t, options, "resources")["small"]
 	e.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: slice}, spec: {terminationGracePeriodSeconds: 1,
@@ -312,7 +300,7 @@ func testSlices(t *testing.T, e *environment, options *terraform.Options) {
 	e.kubectl(t, "delete", "pod/slice", inTime)
 }
 
-// kubectlLines returns what kubectl printed, by lines.
+// kubectlLines returns kubectl's output, by lines.
 func (e *environment) kubectlLines(t *testing.T, args ...string) []string {
 	t.Helper()
 	return strings.Fields(e.kubectl(t, args...))

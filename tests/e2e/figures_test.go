@@ -18,8 +18,8 @@ import (
 
 var runs = flag.Int("runs", 0, "how often TestFigures makes a cluster and measures in it")
 
-// TestFigures measures what docs/measurements.md reports. Each run begins without a cluster. What is timed includes the start of kubectl or
-// terraform, about a tenth of a second, because it is what a person waits for.
+// TestFigures measures what docs/reports/measurements.md reports. Each run begins without a cluster. Times include the start of kubectl or
+// terraform, about a tenth of a second, because a person waits for it.
 func TestFigures(t *testing.T) {
 	if *runs == 0 {
 		t.Skip("skipped: a measurement, not a test; run it with -run TestFigures -runs 10 (a minute a run)")
@@ -45,7 +45,7 @@ func (f *figures) write(t *testing.T) {
 	must(t, os.WriteFile(path, []byte(table), 0o644))
 }
 
-// figures are times by what was timed, in the order in which they were first taken.
+// figures are durations by the step's name, in the order in which they were first taken.
 type figures struct {
 	names []string
 	times map[string][]time.Duration

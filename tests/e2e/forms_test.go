@@ -41,10 +41,8 @@ spec:
 `, name, node, request)
 }
 
-// TestForms upgrades four nodes of an earlier chart, which offered every form of every GPU, to nodes of one form each, with claims of every
-// form held.
-//
-//shows:gpu-forms chart-upgrade
+// TestForms upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each, with claims of every form
+// held.
 func TestForms(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (10 minutes)")
@@ -63,6 +61,7 @@ func TestForms(t *testing.T) {
 	}
 	held := map[string]string{} // pods from before the upgrade and their nodes
 	for i, node := range e.Workers() {
+		e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms=flexible")
 		for _, form := range forms[:3] {
 			pod := fmt.Sprintf("held-%s-%d", form.name, i)
 			held[pod] = node
@@ -76,9 +75,11 @@ func TestForms(t *testing.T) {
 	}
 
 	for i, node := range e.Workers() {
+		label := "gpufabric.io/gpu-forms-" // removes it
 		if forms[i].label != "" {
-			e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms="+forms[i].label)
+			label = "gpufabric.io/gpu-forms=" + forms[i].label
 		}
+		e.kubectl(t, "label", "--overwrite", "node", node, label)
 	}
 	_, err := e.Helm(t.Context(), e.printer, append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace",
 		"gpufabric-system",
@@ -146,8 +147,6 @@ func (e *environment) standing(t *testing.T, pod string) string {
 }
 
 // TestARuntimeWithoutCDIIsReported disables CDI in the container runtime of one node.
-//
-//shows:node-cdi
 func TestARuntimeWithoutCDIIsReported(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: a part of `make kind-upgrade`, since it waits for two minutes")

@@ -16,8 +16,6 @@ func pinned(manifest, node string) string {
 }
 
 // testGPUHealth breaks GPUs of a node while a pod holds one, and heals them.
-//
-//shows:gpu-health
 func testGPUHealth(t *testing.T, e *environment) {
 	const pod = "gpu-of-two-containers"
 	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-of-two-containers.yaml"), e.Workers()[0]))
@@ -31,7 +29,7 @@ func testGPUHealth(t *testing.T, e *environment) {
 		"gpu-" + lost + " gpu.nvidia.com/lost=79:NoExecute",
 		"gpu-" + unlinked + " gpu.nvidia.com/nvlink=link-4:NoSchedule",
 	}
-	// The fake driver asks for no recovery after an XID, so that its fault ends ten seconds after it was last seen.
+	// The fake driver names no recovery action after an XID, so that its fault ends ten seconds after it was last seen.
 	again := func() { e.inject(t, node, "xid", "gpu="+held, "code=119") }
 	e.eventually(t, "the taints of the broken GPUs", func(context.Context) (bool, string, error) {
 		again()
@@ -63,8 +61,6 @@ func testGPUHealth(t *testing.T, e *environment) {
 }
 
 // testKilledInPrepare kills the plugin of a node while it makes MIG devices, each of which takes seconds there.
-//
-//shows:gpu-state
 func testKilledInPrepare(t *testing.T, e *environment) {
 	const pod = "mig-of-one-parent"
 	node := e.Workers()[1]
@@ -105,8 +101,6 @@ func (e *environment) hasten(t *testing.T, pod string) {
 
 // testReboot does what a reboot does to a node's GPUs and their claims. The node itself stays up, since its boot ID is a file
 // of the fake hardware.
-//
-//shows:gpu-reboot
 func testReboot(t *testing.T, e *environment) {
 	const pod, plugin = "mig-of-one-parent", "daemonset/gpufabric-gpu-plugin"
 	node := e.Workers()[1]

@@ -9,8 +9,6 @@ import (
 
 // TestGPUFigures measures how long a user waits for pods with GPUs on one node with eight GPUs, and for the same pods without
 // GPUs. Most of the time is the work of the kubelet and the container runtime. It measures no other driver.
-//
-//shows:gpu-speed
 func TestGPUFigures(t *testing.T) {
 	if *runs == 0 {
 		t.Skip("skipped: a measurement, not a test; run it with -run TestGPUFigures -runs 5 (a minute a run)")

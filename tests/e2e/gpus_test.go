@@ -50,7 +50,6 @@ func (e *environment) smi(ctx context.Context, node string, args ...string) (str
 		"FAKEFABRIC_ROOT=/var/lib/fakefabric")
 }
 
-//shows:gpu-whole
 func testGPUEach(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-one.yaml"))
 	nodes := e.ready(t, "one-gpu-a", "one-gpu-b")
@@ -60,7 +59,6 @@ func testGPUEach(t *testing.T, e *environment) {
 	}
 }
 
-//shows:gpu-whole
 func testGPUOfTwoContainers(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-containers.yaml"))
 	e.ready(t, "gpu-of-two-containers")
@@ -70,7 +68,6 @@ func testGPUOfTwoContainers(t *testing.T, e *environment) {
 	}
 }
 
-//shows:gpu-whole
 func testGPUOfTwoPods(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-pods.yaml"))
 	nodes := e.ready(t, "gpu-of-two-pods-a", "gpu-of-two-pods-b")
@@ -87,7 +84,6 @@ func testGPUOfTwoPods(t *testing.T, e *environment) {
 	e.vanish(t, "the claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uid) })
 }
 
-//shows:gpu-share
 func testGPUShares(t *testing.T, e *environment) {
 	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-share.yaml"), e.Workers()[0]))
 	e.ready(t, "gpu-share-a", "gpu-share-b")
@@ -103,8 +99,6 @@ func testGPUShares(t *testing.T, e *environment) {
 }
 
 // testCountedShares has a node offer its GPUs in shares. The claim is that of the NVIDIA driver's own tests of consumableShares.
-//
-//shows:gpu-share gpu-forms
 func testCountedShares(t *testing.T, e *environment) {
 	const template = `
 apiVersion: resource.k8s.io/v1
@@ -155,7 +149,6 @@ spec:
 	offers("flexible")
 }
 
-//shows:gpu-mig
 func testMIGOfOneParent(t *testing.T, e *environment) {
 	manifest := e.file(t, "examples/manifests/gpu-mig-of-one-parent.yaml")
 	e.apply(t, manifest)
@@ -188,7 +181,6 @@ func testMIGOfOneParent(t *testing.T, e *environment) {
 	})
 }
 
-//shows:gpu-mps gpu-time-slicing
 func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 	const pod = "time-slicing-and-mps"
 	e.apply(t, e.file(t, "examples/manifests/gpu-time-slicing-and-mps.yaml"))

@@ -16,7 +16,7 @@ import (
 
 var kueue = flag.Bool("kueue", false, "run TestKueue, which builds Kueue the first time")
 
-// gang is a Job with a domain of its own. Each pod asks for over half of a node's cores, since Kueue counts devices of claims by quota
+// gang is a Job with a domain of its own. Each pod requests over half of a node's cores, since Kueue counts devices of claims by quota
 // alone.
 const gang = `
 apiVersion: resource.nvidia.com/v1beta1
@@ -144,7 +144,7 @@ func (e *environment) cliques(t *testing.T, size int) map[string]string {
 	return cliques
 }
 
-// installKueue installs Kueue by its chart, as docs/workloads.md says, and the example's queues, until the test ends.
+// installKueue installs Kueue by its chart, as in docs/workloads.md, and the example's queues, until the test ends.
 func (e *environment) installKueue(t *testing.T) {
 	t.Helper()
 	chain, err := toolchain.New(e.printer)
@@ -153,7 +153,7 @@ func (e *environment) installKueue(t *testing.T) {
 	must(t, err)
 	module, err := toolchain.ModuleDirectory(t.Context(), "kueue")
 	must(t, err)
-	// The number is that of nobody in images without a C library.
+	// The number is that of the user nobody in images without a C library.
 	must(t, e.ServeProgram(t.Context(), kindcluster.Program{
 		Reference: "kueue/kueue:" + toolchain.Kueue, From: tools["kueue"], Path: "/manager", User: "65532",
 	}))

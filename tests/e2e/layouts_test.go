@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"gpufabric.io/build/short"
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/kindcluster"
 )
@@ -23,8 +22,6 @@ const driverDelay = 25 * time.Second
 
 // testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have
 // them.
-//
-//shows:chart-defaults
 func (e *environment) testLayouts(t *testing.T) {
 	// Of each seed's manifest the pods that a machine of that model can run.
 	rack := []part{
@@ -66,7 +63,7 @@ func (e *environment) testLayouts(t *testing.T) {
 		// placed is the place of the driver. late: it appears after the plugins have started.
 		placed kindcluster.Layout
 		late   bool
-		// long: a short run leaves it out.
+		// long: it is in the long suite alone.
 		long   bool
 		values []string
 		before string
@@ -81,14 +78,13 @@ func (e *environment) testLayouts(t *testing.T) {
 			[]string{"computeDomains.imex=host"}, "", service},
 		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, true, boardValues, "", board},
 		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, true, guardedValues, "", guarded},
-		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, false, cardsValues, "", cards},
+		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, true, cardsValues, "", cards},
 		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, true, cardsValues, "", cards},
 	} {
 		t.Run(machine.name, func(t *testing.T) {
 			if machine.long {
 				notInShort(t)
 			}
-			short.SkipLate(t)
 			if machine.before != "" {
 				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
 			}
@@ -117,8 +113,6 @@ func (e *environment) testLayouts(t *testing.T) {
 
 // testForeignLibraries has on each worker a driver container of another release than the image's: its programs are linked with a C library
 // of their own (2.31 and 2.41), and no other loader starts them.
-//
-//shows:gpu-programs cd-libc
 func (e *environment) testForeignLibraries(t *testing.T) {
 	notInShort(t)
 	if runtime.GOARCH != "amd64" {
@@ -216,7 +210,7 @@ spec:
 	}
 }
 
-// waitsForDriver checks the plugins on nodes whose driver is not there yet: they run, and say what they wait for.
+// waitsForDriver checks the plugins on nodes whose driver is not there yet: they run, and report what they wait for.
 func (e *environment) waitsForDriver(t *testing.T) {
 	t.Helper()
 	testRolesRun(t, e)
@@ -230,41 +224,84 @@ func (e *environment) waitsForDriver(t *testing.T) {
 // testRolesRun checks every pod of the chart: on a host each container has to start, and to stay up. Helm's wait allows a
 // DaemonSet one pod that does not run yet.
 func testRolesRun(t *testing.T, e *environment) {
-	e.rolesRun(t, map[string]string{})
+	e.rolesRun(t, map[string]role{})
 }
 
-// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that did
-// not exist before counts as never restarted.
-func (e *environment) rolesRun(t *testing.T, before map[string]string) {
+// role is a pod of the chart: its phase, its container's restarts, and how the container's last process ended.
+type role struct{ phase, restarts, ended string }
+
+// crashed reports whether the last process ended by itself with an error. A kubelet on a slow machine ends a process whose probe took too
+// long, with SIGTERM or in the end with SIGKILL: that depends on the machine, and is not an error of the role.
+func (r role) crashed() bool {
+	return r.ended != "/" && r.ended != "Completed/0" && r.ended != "Error/137" && r.ended != "Error/143"
+}
+
+// rolesRun waits until every pod of the chart runs, and fails for one that crashed since before. A pod that did not exist before counts as
+// never restarted.
+func (e *environment) rolesRun(t *testing.T, before map[string]role) {
 	t.Helper()
-	e.eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {
-		phases, restarts, err := e.roles(ctx)
+	e.eventually(t, "every pod of the chart to run without a crash", func(ctx context.Context) (bool, string, error) {
+		roles, err := e.roles(ctx)
 		var late []string
-		for name, phase := range phases {
-			if phase != "Running" || restarts[name] != cmp.Or(before[name], "0") {
-				late = append(late, fmt.Sprintf("%s is %s with %s restarts", name, phase, restarts[name]))
+		for name, now := range roles {
+			restarted := now.restarts != cmp.Or(before[name].restarts, "0")
+			if now.phase != "Running" || restarted && now.crashed() {
+				late = append(late, fmt.Sprintf("%s is %s with %s restarts, its last process ended with %s", name, now.phase, now.restarts, now.ended))
 			}
 		}
 		slices.Sort(late)
-		return err == nil && len(late) == 0 && len(phases) > 0, strings.Join(late, ", "), err
+		return err == nil && len(late) == 0 && len(roles) > 0, strings.Join(late, ", "), err
 	})
 }
 
-// roles are the phases of the chart's pods and the restarts of their containers, by name.
-func (e *environment) roles(ctx context.Context) (phases, restarts map[string]string, err error) {
-	phases, restarts = map[string]string{}, map[string]string{}
+// roles are the chart's pods by name.
+func (e *environment) roles(ctx context.Context) (map[string]role, error) {
+	roles := map[string]role{}
 	for _, namespace := range []string{"gpufabric-system", "kube-system"} {
 		out, err := e.Kubectl(ctx, nil, "--namespace", namespace, "get", "pods", "--selector", "app.kubernetes.io/name=gpufabric", "--output",
-			`jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+			roleFormat)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		for line := range strings.Lines(out) {
-			fields := append(strings.Fields(line), "none", "none")
-			phases[fields[0]], restarts[fields[0]] = fields[1], fields[2]
+			name, now := parseRole(line)
+			roles[name] = now
 		}
 	}
-	return phases, restarts, nil
+	return roles, nil
+}
+
+const roleFormat = `jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.containerStatuses[0].restartCount} ` +
+	`{.status.containerStatuses[0].lastState.terminated.reason}/{.status.containerStatuses[0].lastState.terminated.exitCode}{"\n"}{end}`
+
+// parseRole reads a line of roleFormat. A pod whose container does not exist yet has neither restarts nor an end.
+func parseRole(line string) (name string, r role) {
+	fields := strings.Fields(line)
+	r = role{restarts: "none", ended: fields[len(fields)-1]}
+	if name = fields[0]; len(fields) > 2 { // the end is there always
+		r.phase = fields[1]
+	}
+	if len(fields) > 3 {
+		r.restarts = fields[2]
+	}
+	return name, r
+}
+
+func TestRoleHasCrashedOnlyWhenItEndedWithAnErrorOfItsOwn(t *testing.T) {
+	for line, want := range map[string]bool{
+		"gpu-plugin-x Running 0 /":             false,
+		"gpu-plugin-x Running 1 Completed/0":   false,
+		"gpu-plugin-x Running 1 Error/137":     false, // the kubelet killed it
+		"gpu-plugin-x Running 1 Error/1":       true,
+		"gpu-plugin-x Running 1 Error/2":       true, // a panic
+		"gpu-plugin-x Running 1 OOMKilled/137": true,
+		"gpu-plugin-x Pending  /":              false,
+	} {
+		name, r := parseRole(line)
+		if name != "gpu-plugin-x" || r.crashed() != want || r.phase != strings.Fields(line)[1] {
+			t.Errorf("%q: %s %+v crashed: %t, want %t", line, name, r, r.crashed(), want)
+		}
+	}
 }
 
 // testProgramInPod runs the driver's own program inside a pod. The program finds its library through the files that CDI put

@@ -13,13 +13,14 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// driverState mounts the fake node's state into containers with a GPU. The fake driver's programs read it, and what allocates
-// writes it, where real ones ask the kernel, which containers share with the node.
+// driverState mounts the fake node's state into containers with a GPU. The fake driver's programs read it, and programs that allocate
+// write it, where real ones query the kernel, which containers share with the node.
 const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state," +
 	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={rw,rbind}"
 
 // TestMachines runs pods on other machines than the GB200 rack. The workers get the hardware of one machine after another, and
-// the drivers are installed for each.
+// the drivers are installed for each. The short suite has the seeds' pods, and what only containers of a real node show: what the tests of
+// the drivers' packages or the simulated cluster show too is long.
 func TestMachines(t *testing.T) {
 	e := newEnvironment(t)
 	for _, machine := range []struct {
@@ -30,33 +31,35 @@ func TestMachines(t *testing.T) {
 		before string
 		// parts run in this order, since each leaves something in a kubelet that the next one finds.
 		parts []part
-		// long says that a short run leaves the machine out.
+		// long means that the machine is in the long suite alone.
 		long bool
 	}{
 		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", []part{
 			{"the seed's MPI job runs over two nodes' GPUs and IMEX channels", testMPIJob},
+			{"a pod deleted by force keeps its IMEX channel until its container has ended", testForcedChannel},
 			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
 			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
-			{"two pods on two nodes ping each other on a secondary network", long(testSecondaryNetwork)},
-		}, false},
+			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
+		}, true},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
 			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true",
 			"console.enabled=true", driverState}, "", []part{
-			{"the page of the fabric shows the nodes to who brings a token", testPage},
+			{"the page of the fabric shows the nodes to who brings a token", long(testPage)},
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
 			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
 			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},
-			{"broken GPUs are tainted until they are healthy", testGPUHealth},
-			{"a plugin killed in a prepare loses nothing", testKilledInPrepare},
-			{"a drained node's GPUs can be reset", testDrain},
+			{"broken GPUs are tainted until they are healthy", long(testGPUHealth)},
+			{"a plugin killed in a prepare loses nothing", long(testKilledInPrepare)},
+			{"a drained node's GPUs can be reset", long(testDrain)},
+			{"pods deleted by force keep their devices until their containers have ended", long(testForcedDeletion)},
 			{"a reboot prepares claims again", testReboot},
-			{"a GPU comes with the NIC that is nearest to it", testAlignedPair},
-			{"a pod sees the /sys of its node", testNodesSysfs},
+			{"a GPU comes with the NIC that is nearest to it", long(testAlignedPair)},
+			{"a pod sees the /sys of its node", long(testNodesSysfs)},
 			{"slices of a VGPUProfile are spread, limited and counted", testProfileSlices},
-			{"the containers of a claim keep to its share together", testShareOfTwoContainers},
-			{"VGPUProfiles hand out MIG devices and whole GPUs", testProfileModes},
-			{"our own scheduler preempts for what DRA hands out", testDRAPreempted},
+			{"the containers of a claim keep to its share together", long(testShareOfTwoContainers)},
+			{"VGPUProfiles hand out MIG devices and whole GPUs", long(testProfileModes)},
+			{"our own scheduler preempts for what DRA hands out", long(testDRAPreempted)},
 		}, false},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}, "", []part{
 			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
@@ -70,7 +73,6 @@ func TestMachines(t *testing.T) {
 		}, true},
 	} {
 		t.Run(machine.profile, func(t *testing.T) {
-			short.SkipLate(t)
 			if machine.long {
 				notInShort(t)
 			}
@@ -91,7 +93,7 @@ type part struct {
 	run  func(*testing.T, *environment)
 }
 
-// long is a part that a short run leaves out.
+// long is a part of the long suite alone.
 func long(run func(*testing.T, *environment)) func(*testing.T, *environment) {
 	return func(t *testing.T, e *environment) {
 		notInShort(t)
@@ -99,16 +101,15 @@ func long(run func(*testing.T, *environment)) func(*testing.T, *environment) {
 	}
 }
 
-// notInShort skips the test in a short run.
+// notInShort skips the test in the short suite.
 func notInShort(t *testing.T) {
 	t.Helper()
-	short.Skip(t, "make kind-e2e without SHORT=1")
+	short.Skip(t, "make test-long PARTS=kind-e2e")
 }
 
 func (e *environment) run(t *testing.T, parts []part) {
 	for _, p := range parts {
 		t.Run(p.name, func(t *testing.T) {
-			short.SkipLate(t)
 			p.run(t, e)
 		})
 	}
@@ -184,10 +185,8 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 	}
 }
 
-// testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for (applied before), without changing a byte
+// testRDMAPods runs the seed's pods with the seed's configuration of the pool that they request (applied before), without changing a byte
 // of either.
-//
-//shows:rdma-device-plugin rdma-seeds
 func testRDMAPods(t *testing.T, e *environment) {
 	for _, node := range e.Workers() {
 		e.eventually(t, node+" to have 1000 rdma/hca_shared_devices_a", func(ctx context.Context) (bool, string, error) {
@@ -213,9 +212,7 @@ func testRDMAPods(t *testing.T, e *environment) {
 	}
 }
 
-// testTrainingPod runs the seed's pod, which asks for nvidia.com/gpu: 1 as for any extended resource, without changing a byte.
-//
-//shows:gpu-whole
+// testTrainingPod runs the seed's pod, which requests nvidia.com/gpu: 1 as for any extended resource, without changing a byte.
 func testTrainingPod(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/cuda-training-pod.yaml"))
 	e.kubectl(t, "wait", "pod/cuda-training", "--for=condition=Ready", inTime)
@@ -230,9 +227,7 @@ func testTrainingPod(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", inTime)
 }
 
-// testSharedGPU plays the scheduler's part for the seed's pod test1, which asks for 1024 units of 10 MiB of one GPU.
-//
-//shows:vgpu-shares
+// testSharedGPU plays the scheduler's part for the seed's pod test1, which requests 1024 units of 10 MiB of one GPU.
 func testSharedGPU(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	// The volume of a new pod has the ConfigMap at once.
@@ -241,13 +236,13 @@ func testSharedGPU(t *testing.T, e *environment) {
 	e.apply(t, device)
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "restart", "daemonset/gpufabric-vgpu-plugin")
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-vgpu-plugin", inTime)
-	for name, want := range map[string]string{"vgpu-number": "80", "vgpu-memory": "39312", "vgpu-cores": "800"} {
+	for name, want := range map[string]string{"vgpu-number": "80", "vgpu-memory": "36848", "vgpu-cores": "800"} {
 		e.eventually(t, node+" to have "+want+" "+name, func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/`+name+`}`)
 			return out == want, out, err
 		})
 	}
-	uuid := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")[0]
+	uuid := e.registered(t, node, ",10,4606,NVIDIA-L40S,true,hami-core:")[0]
 	e.counted(t, node)
 
 	var documents []string

@@ -11,11 +11,8 @@ import (
 	"time"
 )
 
-// testGuardedMetrics reads the metrics of four roles as nobody, as somebody without the right and as somebody with it. The pods are ready,
-// so the kubelet's own probes have passed by TLS.
-//
-//shows:tenants
-//attack:metrics-in-kind Metrics, some of which name other tenants' pods, are read in kind without a token, or with one that lacks the right
+// testGuardedMetrics reads the metrics of four roles without a token, with one without the right and with one that has it. The pods are
+// ready, so the kubelet's own probes have passed by TLS.
 func testGuardedMetrics(t *testing.T, e *environment) {
 	for _, name := range []string{"scraper", "stranger"} {
 		e.kubectl(t, "create", "serviceaccount", name)

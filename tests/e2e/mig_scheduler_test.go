@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// migByScheduler is a pod of the scheduler's that asks for an instance with 9000 MiB, which only the slots of the geometry "mixed" have.
+// migByScheduler is a pod of the scheduler's that requests an instance with 9000 MiB, which only the slots of the geometry "mixed" have.
 const migByScheduler = `
 {apiVersion: v1, kind: Pod, metadata: {name: %s, labels: {instance: large}, annotations: {volcano.sh/vgpu-mode: mig}}, spec: ` +
 	`{schedulerName: volcano, terminationGracePeriodSeconds: 1,
@@ -19,8 +19,6 @@ const migByScheduler = `
 
 // testOwnSchedulersSlots has our scheduler, which locks nodes here, choose slots on a node where another gave the slot [1-1] of the third
 // GPU and an instance without a slot of the first.
-//
-//shows:scheduler-mig
 func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []string) {
 	lock := func(ctx context.Context) (string, error) {
 		return e.Kubectl(ctx, nil, "get", "node", node, "--output", "jsonpath={.metadata.annotations.hamivgpu}")
@@ -43,7 +41,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.kubectl(t, "delete", "pod/stuck", inTime)
 
 	// This is the smallest instance with 3000 MB in the layout of the third GPU. Its memory is that of the instance, not that
-	// of the geometry. The scheduler does not know the layout of the first GPU.
+	// of the geometry. The scheduler does not have the layout of the first GPU.
 	e.kubectl(t, "wait", "pod/mig-pod", "--for=condition=Ready", inTime)
 	if got, want := e.sharesOf(t, "mig-pod"), node+" "+uuids[2]+"[1-3],NVIDIA,4864,0:;"; got != want {
 		t.Errorf("the seed's pod was given %s, want %s", got, want)

@@ -15,8 +15,6 @@ import (
 var anyChannel = regexp.MustCompile(`(?m)^crw-rw-rw-\s.*\s(channel\d+)$`)
 
 // testChannels has two domains share a node, by a channel each: the first with two pods there and one on the other node.
-//
-//shows:cd-several cd-host
 func testChannels(t *testing.T, e *environment) {
 	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: %s},
 		spec: {numNodes: %d, channel: {resourceClaimTemplate: {name: %[1]s-channel}}}}`
@@ -86,9 +84,7 @@ func (e *environment) daemons(t *testing.T) (pods []string) {
 }
 
 // testHostService starts nvidia-imex on both workers as their administrator would, by systemd and with the configuration that the chart's
-// README asks for, and has two domains share a node by it. nvidia-modprobe makes the capability's device node on real machines.
-//
-//shows:cd-host
+// README requires, and has two domains share a node by it. nvidia-modprobe makes the capability's device node on real machines.
 func testHostService(t *testing.T, e *environment) {
 	e.hostService(t, "HostIMEXNotRunning")
 	list := ""

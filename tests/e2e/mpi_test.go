@@ -20,8 +20,6 @@ var rank = regexp.MustCompile(`(?m)^rank (\d+) of 8 on (nvbandwidth-test-worker-
 	`/dev/nvidia-caps-imex-channels/channel0;`)
 
 // testMPIJob runs the seed's job over two nodes of a compute domain, without changing a byte, by the real MPI operator.
-//
-//shows:gpu-mpi
 func testMPIJob(t *testing.T, e *environment) {
 	e.operator(t)
 	started := time.Now()

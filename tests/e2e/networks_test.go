@@ -18,8 +18,6 @@ import (
 
 // testSecondaryNetwork gives two pods on two nodes an interface of a second network by the real Multus and macvlan, and lets each ping the
 // other there.
-//
-//shows:rdma-secondary
 func testSecondaryNetwork(t *testing.T, e *environment) {
 	e.multus(t)
 	e.apply(t, e.file(t, "examples/manifests/secondary-network.yaml"))

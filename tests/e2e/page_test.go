@@ -17,9 +17,7 @@ import (
 // pageMemory is how much of the page's stream a test reads, in bytes. The first picture of two nodes has about 100 kB.
 const pageMemory = 8 << 20
 
-// testPage opens the page of the fabric as the chart's README says, with the token of somebody who may read what it shows.
-//
-//shows:fabric-page
+// testPage opens the page of the fabric as the chart's README describes, with the token of a user who may read its objects.
 func testPage(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/fabric-viewer.yaml"))
 	token := e.kubectl(t, "create", "token", "viewer", "--namespace", "default")

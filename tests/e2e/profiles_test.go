@@ -21,8 +21,6 @@ const (
 )
 
 // testProfileSlices runs a VGPUProfile with its policy, by our own scheduler, from the object to the container, and limits it by a quota.
-//
-//shows:vgpu-profile
 func testProfileSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, spreadProfile)
@@ -78,8 +76,6 @@ func testProfileSlices(t *testing.T, e *environment) {
 
 // testProfileModes runs VGPUProfiles that select existing devices, MIG devices and whole GPUs. Pods request them in a single
 // line.
-//
-//shows:vgpu-profile
 func testProfileModes(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	const modes = `

@@ -31,8 +31,8 @@ func (e *environment) allocatable(ctx context.Context, node string) (int, error)
 	return strconv.Atoi(out)
 }
 
-// awaitAllocatable waits until a node offers as many units as wanted. It returns how long that took and what was offered
-// meanwhile.
+// awaitAllocatable waits until a node offers as many units as wanted. It returns the duration and the number of units that the node offered
+// during the wait.
 func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted func(int) bool) (time.Duration, []int) {
 	t.Helper()
 	begin := time.Now()
@@ -49,8 +49,6 @@ func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted f
 
 // testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet under a pod that holds a unit, and gives all
 // the others to one pod.
-//
-//shows:rdma-device-plugin
 func testRDMAPool(t *testing.T, e *environment) {
 	all := func(n int) bool { return n == units }
 	for _, node := range e.Workers() {
@@ -70,7 +68,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 	restarted := time.Now().UTC().Truncate(time.Second) // as the API's times are
 	_, err := docker.Script(t.Context(), node, "systemctl restart kubelet")
 	must(t, err)
-	// The kubelet's first status after its restart counts. What the API server has before that is from the old kubelet.
+	// The kubelet's first status after its restart counts. An earlier status in the API server is from the old kubelet.
 	e.eventually(t, "the kubelet to report again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}`)

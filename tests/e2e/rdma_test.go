@@ -9,8 +9,6 @@ import (
 )
 
 // testAlignedPair gives a pod a GPU and the nearest NIC through DRA, then takes the NIC's link down and up again.
-//
-//shows:rdma-alignment
 func testAlignedPair(t *testing.T, e *environment) {
 	const pod = "gpu-with-nic"
 	e.apply(t, e.file(t, "examples/manifests/rdma-gpu-aligned.yaml"))
@@ -45,7 +43,7 @@ func testAlignedPair(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", inTime)
 }
 
-// path is what nvidia-smi says about the path between a GPU and a NIC of a node.
+// path is nvidia-smi's word for the path between a GPU and a NIC of a node.
 func (e *environment) path(t *testing.T, node, gpu, nic string) string {
 	t.Helper()
 	out, err := e.smi(t.Context(), node, "topo", "-m")

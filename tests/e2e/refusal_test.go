@@ -8,8 +8,6 @@ import (
 )
 
 // testRefusals sends the API server invalid domains.
-//
-//shows:cd-refusals
 func testRefusals(t *testing.T, e *environment) {
 	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: bad},
 		spec: {numNodes: %d, channel: {resourceClaimTemplate: {name: %q}}}}`
@@ -27,8 +25,6 @@ func testRefusals(t *testing.T, e *environment) {
 }
 
 // testForeignNamespace lets a tenant claim a channel of a domain in another namespace.
-//
-//shows:cd-refusals
 func testForeignNamespace(t *testing.T, e *environment) {
 	const tenant = "other-tenant"
 	uid := e.domain(t, "quickstart").Metadata.UID

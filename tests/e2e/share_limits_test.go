@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// cuda allocates so many MiB on the container's first GPU by the driver's own library, as programs find it, and prints the driver's
-// answer: 0, or 2 where memory is short (CUDA_ERROR_OUT_OF_MEMORY). Then it shows what the container has of the GPU, in MiB.
+// cuda allocates this many MiB on the container's first GPU by the driver's own library, as programs find it, and prints the driver's
+// answer: 0, or 2 where memory is short (CUDA_ERROR_OUT_OF_MEMORY). Then it shows the container's memory of the GPU, in MiB.
 const cuda = `
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -27,7 +27,7 @@ done(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
 print("total:", total.value >> 20, flush=True)
 `
 
-// allocates has a container's program allocate so many MiB, and returns what it prints.
+// allocates has a container's program allocate this many MiB, and returns its output.
 func (e *environment) allocates(t *testing.T, pod, container string, mib int) string {
 	t.Helper()
 	return e.kubectl(t, "exec", pod, "--container", container, "--", "python", "-c", fmt.Sprintf(cuda, mib))
@@ -67,8 +67,6 @@ spec:
 ---`
 
 // testShareOfTwoContainers has a claim's containers keep to the claim's share together.
-//
-//shows:gpu-share vgpu-limits
 func testShareOfTwoContainers(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, fmt.Sprintf(sharedByTwo, node, fmt.Sprintf(cuda, 6<<10)+"time.sleep(1e6)\n"))
@@ -90,7 +88,7 @@ func testShareOfTwoContainers(t *testing.T, e *environment) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	share := `\{claim="shared-by-two-share-\w+",claim_namespace="default",share="0",uuid="GPU-.*"\}`
+	share := `\{claim="shared-by-two-share-\w+",claim_namespace="default",claim_uid="[0-9a-f-]{36}",share="0",uuid="GPU-.*"\}`
 	for _, want := range []string{
 		`(?m)^gpufabric_gpu_limited_shares\{by="library"\} 1$`,
 		`(?m)^gpufabric_gpu_share_memory_limit_bytes` + share + ` 1.073741824e\+10$`,

@@ -8,8 +8,6 @@ import (
 
 // testNodesSysfs checks /sys in a pod that requests no device. The devices there are the fake node's. The cgroup and the
 // processors are those of the pod's real machine.
-//
-//shows:fakes-tree
 func testNodesSysfs(t *testing.T, e *environment) {
 	const pod = "reads-sys"
 	e.apply(t, `apiVersion: v1

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// providerVersion is what the local mirror calls the provider that `make build` built.
+// providerVersion is the version in the local mirror of the provider that `make build` built.
 const providerVersion = "0.1.0"
 
 // quickstart prepares examples/terraform/quickstart, in a copy so that nothing is left in the checkout, to be run by terraform (or tofu)
@@ -29,7 +29,7 @@ func quickstart(t *testing.T, e *environment) *terraform.Options {
 	dir := filepath.Join(t.TempDir(), "quickstart")
 	must(t, os.CopyFS(dir, os.DirFS(filepath.Join(e.root, "examples/terraform/quickstart"))))
 	for _, leftover := range []string{".terraform", ".terraform.lock.hcl", "terraform.tfstate", "terraform.tfstate.backup"} {
-		must(t, os.RemoveAll(filepath.Join(dir, leftover))) // of somebody who ran the example in the checkout
+		must(t, os.RemoveAll(filepath.Join(dir, leftover))) // of a user who ran the example in the checkout
 	}
 	return terraform.WithDefaultRetryableErrors(t, &terraform.Options{
 		TerraformBinary: tools["terraform"],

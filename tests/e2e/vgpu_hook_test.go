@@ -10,8 +10,6 @@ import (
 
 // testWithoutHook lets the plugin's hook miss containerd's limit of two seconds, so that containerd drops it, while a container
 // of the pod "deaf" is made again. The container must not run without its share.
-//
-//shows:vgpu-shares
 func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) {
 	e.apply(t, manifest)
 	e.ready(t, "deaf")

@@ -10,16 +10,14 @@ import (
 
 // testOwnScheduler installs gpufabric-scheduler under the scheduler's name in the seed's pods and job. The test binds no pod
 // itself.
-//
-//shows:scheduler-placement vgpu-seeds
 func testOwnScheduler(t *testing.T, e *environment) {
 	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
 	e.replace(t, "vgpu-plugin", e.Workers()[1])
 	for _, worker := range e.Workers() {
-		e.registered(t, worker, ",10,4914,NVIDIA-L40S,true,hami-core:")
+		e.registered(t, worker, ",10,4606,NVIDIA-L40S,true,hami-core:")
 		e.eventually(t, "the kubelet of "+worker+" to count the shares", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", worker, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
-			return out == "39312", out, err
+			return out == "36848", out, err
 		})
 	}
 	install := func(values ...string) error {
@@ -50,8 +48,6 @@ func testOwnScheduler(t *testing.T, e *environment) {
 }
 
 // testSeedPods has the scheduler place two of the seed's pods.
-//
-//shows:vgpu-seeds
 func testSeedPods(t *testing.T, e *environment) {
 	seen := map[string]string{} // a pod's GPU
 	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
@@ -77,14 +73,14 @@ func testSeedPods(t *testing.T, e *environment) {
 			t.Errorf("%s has not the share that the scheduler wrote (%s):\n%s", pod, fields[2], env)
 		}
 	}
-	// Binpack: 1024 and 3000 units of a GPU's 4914.
+	// Binpack: 1024 and 3000 units of a GPU's 4606.
 	if seen["test1"] != seen["hami-pod"] {
 		t.Errorf("binpack put the seed's pods on two GPUs: %v", seen)
 	}
 	e.kubectl(t, "delete", "pod/test1", "pod/hami-pod", "--grace-period=1", inTime)
 }
 
-// sliceByScheduler is a pod of the scheduler's that asks for units of the memory of one given GPU.
+// sliceByScheduler is a pod of the scheduler's that requests units of the memory of one given GPU.
 func sliceByScheduler(namespace, name, priority, uuid string, units int) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -105,10 +101,8 @@ spec:
 
 // testSlicePreempted makes a pod of high priority that fits no GPU unless a pod of low priority goes. The node's sums, as the
 // kubelet counts, would have room for both.
-//
-//shows:scheduler-preemption
 func testSlicePreempted(t *testing.T, e *environment) {
-	uuid := e.registered(t, e.Workers()[0], ",10,4914,NVIDIA-L40S,true,hami-core:")[5]
+	uuid := e.registered(t, e.Workers()[0], ",10,4606,NVIDIA-L40S,true,hami-core:")[5]
 	e.apply(t, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: vgpu-low}, value: 10}
 ---
 {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: vgpu-high}, value: 100}
@@ -131,9 +125,8 @@ func testSlicePreempted(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/urgent", "pod/dear", inTime)
 }
 
-//shows:scheduler-quota
 func testSliceQuota(t *testing.T, e *environment) {
-	uuid := e.registered(t, e.Workers()[0], ",10,4914,NVIDIA-L40S,true,hami-core:")[6]
+	uuid := e.registered(t, e.Workers()[0], ",10,4606,NVIDIA-L40S,true,hami-core:")[6]
 	e.apply(t, `{apiVersion: v1, kind: Namespace, metadata: {name: vgpu-limited}}
 ---
 {apiVersion: v1, kind: ResourceQuota, metadata: {name: slices, namespace: vgpu-limited}, spec: {hard: {requests.volcano.sh/vgpu-number: 1}}}

@@ -37,7 +37,7 @@ spec:
   volumes: [{name: fake, hostPath: {path: /var/lib/fakefabric}}]
 ---`
 
-// sliceContainer has the fake node's state, which its nvidia-smi reads where a real one asks the kernel.
+// sliceContainer has the fake node's state, which its nvidia-smi reads where a real one queries the kernel.
 const sliceContainer = `
   - {name: %s, image: "ubuntu:24.04", command: [sleep, infinity], volumeMounts: [{name: fake, mountPath: /var/lib/fakefabric}],
      resources: {limits: {volcano.sh/vgpu-number: 1}}}`
@@ -94,7 +94,7 @@ func (e *environment) registered(t *testing.T, node, part string) []string {
 }
 
 // counted waits until the kubelet of a node counts the shares that the node's plugin registers: it refuses pods bound to the node that come
-// before, for good. The node's status may still show what it counted of an earlier plugin, so this one has to have sent its lists first.
+// before, for good. The node's status may still show the count of an earlier plugin, so this one has to have sent its lists first.
 func (e *environment) counted(t *testing.T, node string) {
 	t.Helper()
 	plugin := e.pluginOf(t, "vgpu-plugin", node)
@@ -146,12 +146,10 @@ func (e *environment) scrape(ctx context.Context, pod string, port int) (string,
 }
 
 // testGPUSlices runs what containers with slices see, the monitor, a plugin that is away, and many pods after one another.
-//
-//shows:vgpu-limits vgpu-shares
 func testGPUSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
-	uuids := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")
+	uuids := e.registered(t, node, ",10,4606,NVIDIA-L40S,true,hami-core:")
 	e.counted(t, node)
 
 	t.Run("two containers have a share each, and nvidia-smi shows it", func(t *testing.T) {
@@ -236,8 +234,6 @@ func testGPUSlices(t *testing.T, e *environment) {
 
 // testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's
 // geometries, and by size. Our own scheduler then chooses among what is left.
-//
-//shows:vgpu-mig
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // an earlier machine's registration may still be there

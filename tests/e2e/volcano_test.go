@@ -26,7 +26,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// volcanoJob is what the double reads of a Job.
+// volcanoJob has the fields of a Job that the double reads.
 type volcanoJob struct {
 	Metadata struct{ Name, Namespace, UID string }
 	Spec     struct {
@@ -79,10 +79,8 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 	return names
 }
 
-// testVolcanoJob runs the seed's Job without changing a byte, with doubles in the place of Volcano's CRD and controller and our scheduler
+// testVolcanoJob runs the seed's Job without changing a byte, with doubles instead of Volcano's CRD and controller and our scheduler
 // under Volcano's name.
-//
-//shows:vgpu-seeds
 func testVolcanoJob(t *testing.T, e *environment) {
 	e.apply(t, volcanoJobCRD)
 	e.served(t, "jobs.batch.volcano.sh")

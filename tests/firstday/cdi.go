@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -12,7 +14,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 )
 
-// findEdits looks for what a container with each GPU would get, and at every file that is named.
+// findEdits finds the edits for a container with each GPU, and checks every file in them.
 func findEdits(_ context.Context, m *machine) result {
 	if m.node == nil {
 		return result{state: failed, text: errNoNVML.Error()}
@@ -42,6 +44,8 @@ func findEdits(_ context.Context, m *machine) result {
 			}
 			info, err := os.Stat(path)
 			switch {
+			case errors.Is(err, fs.ErrNotExist) && n.Path == "/dev/nvidia-modeset" && n.Major > 0:
+				// The host of a GPU without a display need not have it. The container runtime makes it by its number.
 			case err != nil:
 				problems = append(problems, fmt.Sprintf("device node %s: %v", n.Path, err))
 			case info.Mode()&os.ModeCharDevice == 0:
@@ -52,5 +56,5 @@ func findEdits(_ context.Context, m *machine) result {
 	if len(problems) > 0 {
 		return result{state: failed, text: fmt.Sprintf("of %d mounts and %d device nodes:", mounts, nodes), more: problems}
 	}
-	return fine("%d mounts and %d device nodes for %d GPUs, all there", mounts, nodes, len(m.node.GPUs))
+	return fine("%d mounts and %d device nodes for %d GPUs, all there or made by their numbers", mounts, nodes, len(m.node.GPUs))
 }

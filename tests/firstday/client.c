@@ -42,7 +42,7 @@ void cuda_ask(const char *path, int hold, struct cuda_answer *answer)
 	CALL("cuMemAlloc_v2", (unsigned long long *, size_t), &block, 1 << 20);
 	if (hold) {
 		char line;
-		/* The other side reads that the context stands, and ends this by closing the pipe. */
+		/* The other side reads that the context exists, and ends this by closing the pipe. */
 		if (write(STDOUT_FILENO, "holding\n", 8) == 8)
 			while (read(STDIN_FILENO, &line, 1) > 0)
 				;

@@ -11,5 +11,8 @@ struct cuda_answer {
 	unsigned long long memory;
 };
 
-/* Starts CUDA, asks for the first device, makes a context on it, allocates and frees a MiB, and waits on standard input for as long as hold is not 0. */
+/*
+ * Initialises CUDA, opens the first device, makes a context on it, allocates and frees a MiB, and waits on standard input while hold is not
+ * 0.
+ */
 void cuda_ask(const char *library, int hold, struct cuda_answer *answer);

@@ -27,7 +27,7 @@ import (
 // process.
 const clientWord = "cuda-client"
 
-// answer is what a client says.
+// answer is a client's result.
 type answer struct {
 	Step    string // the call that failed, empty where none did
 	Code    int

@@ -88,7 +88,7 @@ func readLinks(_ context.Context, m *machine) result {
 	return result{state: ok, text: fmt.Sprintf("%d NVLinks are up", links), more: lines}
 }
 
-// readFabric asks for the multi-node NVLink fabric.
+// readFabric reads the state of the multi-node NVLink fabric.
 func readFabric(_ context.Context, m *machine) (res result) {
 	d, err := hardware.Open(m.anyLibrary())
 	if err != nil {
@@ -115,7 +115,7 @@ func readFabric(_ context.Context, m *machine) (res result) {
 	return fine("every GPU is in clique %s", clique)
 }
 
-// anyLibrary is the library, started or not: opening it says what is wrong.
+// anyLibrary is the library, started or not: opening it reports what is wrong.
 func (m *machine) anyLibrary() nvml.Interface {
 	if m.library != nil {
 		return m.library

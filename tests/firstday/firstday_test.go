@@ -89,7 +89,7 @@ func program(ctx context.Context, t *testing.T, root string, args ...string) *ex
 // day runs it to its end and gives each step's line.
 func day(t *testing.T, root string, change func(*exec.Cmd)) (lines map[string]string, status int, all string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := program(ctx, t, root)
 	if change != nil {
@@ -158,7 +158,6 @@ func standing(t *testing.T, root string) string {
 	return text
 }
 
-//shows:first-day
 func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
 	for _, name := range profile.Names() {
 		p, err := profile.Load(name)
@@ -187,7 +186,6 @@ func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
 	}
 }
 
-//shows:first-day
 func TestEachStepsFailureIsASentence(t *testing.T) {
 	lacks := func(paths ...string) func(*testing.T, string) {
 		return func(t *testing.T, root string) {
@@ -240,7 +238,6 @@ func TestEachStepsFailureIsASentence(t *testing.T) {
 	}
 }
 
-//shows:first-day
 func TestWhatAnotherUserMayNotDoIsNotPermitted(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)
@@ -272,7 +269,29 @@ func TestWhatAnotherUserMayNotDoIsNotPermitted(t *testing.T) {
 	}
 }
 
-//shows:first-day
+func TestReadOnlyLeavesOutStepsThatChangeAGPU(t *testing.T) {
+	root, _ := fake(t, "h100-hgx")
+	lines, status, all := day(t, root, func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-read-only") })
+	for _, step := range []string{"time slice", "mig"} {
+		if !strings.HasPrefix(lines[step], "not here: left out by -read-only") {
+			t.Errorf("%s: %s\n%s", step, lines[step], all)
+		}
+	}
+	if status != 0 {
+		t.Errorf("exit status %d:\n%s", status, all)
+	}
+}
+
+func TestCDINeedsNoNodeThatTheRuntimeMakesByItsNumber(t *testing.T) {
+	root, _ := fake(t, "h100-hgx")
+	if err := os.Remove(filepath.Join(root, "dev/nvidia-modeset")); err != nil {
+		t.Fatal(err)
+	}
+	if lines, _, all := day(t, root, nil); !strings.HasPrefix(lines["cdi"], "ok: ") {
+		t.Errorf("cdi: %s\n%s", lines["cdi"], all)
+	}
+}
+
 func TestAnInterruptedDayPutsBackWhatItChanged(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)

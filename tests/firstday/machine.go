@@ -19,7 +19,7 @@ import (
 	hardware "gpufabric.io/drivers/hardware/nvml"
 )
 
-// machine is the places to read, and what the first steps found.
+// machine has the places to read, and the results of the first steps.
 type machine struct {
 	search             driver.Search
 	at                 driver.Location
@@ -33,23 +33,25 @@ type machine struct {
 type step struct {
 	name  string
 	limit time.Duration
-	run   func(context.Context, *machine) result
+	// changes: the step changes a setting of a GPU while it runs, and restores it.
+	changes bool
+	run     func(context.Context, *machine) result
 }
 
 // steps are in the order in which they build on each other. Each is bounded, all of them by less than the program's own limit.
 func steps() []step {
 	return []step{
-		{"driver", 30 * time.Second, findDriver},
-		{"inventory", time.Minute, readInventory},
-		{"profile", time.Minute, compareProfile},
-		{"cdi", time.Minute, findEdits},
-		{"xid", 10 * time.Second, registerEvents},
-		{"nvlink", 10 * time.Second, readLinks},
-		{"fabric", 10 * time.Second, readFabric},
-		{"cuda", 30 * time.Second, compareCUDA},
-		{"time slice", 30 * time.Second, setTimeSlice},
-		{"mps", time.Minute, shareByMPS},
-		{"mig", 2 * time.Minute, partitionGPU},
+		{name: "driver", limit: 30 * time.Second, run: findDriver},
+		{name: "inventory", limit: time.Minute, run: readInventory},
+		{name: "profile", limit: time.Minute, run: compareProfile},
+		{name: "cdi", limit: time.Minute, run: findEdits},
+		{name: "xid", limit: 10 * time.Second, run: registerEvents},
+		{name: "nvlink", limit: 10 * time.Second, run: readLinks},
+		{name: "fabric", limit: 10 * time.Second, run: readFabric},
+		{name: "cuda", limit: 30 * time.Second, run: compareCUDA},
+		{name: "time slice", limit: 30 * time.Second, changes: true, run: setTimeSlice},
+		{name: "mps", limit: time.Minute, run: shareByMPS},
+		{name: "mig", limit: 2 * time.Minute, changes: true, run: partitionGPU},
 	}
 }
 
@@ -62,7 +64,7 @@ func (m *machine) close() {
 	}
 }
 
-// findDriver says which driver is installed and which is loaded.
+// findDriver reports which driver is installed and which is loaded.
 func findDriver(_ context.Context, m *machine) result {
 	if m.at.Library == "" {
 		return result{state: failed, text: fmt.Sprintf("no %s below %s in any of %s; is the driver installed, and is -driver-root right?",

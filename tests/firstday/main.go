@@ -46,6 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	sys := flags.String("sys", "/sys", "where the kernel's sysfs is")
 	standIn := flags.String("stand-in", filepath.Join(filepath.Dir(self), "../fakes/build/lib/libcuda.so.1"),
 		"this project's stand-in for libcuda, as 'make fakes' builds it")
+	readOnly := flags.Bool("read-only", false, "leave out the steps that change a GPU's time slice or MIG mode and restore it")
 	out := flags.String("out", "", "a directory to write the recorded profile and nvidia-smi's answers to; empty: nothing is written")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -63,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
-		all(ctx, m, report)
+		all(ctx, m, *readOnly, report)
 	}()
 	select {
 	case <-finished:
@@ -79,11 +80,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // all runs the steps in their order, each whatever became of those before.
-func all(ctx context.Context, m *machine, report *report) {
+func all(ctx context.Context, m *machine, readOnly bool, report *report) {
 	defer m.close()
 	for _, s := range steps() {
 		if err := ctx.Err(); err != nil {
 			report.add(s.name, refused(fmt.Errorf("not begun: %w", err)))
+			continue
+		}
+		if readOnly && s.changes {
+			report.add(s.name, missing("left out by -read-only: it changes a setting of a GPU"))
 			continue
 		}
 		report.begin(s.name)

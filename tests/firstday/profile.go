@@ -52,7 +52,7 @@ func compareProfile(ctx context.Context, m *machine) result {
 	return result{state: ok, text: fmt.Sprintf("%d differences from the fake %s", len(lines), name), more: lines}
 }
 
-// shipped finds the fake of a model; nil where there is none.
+// shipped finds the fake of a model; nil: none.
 func shipped(model string) (string, *profile.Profile, error) {
 	for _, name := range profile.Names() {
 		p, err := profile.Load(name)
@@ -66,7 +66,7 @@ func shipped(model string) (string, *profile.Profile, error) {
 	return "", nil, nil
 }
 
-// keep writes a file of what was found, where that is wanted.
+// keep writes a file with a result, where that is wanted.
 func (m *machine) keep(name string, text []byte) error {
 	if m.out == "" {
 		return nil

@@ -38,7 +38,7 @@ func missing(format string, args ...any) result {
 	return result{state: absent, text: fmt.Sprintf(format, args...)}
 }
 
-// refused is the result of an error: not permitted where the kernel or the driver says so.
+// refused is the result of an error: not permitted where the kernel or the driver reports that.
 func refused(err error) result {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	lower := strings.ToLower(text)
@@ -51,7 +51,7 @@ func refused(err error) result {
 
 // report prints results as they come.
 type report struct {
-	mu      sync.Mutex // a report learns of a hanging step while that step runs
+	mu      sync.Mutex // a report is notified of a hanging step while that step runs
 	out     io.Writer
 	counts  map[state]int
 	started time.Time

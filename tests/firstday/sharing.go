@@ -95,7 +95,7 @@ func shareByMPS(ctx context.Context, m *machine) (res result) {
 	start.Env = append(start.Env, append(env, "CUDA_VISIBLE_DEVICES="+gpu.UUID)...)
 	start.Stdout, start.Stderr = log, log
 	if err := start.Run(); err != nil {
-		said, _ := os.ReadFile(log.Name()) // what it said is only an addition
+		said, _ := os.ReadFile(log.Name()) // its output is only an addition
 		return refused(fmt.Errorf("start the MPS control daemon: %w: %s", err, bytes.TrimSpace(said)))
 	}
 	defer func() {
@@ -123,7 +123,7 @@ func shareByMPS(ctx context.Context, m *machine) (res result) {
 		percentage)
 }
 
-// holdClients has every client hold a context at the same time, and says which servers there were then.
+// holdClients makes every client hold a context at the same time, and returns the servers of that time.
 func (m *machine) holdClients(ctx context.Context, gpu *inventory.GPU, env []string) (servers string, err error) {
 	type held struct {
 		end  io.Closer
@@ -168,7 +168,7 @@ func (m *machine) holdClients(ctx context.Context, gpu *inventory.GPU, env []str
 	return strings.Join(strings.Fields(out), " "), err
 }
 
-// control says a line to the MPS control daemon and gives its answer.
+// control sends a line to the MPS control daemon and returns its answer.
 func (m *machine) control(ctx context.Context, env []string, line string) (string, error) {
 	cmd, err := m.command(ctx, "nvidia-cuda-mps-control")
 	if err != nil {

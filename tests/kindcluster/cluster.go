@@ -35,7 +35,7 @@ type Cluster struct {
 	Took       time.Duration // of the whole bring-up
 }
 
-// Timing is what one step of the bring-up took.
+// Timing is the duration of one step of the bring-up.
 type Timing struct {
 	Step    string
 	Seconds float64
@@ -81,13 +81,17 @@ func (c *Cluster) record(root string) error {
 	return os.Rename(path+".unfinished", path)
 }
 
+// oldestKubectl is the oldest kubectl of the PATH that is taken. Earlier ones take a flow mapping such as {kind: Pod} for broken JSON
+// (apimachinery's YAMLOrJSONDecoder before 0.34).
+const oldestKubectl = "1.34.0"
+
 // Kubectl runs `kubectl ARGS...` against the cluster and returns its standard output without surrounding white space.
 func (c *Cluster) Kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
-	tools, err := toolchain.Ensure(ctx, "kubectl")
+	kubectl, err := toolchain.EnsureSince(ctx, "kubectl", oldestKubectl)
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, tools["kubectl"], append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
+	cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
 	cmd.Stdin = stdin
 	var complaint strings.Builder
 	cmd.Stderr = &complaint
@@ -139,7 +143,7 @@ func Down(ctx context.Context, name string) error {
 
 func registryName(cluster string) string { return cluster + "-registry" }
 
-// runKind runs kind, from the toolchain; an error carries what kind said.
+// runKind runs kind, from the toolchain; an error has kind's output.
 func runKind(ctx context.Context, stdin io.Reader, args ...string) error {
 	tools, err := toolchain.Ensure(ctx, "kind")
 	if err != nil {

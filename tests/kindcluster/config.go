@@ -13,9 +13,9 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// Host is what a cluster's configuration must know about the machine.
+// Host has the facts of the machine that a cluster's configuration needs.
 type Host struct {
-	CgroupV1           bool // Kubernetes 1.36 refuses it unless told otherwise
+	CgroupV1           bool // Kubernetes 1.36 refuses it by default
 	LacksSysResource   bool // CAP_SYS_RESOURCE is missing: no process may lower its OOM score
 	CannotPullKindnetd bool // the node image is our own, so kind's network plugin is not in it
 }

@@ -33,7 +33,7 @@ func (c *Cluster) Equip(ctx context.Context, printer *steps.Printer, profile str
 // Workers are the nodes beside the control plane.
 func (c *Cluster) Workers() []string { return c.Nodes[1:] }
 
-// labels sets the labels that tell the agents the hardware of each node.
+// labels sets the labels from which the agents learn the hardware of each node.
 type labels struct {
 	cluster *Cluster
 	profile string

@@ -14,8 +14,8 @@ import (
 
 const (
 	inotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
-	// wantInstances is what kind's documentation recommends. All nodes of a cluster are one user's (root's), and the kernel lets a user
-	// have 128 unless told otherwise. The drivers' roles and the nodes' own programs take about a hundred.
+	// wantInstances is the number that kind's documentation recommends. All nodes of a cluster are one user's (root's), and the kernel lets
+	// a user have 128 by default. The drivers' roles and the nodes' own programs take about a hundred.
 	wantInstances = 512
 )
 

@@ -1,4 +1,3 @@
-//shows:kind
 package kindcluster
 
 import (

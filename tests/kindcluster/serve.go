@@ -61,7 +61,7 @@ func (s serve) Execute(ctx context.Context) error {
 	return s.cluster.forget(ctx, s.product.Name)
 }
 
-// serveStandIns pushes an image under each name that manifests ask for and that cannot be pulled.
+// serveStandIns pushes an image under each name in manifests that cannot be pulled.
 type serveStandIns struct{ cluster *Cluster }
 
 func (serveStandIns) Name() string { return "Serve stand-ins for images that cannot be pulled" }
@@ -105,7 +105,7 @@ func (c *Cluster) ServeEarlier(ctx context.Context, checkout, tag string) error 
 	return c.Registry.Push(ctx, repository+":"+tag, image)
 }
 
-// Program is an image of one static program, under a name that manifests ask for.
+// Program is an image of one static program, under a name in manifests.
 type Program struct {
 	Reference string // such as docker.io/kueue/kueue:v0.19.1
 	From      string // the program on this machine

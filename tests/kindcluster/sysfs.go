@@ -15,7 +15,7 @@ var sysHook string
 const sysHookPath = "/kind/bin/mount-fake-sysfs.sh"
 
 // containerSys puts sysHook into the base OCI spec of every node's containers. Nodes without fake hardware have it too. It does
-// nothing there, and hardware may be added later.
+// no harm there, and hardware may be added later.
 type containerSys struct{ cluster *Cluster }
 
 func (containerSys) Name() string { return "Fake /sys in the base OCI spec" }

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/tests/kindcluster/registry"
 )
 
-// Options say what cluster to bring up.
+// Options define what cluster to bring up.
 type Options struct {
 	Name         string          // DefaultName if empty
 	Workers      int             // beside the one control plane
@@ -83,13 +83,13 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	return b.cluster, nil
 }
 
-// answers tells whether the cluster's API server is ready.
+// answers reports whether the cluster's API server is ready.
 func (c *Cluster) answers(ctx context.Context) bool {
 	_, err := c.Kubectl(ctx, nil, "get", "--raw", "/readyz", "--request-timeout", "5s")
 	return err == nil
 }
 
-// bringUp is what the steps share.
+// bringUp has the data that the steps share.
 type bringUp struct {
 	Options
 	cluster *Cluster

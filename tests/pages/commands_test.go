@@ -25,7 +25,7 @@ var elsewhere = map[string][]string{
 	"examples/terraform/vgpu-sharing/README.md": {"tests/e2e/examples_test.go", "tests/e2e/terraform_test.go", "tests/demo/kind"},
 	"fakes/README.md":                           {"fakes/program", "fakes/smi", "Makefile"},
 	"provider/README.md":                        {"provider/internal/provider/acceptance_test.go", "Makefile", "tests/demo/kind"},
-	"tests/README.md":                           {"tests/demo/kind", "tests/demo/down", "tests/e2e", ".ci/run"},
+	"tests/README.md":                           {"tests/demo/kind", "tests/demo/down", "tests/e2e", ".ci/run", "tests/suite"},
 }
 
 var fence = regexp.MustCompile("^```(\\S*)(?: run-by=(\\S+))?\\s*$")
@@ -147,7 +147,7 @@ func everything(t *testing.T, root, path string) string {
 	return out.String()
 }
 
-// verbs is what each command of a block does: "apply" of kubectl apply, "make build" of make build; shell words and the
+// verbs has the verb of each command of a block: "apply" of kubectl apply, "make build" of make build; shell words and the
 // text of here documents are none.
 func verbs(text string) []string {
 	var out []string
@@ -184,7 +184,7 @@ func verbs(text string) []string {
 	return out
 }
 
-// makeTargets are the targets that .ci/run and the workflow on GitHub make, with those that they need.
+// makeTargets are the targets that .ci/run, the two suites and the workflow on GitHub make, with those that they need.
 func makeTargets(t *testing.T, root string) []string {
 	t.Helper()
 	makefile := read(t, root, "Makefile")
@@ -209,7 +209,8 @@ func makeTargets(t *testing.T, root string) []string {
 			}
 		}
 	}
-	for _, match := range regexp.MustCompile(`\bmake (?:-\S+ )*([a-z0-9-]+)`).FindAllStringSubmatch(read(t, root, ".ci/run"), -1) {
+	suites := read(t, root, ".ci/run") + read(t, root, "tests/suite/parts.go")
+	for _, match := range regexp.MustCompile(`\bmake (?:-\S+ )*([a-z0-9-]+)`).FindAllStringSubmatch(suites, -1) {
 		add(match[1])
 	}
 	// A matrix of jobs, each `make ${{ matrix.target }}`.

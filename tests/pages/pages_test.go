@@ -18,7 +18,7 @@ type page struct {
 	lines []line
 }
 
-// line is one line of a page; code says that it is in a fenced block.
+// line is one line of a page; code: it is in a fenced block.
 type line struct {
 	number int
 	text   string
@@ -95,7 +95,7 @@ var (
 	path    = regexp.MustCompile(`^(?:\./)?((?:build|charts|docs|drivers|examples|fakes|provider|tests)/[^\s:]+)`)
 )
 
-// anchors are what a link into the page can name, as GitHub makes them of headings.
+// anchors are the targets of links into the page, as GitHub makes them of headings.
 func (p page) anchors() map[string]bool {
 	out := map[string]bool{}
 	for _, l := range p.lines {
@@ -153,7 +153,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-// TestEveryMakeTargetIsListedByHelp takes what follows make at the start of a line of a code block, and in `make ...`
+// TestEveryMakeTargetIsListedByHelp takes the word after make at the start of a line of a code block, and in `make ...`
 // within a text. A target that a page names has a sentence in make help.
 func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 	root := root(t)
@@ -230,7 +230,7 @@ func TestEveryTestAndPathNamedExists(t *testing.T) {
 					}
 				}
 				match := path.FindStringSubmatch(word[1])
-				// What is built is missing in a fresh clone.
+				// Built files are missing in a fresh clone.
 				if match == nil || strings.HasPrefix(match[1], "fakes/build/") || strings.HasPrefix(match[1], "drivers/gpu/limiter/build/") {
 					continue
 				}
@@ -263,7 +263,7 @@ func alternatives(path string) []string {
 	return out
 }
 
-// TestEveryExampleIsNamedByATest checks what README.md says of examples: a test runs each of them, so a test names each of
+// TestEveryExampleIsNamedByATest checks README.md's sentence on examples: a test runs each of them, so a test names each of
 // them.
 func TestEveryExampleIsNamedByATest(t *testing.T) {
 	root := root(t)

@@ -18,26 +18,29 @@ import (
 
 const troubleshooting = "docs/troubleshooting.md"
 
-// word is what a reason of a condition or an Event looks like.
+// word matches a reason of a condition or an Event.
 var word = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z][A-Za-z]*$`)
 
 // noReasons are words of the drivers' code that look like reasons but are not: kinds, values of fields, names of other
 // projects.
 var noReasons = map[string]string{
-	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
-		"GpuConfig JobSet LeaderWorkerSet MIGLayout MPIJob MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
-		"StatefulSet VGPUProfile VfioDeviceConfig",
-	"types of conditions": "Conflicting DaemonsCurrent Degraded GPUDriver GPUForms Progressing Ready",
-	"values of fields": "Allocated Binpack Clique Default Exclusive Host List Long Medium None NotReady Pool Shared Short Single Software " +
-		"Spread TimeSlicing",
-	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount NodeName " +
-		"SystemGetDriverVersion",
-	"headers of HTTP":          "Allow Authorization Bearer Connection",
-	"plugins of the scheduler": "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
+	"kinds of objects that autoscalers read, and their taints": "DeletionCandidateOf DynamicResourceTemplate ResourceSlice ToBeDeletedBy",
+	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet DeviceMetadata " +
+		"GpuConfig IPPoolList JobSet LeaderWorkerSet MIGLayout MPIJob MigDeviceConfig NetworkAttachmentDefinitionList NicClusterPolicy Node " +
+		"NodeList RDMAConfig RDMAPool ResourceClaim StatefulSet VGPUProfile VfioDeviceConfig",
+	"types of conditions": "CertificatesRenewable Conflicting DaemonsCurrent Degraded GPUDriver GPUForms NetworkExhausted Progressing Ready",
+	"values of fields": "Allocated Binpack Clique Default Exclusive Host LegacyOnly List Long Medium None NotReady Pool " +
+		"PreferIommuFD Shared Short Single Software Spread TimeSlicing",
+	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount Model " +
+		"NodeName SystemGetDriverVersion",
+	"headers of HTTP":             "Allow Authorization Bearer Connection",
+	"feature gates of Kubernetes": "DRAConsumableCapacity DRADeviceTaints DRAPartitionableDevices",
+	"plugins of the scheduler":    "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
 	"states of ports and links": "Disabled Down Ethernet Failing InfiniBand Init LinkErrorRecovery LinkUp Polling " +
 		"PortConfigurationTraining Shutdown Sleep Unknown",
-	"states of daemons, nodes and claims": "Domain Joined NoFabric Preparing Recovering Refused Starting",
-	"lines of /proc/PID/smaps":            "Anonymous Swap",
+	"states of daemons, nodes and claims": "Domain Free Held Joined NoFabric Preparing Recovering Refused " +
+		"Releasing Starting",
+	"reasons of the kubelet, which the status of a NicClusterPolicy repeats": "ContainerCreating CrashLoopBackOff PodInitializing",
 }
 
 // literals are the strings of the drivers' code, without tests and their helpers.
@@ -144,12 +147,12 @@ func read(t *testing.T, root, path string) string {
 	return string(content)
 }
 
-// TestEveryTaintHasAnEntry takes constants whose name or comment says taint, and the kinds of faults.
+// TestEveryTaintHasAnEntry takes constants with taint in their name or comment, and the kinds of faults.
 func TestEveryTaintHasAnEntry(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
 	named := regexp.MustCompile(`(?m)^\s*(?:const )?(?:\w*Taint\w*)\s*=\s*"([a-z.-]+/[a-z-]+)"`)
-	kinds := regexp.MustCompile(`(?m)^\s*\w+ Kind = "([a-z]+)"`)
+	kinds := regexp.MustCompile(`(?m)^\s*\w+ FaultKind = "([a-z]+)"`)
 	found := 0
 	for _, path := range goFiles(t, root, "drivers") {
 		content := read(t, root, path)
@@ -223,7 +226,7 @@ func TestEveryRefusalOfTheChartHasAnEntry(t *testing.T) {
 	}
 }
 
-// TestEveryRefusalOfTheSchedulerHasAnEntry takes what the functions that refuse a GPU return.
+// TestEveryRefusalOfTheSchedulerHasAnEntry takes the results of the functions that refuse a GPU.
 func TestEveryRefusalOfTheSchedulerHasAnEntry(t *testing.T) {
 	root := root(t)
 	page := read(t, root, troubleshooting)

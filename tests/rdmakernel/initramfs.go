@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// modules are the kernel modules that the guest may load, without what they depend on. rdma_rxe takes its checksums from crc32_generic, and
-// says ENOENT without it. There is no module of xfrm or of netfilter: a node need not have them.
+// modules are the kernel modules that the guest may load, without their dependencies. rdma_rxe takes its checksums from crc32_generic, and
+// reports ENOENT without it. There is no module of xfrm or of netfilter: a node need not have them.
 func modules() []string {
 	return []string{"crc32_generic", "e1000e", "igb", "igbvf", "ib_uverbs", "ib_umad", "rdma_ucm", "rdma_rxe", "ib_ipoib", "macvlan", "dummy",
 		"veth", "bonding"}
@@ -34,7 +34,7 @@ const (
 	plain      = 0o100644
 )
 
-// initramfs writes the guest's file system: init, the kernel modules with what they depend on, and the order to load them in.
+// initramfs writes the guest's file system: init, the kernel modules with their dependencies, and the order to load them in.
 func (d debian) initramfs(path, init, module string) error {
 	program, err := os.ReadFile(init)
 	if err != nil {

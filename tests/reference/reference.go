@@ -116,7 +116,7 @@ func rows(out *strings.Builder, path string, schema *apiextensions.JSONSchemaPro
 	}
 }
 
-// known says that a field has one of Kubernetes' own types, whose fields are not repeated.
+// known means that a field has one of Kubernetes' own types, whose fields are not repeated.
 func known(schema *apiextensions.JSONSchemaProps, name string) bool {
 	_, selector := schema.Properties["matchLabels"]
 	return selector || name == "conditions"

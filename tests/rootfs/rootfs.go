@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Recipe says what a root file system holds.
+// Recipe describes what a root file system holds.
 type Recipe struct {
 	Name     string   // part of the cached file's name
 	Variant  string   // mmdebstrap's: essential (no apt), minbase

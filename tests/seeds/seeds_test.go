@@ -1,4 +1,3 @@
-//shows:vgpu-seeds
 package seeds
 
 import (

@@ -132,7 +132,7 @@ require (
 	gpufabric.io/drivers v0.0.0
 	gpufabric.io/fakes v0.0.0
 	k8s.io/api v0.36.3
-	k8s.io/apiextensions-apiserver v0.36.2 // indirect
+	k8s.io/apiextensions-apiserver v0.36.3 // indirect
 	k8s.io/apimachinery v0.36.3
 	k8s.io/apiserver v0.36.3 // indirect
 	k8s.io/cloud-provider v0.0.0 // indirect

@@ -1,5 +1,5 @@
 // Command attacks runs the tests that attack (package gpufabric.io/tests/attacks) and prints, attack by attack, how each ended
-// and what the attacker sees. It needs neither Docker nor root. For an attack that does not run it prints the reason.
+// and the attacker's view. It needs neither Docker nor root. For an attack that does not run it prints the reason.
 package main
 
 import (
@@ -55,9 +55,9 @@ func run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		for _, a := range group {
-			told := said[a.Test]
-			fmt.Fprintf(out, "%-8s %s: %s (%s %s)\n", told.result(), a.Name, a.Words, a.Directory, a.Test)
-			switch told.result() {
+			reported := said[a.Test]
+			fmt.Fprintf(out, "%-8s %s: %s (%s %s)\n", reported.result(), a.Name, a.Words, a.Directory, a.Test)
+			switch reported.result() {
 			case passed:
 				refused++
 			case failure:
@@ -96,7 +96,7 @@ const (
 // outcome is the result of a test.
 type outcome struct {
 	action string
-	// lines are what the attacker sees, or why the test failed or was skipped.
+	// lines are the attacker's view, or the reason why the test failed or was skipped.
 	lines []string
 }
 
@@ -164,9 +164,9 @@ func read(pipe io.Reader) (map[string]outcome, error) {
 			}
 		case "output":
 			text := strings.TrimSpace(e.Output)
-			_, saw, told := strings.Cut(text, attacks.Seen)
+			_, saw, reported := strings.Cut(text, attacks.Seen)
 			switch {
-			case told:
+			case reported:
 				if part != "" {
 					saw = part + ": " + saw
 				}

@@ -1,4 +1,4 @@
-// Command harness manages the kind cluster of demos and end-to-end tests. `harness help` lists what it can do.
+// Command harness manages the kind cluster of demos and end-to-end tests. `harness help` lists its commands.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pages writes the pages that are generated from the code: docs/evidence.md and docs/attacks.md from the directives beside
-// the tests, and the fields in docs/resources from the CRDs. With --check it only reports the pages that are out of date.
+// Command pages writes the pages that are generated from the code: the fields in docs/resources
+// from the CRDs. With --check it only reports the pages that are out of date.
 package main
 
 import (
@@ -11,8 +11,6 @@ import (
 	"slices"
 
 	"gpufabric.io/build/repository"
-	"gpufabric.io/tests/attacks"
-	"gpufabric.io/tests/evidence"
 	"gpufabric.io/tests/reference"
 )
 
@@ -32,14 +30,6 @@ func run(check bool) error {
 	}
 	pages, err := reference.Render(root)
 	if err != nil {
-		return err
-	}
-	shown, err := evidence.Render(root)
-	if err != nil {
-		return err
-	}
-	pages[evidence.Page] = shown
-	if pages[attacks.Page], err = attacks.Render(root); err != nil {
 		return err
 	}
 	var stale []error

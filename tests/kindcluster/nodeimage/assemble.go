@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// storageClass is what kind expects as its default: a class for manually created volumes, because no provisioner is available.
+// storageClass is the default class that kind expects: a class for manually created volumes, because no provisioner is available.
 const storageClass = `apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata:
@@ -104,7 +104,7 @@ func (a assemble) files(ctx context.Context) ([]images.File, error) {
 	return list, nil
 }
 
-// kindBaseFiles returns the directory, in the Go module cache, of what kind's base image copies in.
+// kindBaseFiles returns the directory, in the Go module cache, of the files that kind's base image copies in.
 func kindBaseFiles(ctx context.Context) (string, error) {
 	root, err := repository.Root()
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 // sandboxImage is the pause image in kind's containerd configuration; kubeadm's list names a newer one.
 const sandboxImage = "registry.k8s.io/pause:3.10"
 
-// componentImages packs the images that kubeadm and containerd will ask for, under the names they use, into one archive.
+// componentImages packs the images that kubeadm and containerd will pull, under the names they use, into one archive.
 type componentImages struct{ *recipe }
 
 func (componentImages) Name() string { return "Images of the control plane" }

@@ -23,7 +23,7 @@ import (
 // Published is kind's own image for the Kubernetes version of these tests.
 const Published = toolchain.NodeImage
 
-// A registry may take this long to say whether it has the image. A machine without a registry fails much sooner.
+// A registry may take this long to report whether it has the image. A machine without a registry fails much sooner.
 const registryPatience = 20 * time.Second
 
 //go:embed setup.sh
@@ -104,7 +104,7 @@ func (p pull) Execute(ctx context.Context) error {
 	return err
 }
 
-// recipe is what the steps of a build pass to each other.
+// recipe has the data that the steps of a build pass to each other.
 type recipe struct {
 	image   string // name of the image being made
 	printer *steps.Printer

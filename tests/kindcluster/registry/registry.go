@@ -1,4 +1,4 @@
-// Package registry runs a small image registry beside a kind cluster's nodes and makes their containerd ask it first, whatever host
+// Package registry runs a small image registry beside a kind cluster's nodes and makes their containerd use it first, whatever host
 // an image's name has. So images that cannot be pulled are served under their own names, and `imagePullPolicy: Always` and untagged
 // names work.
 package registry
@@ -144,7 +144,7 @@ func (r Registry) Push(ctx context.Context, reference string, image v1.Image) er
 	return nil
 }
 
-// serves is where the registry keeps an image: containerd asks a mirror for the repository without its host.
+// serves is where the registry keeps an image: containerd requests the repository from a mirror without its host.
 func (r Registry) serves(reference string) (name.Reference, error) {
 	asked, err := name.NewTag(reference)
 	if err != nil {
@@ -153,7 +153,7 @@ func (r Registry) serves(reference string) (name.Reference, error) {
 	return name.NewTag(r.Address+"/"+asked.RepositoryStr()+":"+asked.TagStr(), name.Insecure)
 }
 
-// HostsFile is containerd's hosts.toml that makes it ask this registry before the host in an image's name. It belongs in
+// HostsFile is containerd's hosts.toml that makes it use this registry before the host in an image's name. It belongs in
 // /etc/containerd/certs.d/_default.
 func (r Registry) HostsFile() string {
 	return fmt.Sprintf("[host.\"http://%s:%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", r.Container, port)

@@ -6,7 +6,7 @@ import (
 	"gpufabric.io/build/images"
 )
 
-// training stands in for the program that the ACK job starts.
+// training replaces the program that the ACK job starts.
 //
 //go:embed wdl_8gpu_outbrain.py
 var training []byte

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// given is what a pod with eight GPUs and the HCA mlx5_3 sees, made of plain files. nvidia-smi is a script.
+// given is the view of a pod with eight GPUs and the HCA mlx5_3, made of plain files. nvidia-smi is a script.
 func given(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -44,7 +44,6 @@ func train(t *testing.T, root, hca string) (said string, err error) {
 	return string(out), err
 }
 
-//shows:rdma-seeds
 func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 	for _, hca := range []string{"=mlx5_3:1", ""} {
 		said, err := train(t, given(t), hca)
@@ -67,7 +66,6 @@ func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 	}
 }
 
-//shows:rdma-seeds
 func TestTheTrainingFailsWhereThePodLacksARequestedDevice(t *testing.T) {
 	add := func(node string) func(*testing.T, string) {
 		return func(t *testing.T, root string) { write(t, filepath.Join(root, node), "") }

@@ -33,8 +33,8 @@ done
 exec /usr/bin/mpirun "${arguments[@]}"
 `
 
-// probe stands in for nvbandwidth, which needs a GPU: each rank opens what the real one would, the GPU of its number on the node and the
-// IMEX channel, and says so. It measures nothing.
+// probe replaces nvbandwidth, which needs a GPU: each rank opens what the real one would, the GPU of its number on the node and the
+// IMEX channel, and reports that. It measures nothing.
 const probe = `#!/bin/bash
 shopt -s nullglob
 gpus=(/dev/nvidia[0-9] /dev/nvidia[0-9][0-9])

@@ -13,11 +13,11 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// Image is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with
-// bash and coreutils. It offers a shell, and nothing else of the published image.
+// Image is served under the name of a published image in manifests, where images cannot be pulled: a small Debian with
+// bash and coreutils. It offers a shell, and no other part of the published image.
 type Image struct {
 	Name    string
-	Command []string      // what it runs unless told otherwise
+	Command []string      // its default program
 	Base    rootfs.Recipe // the Debian
 	Files   []images.File // laid over it
 }

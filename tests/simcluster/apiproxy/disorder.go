@@ -118,7 +118,7 @@ func disturbed(ctx context.Context, random *rand.Rand, came event, lines <-chan 
 	return line
 }
 
-// overtakes tells whether one event may come before another that it followed: both are changes, of different objects.
+// overtakes reports whether one event may come before another that it followed: both are changes, of different objects.
 func overtakes(next, line []byte) bool {
 	a, b := subject(next), subject(line)
 	return a != "" && b != "" && a != b

@@ -96,7 +96,7 @@ func (p *Proxy) URL() string { return "https://" + p.listener.Addr().String() }
 
 // Close ends the proxy and every connection through it.
 func (p *Proxy) Close() {
-	_ = p.server.Close() // the listener's error; nobody needs it any more
+	_ = p.server.Close() // the listener's error, which is no longer needed
 	<-p.served
 	p.upstream.CloseIdleConnections()
 }

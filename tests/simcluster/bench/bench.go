@@ -12,7 +12,7 @@ import (
 // RackSize is how many nodes a rack has.
 const RackSize = 18
 
-// Options say what to measure.
+// Options define what to measure.
 type Options struct {
 	// Nodes are the sizes; each is a whole number of racks of 18.
 	Nodes []int

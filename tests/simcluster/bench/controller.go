@@ -28,7 +28,7 @@ import (
 	"gpufabric.io/tests/simcluster/process"
 )
 
-// ControllerOptions say what to measure of the controller of compute domains alone.
+// ControllerOptions define what to measure of the controller of compute domains alone.
 type ControllerOptions struct {
 	// Nodes are the sizes; each is a whole number of racks.
 	Nodes []int
@@ -263,7 +263,7 @@ func (m *controllerMeasurement) cliques(ctx context.Context) (err error) {
 	return err
 }
 
-// failed says what has ended that a wait relies on.
+// failed reports what has ended that a wait relies on.
 func (m *controllerMeasurement) failed() error {
 	if err := m.controller.Err(); err != nil {
 		return err

@@ -89,7 +89,7 @@ func (w *domainWatch) left(namespace string) int {
 	return count
 }
 
-// await waits until done returns true of the times at which domains became Ready. failed says what else ends the wait.
+// await waits until done returns true of the times at which domains became Ready. failed reports what else ends the wait.
 func (w *domainWatch) await(ctx context.Context, done func(ready map[string]time.Time) bool, failed func() error) error {
 	looks := time.NewTicker(time.Second) // a process that ended makes no domain change
 	defer looks.Stop()

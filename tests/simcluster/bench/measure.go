@@ -98,7 +98,7 @@ func (m *measurement) install(ctx context.Context) error {
 	return nil
 }
 
-// awaitCliques waits until the ComputeDomain that stands for each rack has all its nodes Ready.
+// awaitCliques waits until each rack's ComputeDomain has all its nodes Ready.
 func (m *measurement) awaitCliques(ctx context.Context) error {
 	whole := map[string]bool{}
 	_, err := watchtools.UntilWithSync(ctx, domain.In(m.manifests.Objects(), system), &unstructured.Unstructured{}, nil,

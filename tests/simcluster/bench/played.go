@@ -33,8 +33,8 @@ const (
 	channelClass   = "compute-domain-default-channel.nvidia.com"
 )
 
-// played are nodes that are objects only. What their plugins, their IMEX daemons and the controllers of Kubernetes would write for compute
-// domains in clique mode, a player writes.
+// played are nodes that are objects only. A player writes for their plugins, their IMEX daemons and Kubernetes' controllers, for compute
+// domains in clique mode.
 type played struct {
 	client kubernetes.Interface
 	racks  [][]string
@@ -82,7 +82,7 @@ func cliqueName(rack int) string {
 	return fmt.Sprintf("69a19a31-f41c-45a5-8245-%012x.%d", rack+1, 32766)
 }
 
-// play follows what the controller makes, until ctx ends, and returns at once. The returned function waits for the end and says what
+// play follows what the controller makes, until ctx ends, and returns at once. The returned function waits for the end and reports what
 // failed.
 func (p *played) play(ctx context.Context) (wait func() error, err error) {
 	var watches sync.WaitGroup

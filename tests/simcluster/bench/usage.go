@@ -57,7 +57,7 @@ func difference(after, before map[string]float64) map[string]float64 {
 // shards names, among roles, the processes that play the nodes.
 const shards = "nodes"
 
-// use is what the processes of each role use. The cluster's mode says which roles are processes.
+// use is what the processes of each role use. The cluster's mode reports which roles are processes.
 type use struct {
 	// memory is resident, in MiB: of several processes of a role that of the largest, and of the shards of nodes the sum.
 	memory map[string]float64

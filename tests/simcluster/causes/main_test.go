@@ -24,7 +24,7 @@ const (
 // shared is the cluster into which every cause is put.
 var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
 
-// page is docs/doctor.md, if the table is to be written there; empty: it is only printed.
+// page is docs/reports/causes.md, if the table is to be written there; empty: it is only printed.
 var page = flag.String("page", "", "file whose table of causes is to be written again") //nolint:gochecknoglobals // a flag
 
 func TestMain(m *testing.M) {

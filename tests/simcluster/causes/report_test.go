@@ -56,7 +56,7 @@ func report(t *testing.T, all []answer) {
 		if len(a.behind) > 0 {
 			behind = "`" + strings.Join(a.behind, "`, `") + "`"
 		}
-		fmt.Fprintf(&table, "| %s | %s | [`%s`](troubleshooting.md#%s) | %s | %s | %.1f | %.2f |\n", a.part, a.name, a.code,
+		fmt.Fprintf(&table, "| %s | %s | [`%s`](../troubleshooting.md#%s) | %s | %s | %.1f | %.2f |\n", a.part, a.name, a.code,
 			findings.Anchor(a.code), behind, found, a.reacted.Seconds(), a.took.Seconds())
 	}
 	text := fmt.Sprintf("`make test-causes`, %s, %d CPUs: %d causes, %d of them two at once; the first cause right in %d, a wrong one said "+

@@ -15,7 +15,7 @@ func all() []int {
 	return out
 }
 
-// wants makes a pod with a claim of so many GPUs.
+// wants makes a pod with a claim of this many GPUs.
 func wants(count int, selectors ...string) func(*ground) {
 	return func(g *ground) {
 		g.claim("c", "gpu.nvidia.com", count, selectors...)

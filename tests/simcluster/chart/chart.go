@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/tests/simcluster/manifests"
 )
 
-// Options say what to install.
+// Options define what to install.
 type Options struct {
 	// Chart is the chart's directory.
 	Chart           string

@@ -46,8 +46,6 @@ func says(conn net.Conn) error {
 	return err
 }
 
-//shows:cd-certificates
-//attack:imex-peer A pod that reaches the port of IMEX daemons passes for one of them, without a certificate or with another domain's
 func TestOnlyWhoHasTheCliquesCertificateIsTakenForAPeer(t *testing.T) {
 	n := shared.Namespace(t)
 	twoDomains(t, n) // the daemons run

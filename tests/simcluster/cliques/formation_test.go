@@ -37,7 +37,6 @@ func daemons(t *testing.T) []string {
 	return uids
 }
 
-//shows:cd-several
 func TestFourDomainsOfFourPodsRunOnOneNodeEachByItsOwnChannel(t *testing.T) {
 	n := shared.Namespace(t)
 	const count = 4
@@ -100,8 +99,6 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 
 // A domain that holds all channels leaves none. The scheduler knows, so that another domain's pod waits without a node: it could run in
 // another clique, if there were one.
-//
-//shows:cd-several
 func TestAPodThatNoChannelIsLeftForStaysPendingUntilThereIsOne(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Apply(`

@@ -88,7 +88,6 @@ func reportedAndReady(t *testing.T, n *fixture.Namespace, imports []*imex.Import
 	}
 }
 
-//shows:cd-casualties
 func TestTheEndOfASessionIsReportedToEveryDomainOfItsNode(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *fixture.Namespace){
 		"its daemon fails": func(t *testing.T, _ *fixture.Namespace) { spoil(t, 0, imex.Faults{Failures: 1}) },
@@ -159,7 +158,6 @@ func awaitTaint(t *testing.T, node, want string) {
 	}
 }
 
-//shows:cd-casualties
 func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(3)
@@ -174,7 +172,6 @@ func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
 	n.AwaitDomain("late", domain.ReadyOn(1))
 }
 
-//shows:cd-deletion
 func TestANamespaceThatIsDeletedUnderItsPodsReleasesItsChannels(t *testing.T) {
 	n := shared.Namespace(t)
 	var uids []string

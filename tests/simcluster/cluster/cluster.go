@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// Options say what cluster to bring up.
+// Options define what cluster to bring up.
 type Options struct {
 	// Dir is the cluster's directory; keep it short, see simnode.Config.Dir.
 	Dir string
@@ -30,6 +30,8 @@ type Options struct {
 	// Audit and AuditAdmin, see controlplane.Options.
 	Audit      []string
 	AuditAdmin bool
+	// Kubernetes, see controlplane.Options.
+	Kubernetes string
 	// NodeGrace, see controlplane.Options.
 	NodeGrace time.Duration
 	Runtime   simnode.Runtime
@@ -73,7 +75,7 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	}
 	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
 		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, AuditAdmin: options.AuditAdmin,
-		NodeGrace: options.NodeGrace,
+		NodeGrace: options.NodeGrace, Kubernetes: options.Kubernetes,
 	})
 	if err != nil {
 		return nil, err
@@ -131,7 +133,7 @@ func (c *Cluster) openProxy(access *controlplane.Access) error {
 	return nil
 }
 
-// Err says which node, or which component of the control plane, ended unexpectedly.
+// Err reports which node, or which component of the control plane, ended unexpectedly.
 func (c *Cluster) Err() error {
 	select {
 	case <-c.ended:

@@ -1,4 +1,3 @@
-//shows:sim
 package cluster_test
 
 import (

@@ -21,16 +21,17 @@ import (
 // may have 20,000 on the smallest machines meant; one inotify instance serves them all, of the 128 a user has.
 const nodesPerShard = 252
 
-// DetachedOptions say what cluster to bring up that outlives the caller.
+// DetachedOptions define what cluster to bring up that outlives the caller.
 type DetachedOptions struct {
-	Dir      string
-	Nodes    int
-	Profile  string
-	Mode     string // how containers run, passed on to the shards
-	Binaries map[string]string
-	Port     int
-	Audit    []string // see controlplane.Options
-	// Progress is told what is being done, a line each.
+	Dir        string
+	Nodes      int
+	Profile    string
+	Mode       string // how containers run, passed on to the shards
+	Binaries   map[string]string
+	Port       int
+	Audit      []string // see controlplane.Options
+	Kubernetes string   // see controlplane.Options
+	// Progress gets a line for each step.
 	Progress func(format string, args ...any)
 }
 
@@ -53,7 +54,7 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 	defer block.Release() // from here on the shards hold it
 	begin := time.Now()
 	plane, err := controlplane.Start(ctx, controlplane.Options{
-		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, Detach: true,
+		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, Kubernetes: options.Kubernetes, Detach: true,
 	})
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ type Received struct {
 }
 
 // ReceivedBy reads what the containers of a pod received. A pod that has not started has received nothing, and the error
-// says why it waits.
+// reports why it waits.
 func ReceivedBy(ctx context.Context, dir string, client kubernetes.Interface, namespace, name string) ([]Received, error) {
 	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -78,7 +78,7 @@ func readBundle(path string) (oci.Spec, error) {
 	return bundle, nil
 }
 
-// waiting says what a pending pod waits for, by its status.
+// waiting reports what a pending pod waits for, by its status.
 func waiting(pod *corev1.Pod) string {
 	if pod.Status.Message != "" {
 		return pod.Status.Message

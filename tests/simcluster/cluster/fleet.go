@@ -17,7 +17,7 @@ import (
 // Hardware makes the fake hardware of one node in dir. It returns the paths of the hardware on the node, and the node's labels.
 type Hardware func(ctx context.Context, index int, dir string) (mappings []simnode.Mapping, labels map[string]string, err error)
 
-// FleetOptions say which nodes of a cluster run in this process.
+// FleetOptions define which nodes of a cluster run in this process.
 type FleetOptions struct {
 	// Dir is the cluster's directory.
 	Dir string
@@ -146,8 +146,8 @@ func (f *Fleet) runNode(ctx context.Context, i int) error {
 	}
 }
 
-// Reboot switches node number i of the fleet off, as a power cut does, and on again. What it has on disk stays, /var/run does
-// not, and its pods start again.
+// Reboot switches node number i of the fleet off, as a power cut does, and on again. Its disk stays, /var/run does not, and its pods start
+// again.
 func (f *Fleet) Reboot(i int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

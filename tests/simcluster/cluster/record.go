@@ -25,7 +25,7 @@ type Record struct {
 	Created time.Time `json:"created"`
 }
 
-// ErrNone says that a directory holds no simulated cluster.
+// ErrNone means that a directory holds no simulated cluster.
 var ErrNone = errors.New("no simulated cluster")
 
 // ReadRecord reads the record of the cluster in dir; ErrNone if there is none.
@@ -44,7 +44,7 @@ func ReadRecord(dir string) (Record, error) {
 	return record, nil
 }
 
-// occupy marks dir as this cluster's. Otherwise the error says what is there and what to do.
+// occupy marks dir as this cluster's. Otherwise the error shows what is there and what to do.
 func occupy(dir string, record Record) error {
 	running, err := process.Find(dir)
 	if err != nil {
@@ -79,8 +79,8 @@ func occupy(dir string, record Record) error {
 	return nil
 }
 
-// Remove ends every process of the cluster in dir, whoever started it, removes the directory, and returns what it ended. A
-// missing cluster is no error.
+// Remove ends every process of the cluster in dir, also of other starters, removes the directory, and returns what it ended. A missing
+// cluster is no error.
 func Remove(dir string) ([]process.Found, error) {
 	ended, err := process.End(dir, stopGrace)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
-//shows:cd-casualties
 func TestTheEndOfASessionIsReportedToAffectedPodsOnly(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 12

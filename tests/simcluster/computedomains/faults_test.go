@@ -43,7 +43,6 @@ func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
 	n.AwaitDomain("d", domain.ReadyOn(size))
 }
 
-//shows:chart-rights
 func TestOurServiceAccountsAreAllowedWhatTheyAskFor(t *testing.T) {
 	forbidden := map[string]int{}
 	if err := audit.Requests(controlplane.AuditLog(shared.Dir), func(r audit.Request) {

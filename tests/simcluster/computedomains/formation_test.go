@@ -84,7 +84,6 @@ func TestTwoDomainsFormSideBySide(t *testing.T) {
 	}
 }
 
-//shows:cd-form
 func TestADomainOverTheWholeRackIsReady(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("rack", nodes)

@@ -37,7 +37,6 @@ func form(n *fixture.Namespace, t *testing.T, first, size int) []*imex.Import {
 	return imports
 }
 
-//shows:cd-replace
 func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
 	for name, spoil := range map[string]imex.Faults{"it becomes UNAVAILABLE": {Failures: 1}, "it hangs": {Silent: "*"}} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +80,6 @@ func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
 	}
 }
 
-//shows:cd-deletion
 func TestADomainThatIsDeletedTakesNoMemoryFromItsPods(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 15

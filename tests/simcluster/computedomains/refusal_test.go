@@ -10,7 +10,6 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
-//attack:domain-namespace A tenant claims a channel of another namespace's compute domain
 func TestAClaimOfAnotherNamespaceNeverGetsAChannelAndIsToldWhy(t *testing.T) {
 	owner := shared.Namespace(t)
 	owner.Domain("d", 1)

@@ -17,8 +17,6 @@ import (
 
 // TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer rolls out broken versions of a plugin through Kubernetes' own DaemonSet
 // controller. Two of 18 nodes get the new version (10 %, rounded up), and the others keep the one that serves.
-//
-//shows:chart-rollout
 func TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer(t *testing.T) {
 	const name, batch = "gpufabric-compute-domain-plugin", 2
 	sets := shared.Client.AppsV1().DaemonSets(fixture.System)

@@ -106,7 +106,7 @@ egressSelections:
 		"--enable-aggregator-routing", "--egress-selector-config-file=" + dir("egress.yaml"),
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",
-	}, c.gates()...)
+	}, c.common()...)
 	if len(c.options.APIs) > 0 {
 		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"], "--runtime-config="+strings.Join(c.options.APIs, "=true,")+"=true")
 	}
@@ -126,7 +126,7 @@ egressSelections:
 		"--use-service-account-credentials",
 		"--controllers=*,-node-ipam-controller,-certificatesigningrequest-signing-controller",
 		fmt.Sprintf("--kube-api-qps=%d", clientQPS), fmt.Sprintf("--kube-api-burst=%d", clientBurst),
-	}, c.gates()...)
+	}, c.common()...)
 	if c.options.NodeGrace > 0 {
 		c.arguments["kube-controller-manager"] = append(c.arguments["kube-controller-manager"],
 			"--node-monitor-grace-period="+c.options.NodeGrace.String())
@@ -140,7 +140,7 @@ clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
 		return fmt.Errorf("write the scheduler's configuration: %w", err)
 	}
 	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=" + strconv.Itoa(c.scheduler)},
-		c.gates()...)
+		c.common()...)
 	if c.scheduler > 0 {
 		c.arguments["kube-scheduler"] = append(c.arguments["kube-scheduler"], "--bind-address=127.0.0.1",
 			"--cert-dir="+dir("scheduler-certificate"),
@@ -153,16 +153,31 @@ clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
 // Gateway is the unix socket on which the nodes of the cluster in dir let the API server reach pods.
 func Gateway(dir string) string { return filepath.Join(dir, "gateway.sock") }
 
-func (c *ControlPlane) gates() []string {
+// emulated are the minor versions of Kubernetes that its components can emulate: three before their own.
+var emulated = []string{"1.33", "1.34", "1.35", "1.36"}
+
+func checkEmulated(kubernetes string) error {
+	if kubernetes != "" && !slices.Contains(emulated, kubernetes) {
+		return fmt.Errorf("start the control plane as Kubernetes %q: its programs emulate %s", kubernetes, strings.Join(emulated, ", "))
+	}
+	return nil
+}
+
+// common are the flags that every component of Kubernetes gets: feature gates and the emulated version.
+func (c *ControlPlane) common() []string {
+	var flags []string
+	if c.options.Kubernetes != "" {
+		flags = append(flags, "--emulated-version="+c.options.Kubernetes)
+	}
 	if len(c.options.FeatureGates) == 0 {
-		return nil
+		return flags
 	}
 	var gates []string
 	for name, on := range c.options.FeatureGates {
 		gates = append(gates, fmt.Sprintf("%s=%t", name, on))
 	}
 	slices.Sort(gates)
-	return []string{"--feature-gates=" + strings.Join(gates, ",")}
+	return append(flags, "--feature-gates="+strings.Join(gates, ","))
 }
 
 func unversioned(config *rest.Config) *rest.Config {

@@ -25,7 +25,7 @@ var programs = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", 
 // Programs lists the programs that Start needs.
 func Programs() []string { return programs[:] }
 
-// Options say where and how the control plane runs.
+// Options define where and how the control plane runs.
 type Options struct {
 	// Dir holds everything the control plane writes: certificates, etcd's data, logs, kubeconfigs.
 	Dir string
@@ -43,6 +43,9 @@ type Options struct {
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.
 	FeatureGates map[string]bool
+	// Kubernetes is the earlier minor version whose behaviour every component shows, such as 1.35; empty: their own. It is what
+	// --emulated-version gives: API versions, fields and gates of then. Validation, and what was a fault then, are of today.
+	Kubernetes string
 	// SchedulerProfiling has the scheduler serve /debug/pprof where Scheduler says.
 	SchedulerProfiling bool
 	// APIs are served besides those that the API server serves by itself, e.g. "scheduling.k8s.io/v1alpha2".
@@ -65,6 +68,9 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 		if options.Binaries[name] == "" {
 			return nil, fmt.Errorf("start the control plane: no path of %s given", name)
 		}
+	}
+	if err := checkEmulated(options.Kubernetes); err != nil {
+		return nil, err
 	}
 	authority, err := pki.Create(filepath.Join(options.Dir, "pki"))
 	if err != nil {
@@ -112,7 +118,7 @@ func (c *ControlPlane) Stop() {
 	}
 }
 
-// Err says which component ended unexpectedly, nil while all run.
+// Err reports which component ended unexpectedly, nil while all run.
 func (c *ControlPlane) Err() error {
 	for _, p := range c.processes {
 		if err := p.Err(); err != nil {

@@ -62,6 +62,49 @@ func TestAControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
 	}
 }
 
+func TestControlPlaneServesAPIsOfTheEmulatedVersion(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: t.TempDir(), Binaries: binaries(t), Kubernetes: "1.34"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plane.Stop()
+	config, err := plane.Admin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, err := client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version.EmulationMajor != "1" || version.EmulationMinor != "34" {
+		t.Errorf("/version: emulation %s.%s, want 1.34", version.EmulationMajor, version.EmulationMinor)
+	}
+	// The controller manager runs with the same version.
+	if err := controlplane.AwaitDefaultAccount(ctx, client, "default"); err != nil {
+		t.Fatal(err)
+	}
+	if err := plane.Err(); err != nil {
+		t.Errorf("a component ended: %v", err)
+	}
+}
+
+func TestControlPlaneRejectsVersionThatItCannotEmulate(t *testing.T) {
+	options := controlplane.Options{Dir: t.TempDir(), Kubernetes: "1.20", Binaries: map[string]string{}}
+	for _, program := range controlplane.Programs() {
+		options.Binaries[program] = "/nonexistent"
+	}
+	_, err := controlplane.Start(t.Context(), options)
+	if err == nil || !strings.Contains(err.Error(), "1.20") || !strings.Contains(err.Error(), "1.34, 1.35") {
+		t.Errorf("error %v, want the version and those that can be emulated", err)
+	}
+}
+
 func TestAPortInUseIsNamedWithTheRemedy(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

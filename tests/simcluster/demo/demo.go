@@ -20,6 +20,7 @@ import (
 	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/manifests"
 )
 
@@ -50,7 +51,11 @@ type Demo struct {
 	client   kubernetes.Interface
 	manifest *manifests.Client
 	findings []finding
+	rack     domain.Domain // as it was Ready
 }
+
+// patience is how long a step may take in which nothing but the cluster works. On a busy machine of two cores the rack takes minutes.
+const patience = 10 * time.Minute
 
 // Run runs the demo.
 func (d *Demo) Run(ctx context.Context) error {
@@ -83,6 +88,9 @@ func (d *Demo) Run(ctx context.Context) error {
 	return nil
 }
 
+// oldestTerraform is the first version that the quickstart's required_version allows.
+const oldestTerraform = "1.6.0"
+
 type step struct {
 	name string
 	run  func(context.Context) error
@@ -109,7 +117,7 @@ func (d *Demo) bringUp(ctx context.Context) error {
 }
 
 func (d *Demo) apply(ctx context.Context) error {
-	tools, err := toolchain.Ensure(ctx, "terraform")
+	program, err := toolchain.EnsureSince(ctx, "terraform", oldestTerraform)
 	if err != nil {
 		return err
 	}
@@ -118,7 +126,7 @@ func (d *Demo) apply(ctx context.Context) error {
 	if err := os.WriteFile(values, chartValues, 0o644); err != nil {
 		return fmt.Errorf("write the chart's values: %w", err)
 	}
-	return terraform{program: tools["terraform"], provider: filepath.Join(d.root, "bin"), dir: d.Dir, output: d.printer}.apply(ctx, quickstart,
+	return terraform{program: program, provider: filepath.Join(d.root, "bin"), dir: d.Dir, output: d.printer}.apply(ctx, quickstart,
 		"-var-file="+filepath.Join(quickstart, "fake-hardware.tfvars"),
 		"-var=kubeconfig="+d.kubeconfig(), "-var=nodes="+strconv.Itoa(Nodes), "-var=domain="+domainName,
 		fmt.Sprintf("-var=values_files=[%q]", values))

@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"fmt"
 	"text/tabwriter"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -26,30 +25,31 @@ func (d *Demo) startRack(ctx context.Context) error {
 
 // awaitRack waits for the domain and prints each change of its progress.
 func (d *Demo) awaitRack(ctx context.Context) error {
-	const patience = 3 * time.Minute
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the domain is not Ready after %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the domain is not Ready, or its pods do not run, after %s", patience))
 	defer cancel()
 	last := -1
-	_, err := domain.Await(ctx, d.manifest.Objects(), "default", domainName, func(now domain.Domain) bool {
+	progress := func(now domain.Domain) bool {
 		if now.Ready != last {
 			last = now.Ready
 			fmt.Fprintf(d.printer, "%d/%d\n", now.Ready, Nodes)
 		}
 		return now.Status == domain.Ready && now.Ready >= Nodes
-	})
-	if err != nil {
+	}
+	if _, err := domain.Await(ctx, d.manifest.Objects(), "default", domainName, progress); err != nil {
 		return err
 	}
 	// The kubelet tries a claim again that was refused before the domain was Ready. On a busy machine that takes a while.
-	return cluster.AwaitPodStarted(ctx, d.client, "default", "rack-0")
+	if err := cluster.AwaitPodStarted(ctx, d.client, "default", "rack-0"); err != nil {
+		return err
+	}
+	var err error // a daemon that was late meanwhile is waited for: what is shown is a rack that is Ready
+	d.rack, err = domain.Await(ctx, d.manifest.Objects(), "default", domainName, progress)
+	return err
 }
 
 // show prints the final state.
 func (d *Demo) show(ctx context.Context) error {
-	rack, err := domain.Get(ctx, d.manifest.Objects(), "default", domainName)
-	if err != nil {
-		return err
-	}
+	rack := d.rack
 	table := tabwriter.NewWriter(d.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "\nNODE\tGPUS\tCLIQUE\tINDEX\tIMEX DAEMON\tSTATUS\n")
 	gpus := 0

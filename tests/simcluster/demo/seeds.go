@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,7 +101,6 @@ func (d *Demo) oneChannel(ctx context.Context, objects []*unstructured.Unstructu
 var errNotThere = errors.New("it is not there")
 
 func (d *Demo) awaitPod(ctx context.Context, name string, done func(watch.Event) bool) error {
-	const patience = time.Minute
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	list := cache.NewListWatchFromClient(d.client.CoreV1().RESTClient(), "pods", "default", fields.OneTermEqualSelector("metadata.name", name))

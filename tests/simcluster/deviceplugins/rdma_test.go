@@ -1,4 +1,3 @@
-//shows:sim
 package deviceplugins
 
 import (
@@ -15,7 +14,7 @@ import (
 
 var verbs = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
 
-// unschedulable tells whether the scheduler has found no node for the pod.
+// unschedulable reports whether the scheduler has found no node for the pod.
 func unschedulable(pod *corev1.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse

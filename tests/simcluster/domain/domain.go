@@ -42,7 +42,7 @@ type Node struct {
 	Index                         int64
 }
 
-// ReadyOn is for Await: it says whether a domain is Ready with exactly that many ready nodes.
+// ReadyOn is for Await: it reports whether a domain is Ready with exactly that many ready nodes.
 func ReadyOn(count int) func(Domain) bool {
 	return func(d Domain) bool { return d.Status == Ready && d.Ready == count }
 }

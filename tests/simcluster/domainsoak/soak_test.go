@@ -1,5 +1,5 @@
-// Package domainsoak lets compute domains come and go on a simulated cluster whose pods get the addresses of earlier pods, in the mode with
-// daemons of their own and in clique mode, and looks for what they leave: objects, labels, files, CDI specs, goroutines, memory. `make
+// Package domainsoak lets compute domains come and continue a simulated cluster whose pods get the addresses of earlier pods, in the mode
+// with daemons of their own and in clique mode, and looks for what they leave: objects, labels, files, CDI specs, goroutines, memory. `make
 // soak-domains` runs it with 2,000 domains on 36 nodes in each mode; the tests run some tens.
 package domainsoak
 
@@ -69,7 +69,6 @@ type soak struct {
 	made, formed atomic.Int64
 }
 
-//shows:cd-several
 func TestDomainsThatComeAndGoLeaveNothing(t *testing.T) {
 	for _, mode := range strings.Fields(*modes) {
 		t.Run(mode, func(t *testing.T) { run(t, mode) })
@@ -96,7 +95,7 @@ func run(t *testing.T, mode string) {
 		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// What is made once and stays is made by the first domains: caches, connections, the cliques' daemons.
+	// The first domains make everything that is made once and stays: caches, connections, the cliques' daemons.
 	s.come(*nodes)
 	s.nothingLeft()
 	before := s.count()
@@ -117,7 +116,7 @@ func run(t *testing.T, mode string) {
 	if grown := after.goroutines - before.goroutines; grown > max(*domains/10, 100) {
 		t.Errorf("%d goroutines more after %d domains", grown, *domains)
 	}
-	// What is kept of a domain for ever must be small: 4 KiB are an object.
+	// The permanent part of a domain must be small: 4 KiB are an object.
 	if grown := int64(after.heap) - int64(before.heap); grown > int64(*domains)*4<<10+64<<20 { //nolint:gosec // bytes of a heap
 		t.Errorf("%d MiB more of live memory after %d domains", grown>>20, *domains)
 	}

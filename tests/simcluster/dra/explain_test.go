@@ -55,7 +55,6 @@ func reported(t *testing.T, n *fixture.Namespace, pool, node string, wanted func
 	return v1alpha1.RDMAPoolNode{}
 }
 
-//shows:rdma-selection
 func TestExplainSaysWhatTheNodesPluginReports(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(0)

@@ -80,8 +80,6 @@ func awaitJobs(t *testing.T, namespace string, count int) {
 }
 
 // The Jobs run as they would on a cluster: by the Job controller and the scheduler, in pods that see their node's hardware.
-//
-//shows:doctor-preflight
 func TestThePreflightsJobsSayWhatTheirNodesHave(t *testing.T) {
 	n := shared.Namespace(t)
 	// On one node no kernel module is loaded.

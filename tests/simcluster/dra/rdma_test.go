@@ -49,9 +49,7 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 	}
 }
 
-// No machine here has RDMA's exclusive mode. So the test can only check that the example's pod is told what the node lacks.
-//
-//shows:rdma-exclusive
+// No machine here has RDMA's exclusive mode. So the test can only check that the example's pod gets an Event about the missing mode.
 func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
 	const example = "examples/manifests/rdma-exclusive.yaml"
 	t.Run("a device that is given whole", func(t *testing.T) {
@@ -99,7 +97,6 @@ func otherNICs(slice *resourceapi.ResourceSlice, whole bool) bool {
 	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return (d.AllowMultipleAllocations == nil) != whole })
 }
 
-//shows:rdma-dra
 func TestTheSeedsRDMAPodsGetTheirSharesThroughDRA(t *testing.T) {
 	const resource = "rdma/hca_shared_devices_a"
 	n := shared.Namespace(t)

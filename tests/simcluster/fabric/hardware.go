@@ -84,7 +84,7 @@ func newBoot(root string) error {
 	return nil
 }
 
-// mount says where a node has its hardware: under FakeRoot, and at the paths of a real machine. So the chart works with the
+// mount reports where a node has its hardware: under FakeRoot, and at the paths of a real machine. So the chart works with the
 // values for kind and with its defaults.
 func mount(root, dir string) ([]simnode.Mapping, error) {
 	// "/" is a driver root too: its usr is the fake driver's.

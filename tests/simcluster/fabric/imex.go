@@ -18,7 +18,7 @@ import (
 )
 
 // imexVersion is the version that the fake daemons tell each other. It only has to be the same everywhere.
-const imexVersion = "580.95.05"
+const imexVersion = "580.173.02"
 
 const (
 	// rack is how many nodes of a GB200 NVL72 share an NVLink domain.
@@ -165,7 +165,7 @@ func (d *imexDaemon) Nodes(ctx context.Context) (map[int]imex.Node, error) {
 	return answer.Nodes, nil
 }
 
-// Threads implements imex.Daemon. The daemons of all nodes are goroutines of one process, and its threads are nobody's.
+// Threads implements imex.Daemon. The daemons of all nodes are goroutines of one process, so threads do not belong to a daemon.
 func (d *imexDaemon) Threads() (threads.Sample, error) { return threads.Sample{}, nil }
 
 func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
-// Mode says how the containers of gpufabric's image run.
+// Mode describes how the containers of gpufabric's image run.
 type Mode string
 
 const (

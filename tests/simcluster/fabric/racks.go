@@ -6,7 +6,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Racks describes in a sentence how so many nodes of a profile (a name or a file) form racks. A profile has one machine and the
+// Racks describes in a sentence how this many nodes of a profile (a name or a file) form racks. A profile has one machine and the
 // size of its rack. For more nodes than a rack has, the rack is repeated. Each repetition is another NVLink clique, with other
 // identities.
 func Racks(profileName string, nodes int) (string, error) {

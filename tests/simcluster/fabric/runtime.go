@@ -46,7 +46,7 @@ func newGoroutines(nodes int) *goroutines {
 	return g
 }
 
-// Owns tells whether the image is gpufabric's.
+// Owns reports whether the image is gpufabric's.
 func (g *goroutines) Owns(image string) bool { return ownImage(image) }
 
 // Run runs the role that the container's arguments name. A role cannot be killed like a process: simnode.ErrKilled only cancels

@@ -58,7 +58,7 @@ func (s *steps) domain(uid string) {
 	s.uid = uid
 }
 
-// strike kills the controller at a write of the domain if it was killed there exactly so many times before.
+// strike kills the controller at a write of the domain if it was killed there exactly this many times before.
 func (s *steps) strike(w apiproxy.Write, times int) bool {
 	if w.User != controllerUser || strings.HasSuffix(w.Path, "/events") {
 		return false

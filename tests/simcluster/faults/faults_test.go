@@ -1,6 +1,5 @@
 //go:build faults
 
-//shows:sim-faults
 package faults
 
 import (
@@ -101,7 +100,7 @@ type fault struct {
 }
 
 // TestDriversSurviveFaults runs every fault for each seed. It asserts that every claim is prepared in the end and until then
-// says why it is not, that no device has two holders, and that nothing remains after deletion. Faults of a node, a plugin or
+// reports why it is not, that no device has two holders, and that nothing remains after deletion. Faults of a node, a plugin or
 // the controller run at the same time on separate nodes. When the API server is gone, no other fault happens.
 func TestDriversSurviveFaults(t *testing.T) {
 	for seed := *first; seed < *first+*seeds; seed++ {

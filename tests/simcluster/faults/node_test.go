@@ -22,8 +22,8 @@ import (
 	"gpufabric.io/tests/simcluster/wallclock"
 )
 
-// silenceAndReboot cuts a node off until the cluster counts it as lost, then boots it with newly rendered hardware. What
-// plugins made in the hardware, such as MIG instances, is gone. What they wrote to disk is not.
+// silenceAndReboot cuts a node off until the cluster counts it as lost, then boots it with newly rendered hardware. Changes of plugins in
+// the hardware, such as MIG instances, are gone. Their files on disk are not.
 func silenceAndReboot(s *scenario) {
 	s.start()
 	s.pause(2500 * time.Millisecond)
@@ -179,7 +179,7 @@ func (s *scenario) pids(text string) []int {
 	return found
 }
 
-// alive reports whether a process runs. A killed process that nobody has waited for has no command line.
+// alive reports whether a process runs. A killed process without a wait has no command line.
 func alive(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && len(line) > 0

@@ -78,7 +78,7 @@ func (s *scenario) killAtWrites(most int) (proof func()) {
 		nth, seen := s.random.IntN(most), 0
 		stop, err := files.of(filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric", plugin), func() {
 			if seen == nth {
-				_ = killer.Strike() // the proof says whether it did
+				_ = killer.Strike() // the proof reports whether it did
 			}
 			seen++
 		})

@@ -74,7 +74,7 @@ func (s *scenario) settle() {
 	s.assertNoTwoHolders()
 }
 
-// explain waits until the claims of the victim's pods say why they are not prepared.
+// explain waits until the claims of the victim's pods report why they are not prepared.
 func (s *scenario) explain(words ...string) {
 	s.t.Helper()
 	for _, pod := range append(onVictim(), member(s.victim)) {

@@ -39,7 +39,7 @@ import (
 type controller struct {
 	name, chart string // of the tool, and of its chart in its module
 	values      map[string]any
-	// certificates says that the test makes the webhooks' certificate, since the program would write its own to a fixed path of
+	// certificates means that the test makes the webhooks' certificate, since the program would write its own to a fixed path of
 	// the machine. The other programs make theirs themselves.
 	certificates bool
 	gates        map[string]any

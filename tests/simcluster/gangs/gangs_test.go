@@ -185,7 +185,6 @@ func (g *ground) workloadOf(job string, words ...string) string {
 	return said
 }
 
-//shows:cd-gangs
 func TestKueuePlacesAJobOfSixteenInOneCliqueOfTwo(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/job.yaml")
@@ -194,7 +193,6 @@ func TestKueuePlacesAJobOfSixteenInOneCliqueOfTwo(t *testing.T) {
 	g.end("train")
 }
 
-//shows:cd-gangs
 func TestAGangThatFitsNoCliqueWaitsAndKueueSaysWhy(t *testing.T) {
 	g := newGround(t)
 	g.job("large", 20)
@@ -211,8 +209,6 @@ func TestAGangThatFitsNoCliqueWaitsAndKueueSaysWhy(t *testing.T) {
 }
 
 // TestMixedGangsAreNeverSplit fills two racks with gangs that do not all fit. Those that wait are admitted as others end.
-//
-//shows:cd-gangs
 func TestMixedGangsAreNeverSplit(t *testing.T) {
 	g := newGround(t)
 	// 36 nodes: 10+8 and 12+6 fill them, 16 and 5 wait.
@@ -237,7 +233,6 @@ func TestMixedGangsAreNeverSplit(t *testing.T) {
 	}
 }
 
-//shows:cd-gangs
 func TestKueuePlacesAJobSetInOneClique(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/jobset.yaml")
@@ -246,7 +241,6 @@ func TestKueuePlacesAJobSetInOneClique(t *testing.T) {
 	g.remove(schema.GroupVersionResource{Group: "jobset.x-k8s.io", Version: "v1alpha2", Resource: "jobsets"}, "pretrain")
 }
 
-//shows:cd-gangs
 func TestKueuePlacesALeaderWorkerSetInOneClique(t *testing.T) {
 	g := newGround(t)
 	g.ApplyFile("examples/kueue/leaderworkerset.yaml")

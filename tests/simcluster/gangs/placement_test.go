@@ -360,7 +360,6 @@ func (f *fleet) told(by string, looks []placement) (split int, whole float64) {
 	return split, whole
 }
 
-//shows:cd-gangs
 func TestKueueSplitsNoGangOver56RacksAndKeepsMoreOfThemWhole(t *testing.T) {
 	f := newFleet(t)
 	_, byScheduler := f.told("kube-scheduler alone", f.churn(false))

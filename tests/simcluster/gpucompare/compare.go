@@ -34,7 +34,7 @@ const (
 	migDelay = time.Second
 )
 
-// Options say what to compare.
+// Options define what to compare.
 type Options struct {
 	// Dir is where everything is written; short, because of unix sockets below it.
 	Dir string

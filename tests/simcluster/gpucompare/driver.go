@@ -33,7 +33,7 @@ type driver struct {
 	result  Result
 
 	program string
-	// arguments and environment of the program; mig says whether GPUs may be divided.
+	// arguments and environment of the program; mig reports whether GPUs may be divided.
 	arguments func(d *driver, mig bool) (arguments, environment []string)
 
 	// node is the node's name; dir has its hardware in n and its kubelet's directory in k, cdi is its CDI directory.

@@ -58,7 +58,7 @@ func start(t *testing.T, i int, listed ...int) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	daemon, err := imex.New(config, imex.Options{Version: "580.95.05", HostName: cluster.NodeName(i),
+	daemon, err := imex.New(config, imex.Options{Version: "580.173.02", HostName: cluster.NodeName(i),
 		StateDir: filepath.Join(fabric.HardwareOf(dir), "state"),
 		Resolve: func(_ context.Context, name string) ([]netip.Addr, error) {
 			address, err := netip.ParseAddr(name)
@@ -99,7 +99,6 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-//shows:cd-host
 func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
 	n := shared.Namespace(t)
 	for i := range nodes {
@@ -133,7 +132,6 @@ func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
 	}
 }
 
-//shows:cd-host
 func TestAPodWaitsUntilTheServiceOfItsNodeListsTheDomainsNodes(t *testing.T) {
 	n := shared.Namespace(t)
 	start(t, 0, 0, 1)

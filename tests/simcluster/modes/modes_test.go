@@ -169,7 +169,7 @@ func (g *ground) nothingLeft() {
 	ctx, cancel := context.WithTimeout(g.t.Context(), fixture.Patience)
 	defer cancel()
 	var left []string
-	// What is left has no event in common.
+	// The remaining changes have no event in common.
 	if err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var err error
 		left, err = g.ofDomains(ctx)
@@ -242,7 +242,6 @@ func (g *ground) ofDomains(ctx context.Context) ([]string, error) {
 
 const daemons = "app.kubernetes.io/component=imex-daemon"
 
-//shows:cd-several
 func TestDomainsRunToTheirEndWhileTheModeGoesToCliqueAndBack(t *testing.T) {
 	g := newGround(t)
 	g.make("old", 2)
@@ -264,7 +263,7 @@ func TestDomainsRunToTheirEndWhileTheModeGoesToCliqueAndBack(t *testing.T) {
 		t.Errorf("the old domain has %s on one node and %s on another", channel, late)
 	}
 	g.AwaitDomain("old", domain.ReadyOn(2))
-	// Where the clique's daemon serves pods it stays, and the pod of the old domain says what it waits for.
+	// Where the clique's daemon serves pods it stays, and the pod of the old domain reports what it waits for.
 	waits := g.pod("old", 1, 0)
 	g.AwaitEvent(waits, "WaitingForIMEXSession", "ComputeDomain new", "clique")
 	g.DeletePod(waits)
@@ -297,7 +296,6 @@ func TestDomainsRunToTheirEndWhileTheModeGoesToCliqueAndBack(t *testing.T) {
 	g.nothingLeft()
 }
 
-//shows:cd-several
 func TestAnImpatientSwitchBackLeavesNoDomainWaitingForEver(t *testing.T) {
 	g := newGround(t)
 	g.make("old", 1)
@@ -324,7 +322,6 @@ func TestAnImpatientSwitchBackLeavesNoDomainWaitingForEver(t *testing.T) {
 	g.nothingLeft()
 }
 
-//shows:cd-host
 func TestTheModeGoesToTheNodesServicesAndBackUnderADomain(t *testing.T) {
 	g := newGround(t)
 	g.make("old", 1)

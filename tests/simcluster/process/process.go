@@ -20,7 +20,7 @@ import (
 // MarkerEnv names the environment variable that holds the cluster's directory in each of its processes.
 const MarkerEnv = "SIMCLUSTER_DIR"
 
-// Spec says what to run.
+// Spec describes what to run.
 type Spec struct {
 	// Name is the process's name in errors and of its log file, NAME.log in LogDir.
 	Name string
@@ -100,7 +100,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 // Exited is closed when the program has ended, for whatever reason.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Err says how a program ended unexpectedly, with the end of its log. It is nil while the program runs and after Stop.
+// Err reports how a program ended unexpectedly, with the end of its log. It is nil while the program runs and after Stop.
 func (p *Process) Err() error {
 	select {
 	case <-p.exited:

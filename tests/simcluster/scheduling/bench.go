@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/tests/simcluster/controlplane"
 )
 
-// Options say what to measure.
+// Options define what to measure.
 type Options struct {
 	// Nodes are the sizes, Fills the parts of the cluster that are given away before the measurement, Rows the names of rows (none: all).
 	Nodes []int
@@ -30,7 +30,7 @@ type Options struct {
 	// Rounds is how often everything is measured; the median counts. A row that bound fewer than a third of its pods within
 	// Limit is measured only once. 0 means once.
 	Rounds int
-	// Limit is how long a measurement goes on.
+	// Limit is how long a measurement continues.
 	Limit time.Duration
 	// CountersNodes is the largest cluster in which rows are measured that publish counters on every node: their pods take seconds each. 0 is
 	// any size.

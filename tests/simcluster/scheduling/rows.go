@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/fakes/nvmlstate"
@@ -75,7 +76,7 @@ func Rows() []Row {
 	forms := func(text string) func(*Machine, int) []pool {
 		return func(m *Machine, _ int) []pool { return m.ours(text) }
 	}
-	beside := func(publish func(*Machine, int) []pool) func(*Machine, int) []pool {
+	withOthers := func(publish func(*Machine, int) []pool) func(*Machine, int) []pool {
 		return func(m *Machine, node int) []pool { return append(publish(m, node), m.others()) }
 	}
 	return []Row{
@@ -83,10 +84,16 @@ func Rows() []Row {
 		{Name: "public-whole", Title: "whole GPUs, as the public driver publishes them", class: classWhole, unit: devices.Whole,
 			publish: func(m *Machine, _ int) []pool { return m.public(false) }},
 		{Name: "whole", Title: "`whole`, the default", class: classWhole, unit: devices.Whole, publish: forms("whole")},
+		{Name: "whole-domains", Title: "`whole`, and a channel of compute domains on every node", class: classWhole, unit: devices.Whole,
+			publish: func(m *Machine, _ int) []pool { return append(m.ours("whole"), channel()) }},
 		{Name: "shareable", Title: "`shareable`, a plain claim a pod", class: classWhole, unit: devices.Whole, publish: forms("shareable")},
 		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole,
 			publish: forms("shareable")},
 		{Name: "mig", Title: "`mig` of 1g.10gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb")},
+		{Name: "by-demand", Title: "layouts by demand (half the GPUs whole, the others cut), a whole GPU a pod", class: classWhole,
+			unit: devices.Whole, publish: func(m *Machine, _ int) []pool { return m.byDemand() }},
+		{Name: "by-demand-mig", Title: "layouts by demand, a MIG device a pod", class: classMIG, unit: devices.MIG,
+			publish: func(m *Machine, _ int) []pool { return m.byDemand() }},
 		{Name: "mig-two", counters: true, Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG,
 			publish: forms("mig_1g.10gb_3g.40gb")},
 		{Name: "flexible", counters: true, Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole,
@@ -101,13 +108,13 @@ func Rows() []Row {
 				}
 				return m.ours("whole")
 			}},
-		{Name: "other", Title: "another driver's devices, no GPUs published", class: classOther, unit: "other", publish: beside(none)},
+		{Name: "other", Title: "another driver's devices, no GPUs published", class: classOther, unit: "other", publish: withOthers(none)},
 		{Name: "other-public", Title: "another driver's devices beside the public driver's whole GPUs", class: classOther, unit: "other",
-			publish: beside(func(m *Machine, _ int) []pool { return m.public(false) })},
+			publish: withOthers(func(m *Machine, _ int) []pool { return m.public(false) })},
 		{Name: "other-whole", Title: "another driver's devices beside `whole`", class: classOther, unit: "other",
-			publish: beside(forms("whole"))},
+			publish: withOthers(forms("whole"))},
 		{Name: "other-flexible", counters: true, Title: "another driver's devices beside `flexible`", class: classOther, unit: "other",
-			publish: beside(forms("flexible"))},
+			publish: withOthers(forms("flexible"))},
 	}
 }
 
@@ -164,6 +171,44 @@ func (m *Machine) ours(text string) []pool {
 		}
 		return []pool{{driver: devices.Driver, name: "gpu", slices: devices.NewPool(m.node, devices.Options{Forms: forms}).Slices(nil)}}
 	})
+}
+
+// byDemand is what gpu-plugin publishes for layouts by demand: half the GPUs are whole, a quarter has seven small instances, a quarter four
+// of three sizes.
+func (m *Machine) byDemand() []pool {
+	return m.once("by demand", func() []pool {
+		layouts := [][]devices.Placed{nil, nil, nil, nil}
+		for start := range 7 {
+			layouts[2] = append(layouts[2], devices.Placed{Profile: "1g.10gb", Start: start})
+		}
+		layouts[3] = []devices.Placed{{Profile: "2g.20gb", Start: 0}, {Profile: "1g.10gb", Start: 2}, {Profile: "1g.10gb", Start: 3},
+			{Profile: "3g.40gb", Start: 4}}
+		o := devices.Options{Static: map[string][]devices.Instance{}, ByDemand: map[string]devices.Layout{}}
+		for i, g := range m.node.GPUs {
+			layout := layouts[i%len(layouts)]
+			o.ByDemand[g.UUID] = devices.Layout{Instances: layout}
+			for _, placed := range layout {
+				for _, profile := range g.MIG.Profiles {
+					if profile.Name == placed.Profile {
+						o.Static[g.UUID] = append(o.Static[g.UUID], devices.Instance{ProfileID: profile.ID, Start: placed.Start})
+					}
+				}
+			}
+		}
+		return []pool{{driver: devices.Driver, name: "gpu", slices: devices.NewPool(m.node, o).Slices(nil)}}
+	})
+}
+
+// channel is what compute-domain-plugin publishes on a node without NVLink fabric with computeDomains.nodesWithoutFabric.
+func channel() pool {
+	var slice resourceslice.Slice
+	for _, d := range []struct{ name, kind string }{{computedomain.ChannelDevice, computedomain.TypeChannel},
+		{computedomain.DaemonDevice, computedomain.TypeDaemon}} {
+		attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			computedomain.AttributeType: {StringValue: ptr.To(d.kind)}, computedomain.AttributeID: {IntValue: ptr.To[int64](0)}}
+		slice.Devices = append(slice.Devices, resourceapi.Device{Name: d.name, Attributes: attributes})
+	}
+	return pool{driver: computedomain.Driver, name: "compute-domain", slices: []resourceslice.Slice{slice}}
 }
 
 // others are eight devices of another driver.

@@ -9,8 +9,6 @@ import (
 
 // TestEveryRowIsScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and
 // does not judge any figure.
-//
-//shows:gpu-scheduling
 func TestEveryRowIsScheduledOnASmallCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a control plane; -short asks for none")

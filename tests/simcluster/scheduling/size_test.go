@@ -13,8 +13,6 @@ const mostBytes = 8_000
 
 // TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs, with default settings
 // and with shareable GPUs.
-//
-//shows:gpu-scheduling
 func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {
 	for _, name := range profile.Names() {
 		m, err := NewMachine(t.Context(), name)

@@ -14,7 +14,7 @@ const podsPerNode = 253
 // Addresses are a simulated node's: 127.A.B.1 is the node, 127.A.B.2 to 127.A.B.254 are its pods. All of 127.0.0.0/8 is
 // this machine, so programs can listen on the same port at each, without root.
 type Addresses struct {
-	// Reuse gives a new pod the lowest free address, whoever had it before.
+	// Reuse gives a new pod the lowest free address, even of an earlier pod.
 	Reuse bool
 	a, b  byte
 

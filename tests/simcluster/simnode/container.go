@@ -16,7 +16,7 @@ import (
 // ErrKilled is the cause of a container's context when the container is to end at once, without an orderly end of its program.
 var ErrKilled = errors.New("killed")
 
-// ErrNotRunning says that the container has no running program to kill: it was killed before and has not been started again
+// ErrNotRunning means that the container has no running program to kill: it was killed before and has not been started again
 // yet.
 var ErrNotRunning = errors.New("no program runs")
 

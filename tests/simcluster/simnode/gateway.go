@@ -81,7 +81,7 @@ func (g *Gateway) connect(ctx context.Context, w http.ResponseWriter, r *http.Re
 	})
 }
 
-// closeWrite tells the other end that no more data follows.
+// closeWrite signals the other end that no more data follows.
 func closeWrite(conn net.Conn) {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite() // the connection may be closed already

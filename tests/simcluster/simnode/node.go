@@ -64,7 +64,7 @@ type Container struct {
 	Bundle string
 }
 
-// Config says what node to simulate.
+// Config describes what node to simulate.
 type Config struct {
 	Name   string
 	Labels map[string]string
@@ -163,7 +163,7 @@ func (n *Node) Object() *corev1.Node {
 	return n.object
 }
 
-// Silence stops (true) or resumes (false) the node's lease and its reports, as a lost network would. Its containers go on.
+// Silence stops (true) or resumes (false) the node's lease and its reports, as a lost network would. Its containers continue.
 func (n *Node) Silence(ctx context.Context, silent bool) error {
 	n.silent.Store(silent)
 	if silent {

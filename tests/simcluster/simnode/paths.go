@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Mapping says that a directory of a node or a container is the directory Real on the machine that simulates.
+// Mapping means that a directory of a node or a container is the directory Real on the machine that simulates.
 type Mapping struct {
 	Path, Real string
 }

@@ -1,4 +1,3 @@
-//shows:sim
 package simnode
 
 import "testing"

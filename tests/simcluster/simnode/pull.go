@@ -11,7 +11,7 @@ import (
 // creating is the kubelet's reason for a container that does not run yet.
 const creating = "ContainerCreating"
 
-// pullError says that the node cannot pull an image.
+// pullError means that the node cannot pull an image.
 type pullError struct{ image string }
 
 // Error is what the kubelet writes into its Event Failed, with containerd's words.
@@ -26,7 +26,7 @@ func (e *pullError) backOff() string {
 	return fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", e.image, e.Error())
 }
 
-// pull says why the images of a pod cannot be pulled. All images exist, except those of a registry below .invalid, which no
+// pull reports why the images of a pod cannot be pulled. All images exist, except those of a registry below .invalid, which no
 // name server resolves (RFC 6761, section 6.4).
 func pull(pod *corev1.Pod) error {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {

@@ -28,7 +28,7 @@ type worker struct {
 
 	mu         sync.Mutex
 	latest     *corev1.Pod // as last seen
-	gone       bool        // the object is no longer there: nobody to report to
+	gone       bool        // the object no longer exists: no report
 	deleting   sync.Once
 	telling    sync.Once
 	containers []*container
@@ -84,7 +84,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 	defer w.node.config.Addresses.Give(w.address)
 
-	// What is made for the pod, such as the renewal of its tokens, ends with it and not with the node.
+	// Goroutines of the pod, such as the renewal of its tokens, end with it and not with the node.
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	var life sync.WaitGroup

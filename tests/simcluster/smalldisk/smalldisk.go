@@ -21,7 +21,7 @@ const insideEnv = "SIMCLUSTER_OWN_MOUNTS"
 const ballastFile = ".ballast"
 
 // Enter runs this same program again, with the same arguments, in a user and mount namespace of its own, and returns its exit
-// status. In that run, ran is false. If the machine allows no such namespace, the error says so. The caller may continue
+// status. In that run, ran is false. If the machine allows no such namespace, the error reports that. The caller may continue
 // without it, but cannot Fill.
 func Enter() (status int, ran bool, err error) {
 	if Inside() {
@@ -54,8 +54,8 @@ func Enter() (status int, ran bool, err error) {
 // Inside reports whether Fill works in this process.
 func Inside() bool { return os.Getenv(insideEnv) != "" }
 
-// Fill moves the directory with its content to a separate disk without a free byte. empty frees space again. The disk stays
-// until Release. Sockets are not on it: until Release nobody can connect to their paths, and existing connections stay.
+// Fill moves the directory with its content to a separate disk without a free byte. empty frees space again. The disk stays until Release.
+// Sockets are not on it: until Release their paths refuse connections, and existing connections stay.
 func Fill(dir string) (empty func() error, err error) {
 	if !mounted(dir) {
 		if err := mount(dir); err != nil {

@@ -1,7 +1,5 @@
 // Package vgpumemory measures the resident memory of vgpu-plugin while pods come and go. The program runs as a process with a
 // real API server. Test doubles play the container runtime's side of NRI and the kubelet's side of the device plugin API.
-//
-//shows:vgpu-shares
 package vgpumemory
 
 import (
@@ -33,33 +31,30 @@ import (
 
 const (
 	nodeName = "node-a"
-	// The seed's machine, with its split count and its factor.
+	// The seed's machine, with its split count and its factor; its cards have ECC off and 49140 MiB, these 46068.
 	profile        = "l40s-8"
-	shares, memory = 80, 39312
+	shares, memory = 80, 36848
 	batches, pods  = 5, 40
 	// patience bounds each wait for an event.
 	patience = 5 * time.Minute
-	// rest is how long the plugin takes to settle after its start. After 10 s it frees the memory that only its start needed.
-	rest = 15 * time.Second
-	// most is how much private memory the plugin may have, in MiB. It has 12, and had 35 when its heap could double. The goal
-	// of 40 MiB is for all resident memory. That includes clean pages of the program's file, whose number depends on the
-	// kernel.
-	most = 20
+	// most is how much private memory the plugin may keep, in MiB. It had 12 while its heap could grow by 20 percent, and may double now;
+	// it had 35 before its devices were kept as the bytes that are sent. Clean pages of the program's file do not count: their number
+	// depends on the kernel. Go's runtime gives free memory back within minutes.
+	most = 30
 )
 
 func TestThePluginStaysSmallThroughTwoHundredPods(t *testing.T) {
 	if testing.Short() {
-		t.Skip("skipped: it starts a control plane and waits for the plugin to rest; -short asks for neither")
+		t.Skip("skipped: it starts a control plane and waits for the plugin to give memory back; -short asks for neither")
 	}
 	n := start(t)
-	time.Sleep(rest) // the subject of the measurement
-	n.measure("idle")
+	n.awaitSmall("idle")
 	began := time.Now()
 	for batch := range batches {
 		n.churn(batch)
 	}
 	t.Logf("%d pods in %v", batches*pods, time.Since(began).Round(time.Second))
-	n.measure(fmt.Sprintf("right after %d pods", batches*pods))
+	n.awaitSmall(fmt.Sprintf("after %d pods", batches*pods))
 }
 
 // node is a node on which vgpu-plugin runs.
@@ -269,8 +264,24 @@ func (n *node) await(what string, is func(context.Context) bool) {
 	}
 }
 
-// measure reports the plugin's resident memory, and fails if too much of it is private.
-func (n *node) measure(when string) {
+// awaitSmall returns when the plugin's private memory is at most what it may keep.
+func (n *node) awaitSmall(when string) {
+	n.t.Helper()
+	began, first := time.Now(), true
+	n.await(fmt.Sprintf("fall of the plugin's anonymous memory to %d MiB %s", most, when), func(context.Context) bool {
+		in := n.memory()
+		small := in["RssAnon"] > 0 && in["RssAnon"] <= most
+		if first || small {
+			n.t.Logf("measured: vgpu-plugin %s and %v later: %.1f MiB resident, %.1f of them anonymous", when,
+				time.Since(began).Round(time.Second), in["VmRSS"], in["RssAnon"])
+		}
+		first = false
+		return small
+	})
+}
+
+// memory returns the plugin's memory in MiB, by the names of /proc/PID/status.
+func (n *node) memory() map[string]float64 {
 	n.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.process.Pid))
 	must(n.t, err)
@@ -282,10 +293,7 @@ func (n *node) measure(when string) {
 			in[strings.TrimSuffix(fields[0], ":")] = float64(kib) / 1024
 		}
 	}
-	n.t.Logf("measured: vgpu-plugin %s: %.1f MiB resident, %.1f of them anonymous", when, in["VmRSS"], in["RssAnon"])
-	if in["RssAnon"] > most || in["RssAnon"] == 0 {
-		n.t.Errorf("%.1f MiB are anonymous %s, at most %d are expected", in["RssAnon"], when, most)
-	}
+	return in
 }
 
 func free(t *testing.T) string {

@@ -1,7 +1,7 @@
 // Package wallclock steps the wall clock of a single running process, as an administrator or NTP steps a machine's.
 //
 // A Go program reads the clock through the function __vdso_clock_gettime, which the kernel maps into every process. Step
-// overwrites it in that process only, with a function that asks the kernel and adds an offset to CLOCK_REALTIME. The program is
+// overwrites it in that process only, with a function that queries the kernel and adds an offset to CLOCK_REALTIME. The program is
 // neither changed nor notified. Its monotonic clock, which timers and time-outs use, is not affected, as on a machine whose
 // clock is stepped. Step needs no privilege for a child process.
 package wallclock
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// ErrUnsupported says that the clock cannot be changed on this machine's architecture.
+// ErrUnsupported means that the clock cannot be changed on this machine's architecture.
 var ErrUnsupported = errors.New("only amd64 processes can be given a clock of their own")
 
 // replacement is clock_gettime with an offset for CLOCK_REALTIME, in amd64's machine code; the offset, in seconds, follows it.

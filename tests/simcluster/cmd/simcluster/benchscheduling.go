@@ -46,7 +46,7 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 			}
 			o.Dir, o.Rows = *dir, strings.Fields(rows)
 			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
-			// What was measured is written after each size, and also before a row failed.
+			// Results are written after each size, and also before a row failed.
 			o.Measured = func(found []scheduling.Result) error { return writeScheduling(cmd, out, machine, found) }
 			_, err = scheduling.Run(cmd.Context(), o)
 			return err

@@ -1,4 +1,3 @@
-//shows:sim-demo
 package main
 
 import (

@@ -12,8 +12,6 @@ import (
 // TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has,
 // comes back when all plugins end in one moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the
 // bus. It does not judge any figure.
-//
-//shows:sim-scale-roles
 func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {
 	short.Skip(t, "make test-sim without SHORT=1")
 	if testing.Short() {

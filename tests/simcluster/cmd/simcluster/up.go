@@ -22,12 +22,15 @@ type upFlags struct {
 	mode    string
 	port    int
 	audit   []string
+
+	kubernetes string
 }
 
 func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.nodes, "nodes", 18, "how many nodes")
 	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
 	f.bindMode(cmd, fabric.AsGoroutines)
+	cmd.Flags().StringVar(&f.kubernetes, "kubernetes", "", "the earlier minor version that the control plane emulates, such as 1.35")
 	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
 	cmd.Flags().StringSliceVar(&f.audit, "audit", nil, "namespaces whose service accounts' requests are written to DIR/audit.log")
 }
@@ -77,7 +80,8 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 	}
 	return cluster.UpDetached(ctx, cluster.DetachedOptions{
 		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Mode: flags.mode, Binaries: binaries, Port: flags.port, Audit: flags.audit,
-		Progress: progress,
+		Kubernetes: flags.kubernetes,
+		Progress:   progress,
 	})
 }
 

@@ -34,8 +34,8 @@ func (s *scenario) fault(i int, change func(*imex.Faults)) {
 	}
 }
 
-// endSession ends the IMEX session of one node in one of the ways in which it can end, while domains come and go. Every pod that had a
-// channel there is told, no other node's session ends, and every domain is Ready again.
+// endSession ends the IMEX session of one node in one of the ways in which it can end, while domains come and go. Every pod with a channel
+// there gets an Event, no other node's session ends, and every domain is Ready again.
 func endSession(s *scenario) {
 	s.form("a")
 	s.form("b")
@@ -125,7 +125,7 @@ func killPlugins(s *scenario) {
 	s.endAll()
 }
 
-// loseNode cuts a node off from the API server until it counts as lost, while domains come and go on the others, and boots it.
+// loseNode cuts a node off from the API server until it counts as lost, while domains come and continue the others, and boots it.
 func loseNode(s *scenario) {
 	s.form("a")
 	s.settle()

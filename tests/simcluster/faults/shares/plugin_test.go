@@ -40,7 +40,7 @@ func killInAllocation(s *scenario) {
 	killers := s.roles()
 	stop := s.onFiles(s.random.IntN(2), func() {
 		for _, killer := range killers {
-			_ = killer.Strike() // the proof says whether it did
+			_ = killer.Strike() // the proof reports whether it did
 		}
 	})
 	s.fill()

@@ -54,7 +54,7 @@ spec:
 	s.uids = append(s.uids, string(pod.UID))
 }
 
-// run makes a pod and waits until it has its share and the scheduler has been told. Without NRI pods come to a node one after another.
+// run makes a pod and waits until it has its share and the scheduler was notified. Without NRI pods come to a node one after another.
 func (s *scenario) run(name string) {
 	s.t.Helper()
 	s.ask(name)

@@ -1,6 +1,5 @@
 //go:build faults
 
-//shows:sim-faults
 package shares
 
 import (

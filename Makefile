@@ -198,10 +198,10 @@ test-helm4: prerequisites toolchain-sim ## Run the charts and the pages' command
 	@$(GO) run ./build/cmd/toolchain helm helm4 >/dev/null
 	cd tests && $(GO) test $(TESTFLAGS) -tags helm4 -run Helm4 ./charts/
 
-# EARLIER is the state that 0.1.0-rc.1 is made of. Before e4c6b745 claims' records had another form, which later plugins set aside.
-EARLIER := 8e45479258c68dc9a4ea3073f11e3539b7cabd78
+# The last release, and before the first one the last commit. Up to e0207591 claims' records had another form, which later plugins set aside.
+EARLIER = $(or $(shell git describe --tags --abbrev=0 --match 'v*' 2>/dev/null),HEAD)
 .PHONY: upgrade
-upgrade: build-gpufabric build-scheduler fakes toolchain-sim ## Upgrade simulated clusters from an earlier commit and roll back, with claims, domains, pools and shares held (FROM=commit; half an hour).
+upgrade: build-gpufabric build-scheduler fakes toolchain-sim ## Upgrade simulated clusters from the last release or commit, or FROM=commit, and roll back, with claims, domains, pools and shares held (half an hour).
 	dir=$$(mktemp -d) && git worktree add --detach --quiet $$dir $(or $(FROM),$(EARLIER)) && \
 	$(MAKE) -C $$dir build-gpufabric build-scheduler VERSION=earlier && \
 	(cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) -tags upgrade -v ./upgrade/ -earlier $$dir); \

@@ -131,7 +131,7 @@ func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
 			continue
 		}
 		p.again = soonest(p.again, missingPause)
-		if !r.memory.atMostEach(p.domain.UID, "look for "+certificates, missingPause, now) {
+		if !r.memory.atMostEach(p.domain.UID, lookForCertificates, missingPause, now) {
 			return nil
 		}
 		secret, err := r.issueOwned(ctx, p)

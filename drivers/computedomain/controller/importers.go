@@ -44,7 +44,7 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 	if !mode.Of(domain.Status.IMEX).Daemons(ofClique) {
 		return 0, nil // the daemons run on, and the domain's pods keep their shared memory
 	}
-	if r.memory.once(domain.UID, "importers") {
+	if r.memory.once(domain.UID, reportDeletedUnder) {
 		message := fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: "+
 			"memory that these share across nodes is gone, and they have to be started again", importersPatience, listed(pods))
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, "DeletedUnderPods", message)

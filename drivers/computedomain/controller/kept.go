@@ -77,7 +77,7 @@ func (r *Reconciler) checkDropped(domain *v1beta1.ComputeDomain, want *v1beta1.C
 	}
 	r.memory.lose(domain.UID, want)
 	domain.Status = *want.DeepCopy() // announce looks at conditions
-	if r.memory.atMostEach(domain.UID, "tell "+reasonDropped, droppedPause, r.now()) {
+	if r.memory.atMostEach(domain.UID, reportDropped, droppedPause, r.now()) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, reasonDropped,
 			"the API server drops fields of the status: the CRD computedomains.resource.nvidia.com has another owner's schema, without "+
 				"conditions and channels. The domain is served, its channels are kept in the annotation "+computedomain.AnnotationKept+

@@ -26,16 +26,27 @@ type remembered struct {
 	lost        *v1beta1.ComputeDomainStatus // as last written, where the API server drops fields of it
 	statusWrite time.Time
 	deleting    time.Time            // when it was first seen that the domain is being deleted
-	created     map[string]time.Time // by kind and name
+	created     map[string]time.Time // objects that the cache may lack, by kind and name
+	acted       map[action]time.Time // when an action was last taken
 	refused     [sha256.Size]byte    // of the owner that was last refused
 }
+
+// action is one that a domain's reconciliations take rarely.
+type action string
+
+const (
+	reportDeletedUnder  action = "DeletedUnderPods"
+	lookForCertificates action = "certificates"
+	reportDropped       action = reasonDropped
+	reportDisconnected  action = reasonDisconnected
+)
 
 func (m *memory) of(uid types.UID) *remembered {
 	if m.domains == nil {
 		m.domains = map[types.UID]*remembered{}
 	}
 	if m.domains[uid] == nil {
-		m.domains[uid] = &remembered{created: map[string]time.Time{}}
+		m.domains[uid] = &remembered{created: map[string]time.Time{}, acted: map[action]time.Time{}}
 	}
 	return m.domains[uid]
 }
@@ -122,12 +133,12 @@ func (m *memory) seen(uid types.UID, object string) {
 	delete(m.of(uid).created, object)
 }
 
-// once reports whether an action, by its name, is the first of its kind for a domain, and remembers it.
-func (m *memory) once(uid types.UID, what string) bool {
+// once reports whether an action is the first of its kind for a domain, and remembers it.
+func (m *memory) once(uid types.UID, one action) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, done := m.of(uid).created[what]
-	m.of(uid).created[what] = time.Time{}
+	_, done := m.of(uid).acted[one]
+	m.of(uid).acted[one] = time.Time{}
 	return !done
 }
 
@@ -141,15 +152,15 @@ func (m *memory) refuses(uid types.UID, owner string) bool {
 	return before != now
 }
 
-// atMostEach reports whether a domain's last action of a name is longer ago than pause, and remembers this one.
-func (m *memory) atMostEach(uid types.UID, what string, pause time.Duration, now time.Time) bool {
+// atMostEach reports whether an action was last taken for a domain longer ago than pause, and remembers this time.
+func (m *memory) atMostEach(uid types.UID, one action, pause time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	last, done := m.of(uid).created[what]
+	last, done := m.of(uid).acted[one]
 	if done && now.Sub(last) < pause {
 		return false
 	}
-	m.of(uid).created[what] = now
+	m.of(uid).acted[one] = now
 	return true
 }
 

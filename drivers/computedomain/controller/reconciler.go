@@ -463,7 +463,7 @@ func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.Com
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	if was := meta.FindStatusCondition(before.Conditions, v1beta1.ConditionDegraded); degraded.Reason == reasonDisconnected &&
-		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, "tell "+reasonDisconnected, tellPause, r.now()) {
+		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, reportDisconnected, tellPause, r.now()) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	if lost := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionCertificatesRenewable); lost != nil &&

@@ -384,6 +384,13 @@ toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, 
 toolchain-lock: prerequisites ## Write the checksums of the tools' published files into build/toolchain/releases.lock (needs an internet).
 	$(GO) run ./build/cmd/toolchain -lock
 
+# A registry, or the way to it, drops one connection of many now and then. What is fetched here first is asked for three times.
+.PHONY: modules
+modules: ## Fetch every module that the tests compile.
+	@fetch() { for try in 1 2 3; do (cd $$1 && shift && "$$@" >/dev/null) && return; echo "modules of $$1: try $$try of 3 failed"; done; return 1; }; \
+	set -e; fetch . $(GO) list -deps -test -tags $(TAGS) $(MODULES:%=./%/...); \
+	for m in $(ISOLATED); do fetch $$m env GOWORK=off $(GO) list -deps -test -tags $(TAGS),$(ISOLATED_TAGS) ./...; done
+
 # What `make test SHORT=1` runs of others.
 .PHONY: toolchain-test
 toolchain-test: prerequisites

@@ -263,28 +263,49 @@ func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 	if t.tags != "" {
 		args = append(args, "-tags", t.tags)
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, t.main)...)
+	if _, err := c.fetch(ctx, t, "-deps", t.main); err != nil {
+		return err
+	}
+	if _, err := c.run(ctx, t, append(args, t.main)...); err != nil {
+		return fmt.Errorf("build %s %s: %w", t.Name, t.Version, err)
+	}
+	return nil
+}
+
+// tries is how often modules are asked for: a registry, or the way to it, drops one connection of many now and then.
+const tries = 3
+
+// fetch lists packages of the module that a tool is built from, which fills Go's module cache with them.
+func (c *Toolchain) fetch(ctx context.Context, t Tool, args ...string) (listed string, err error) {
+	for try := range tries {
+		if listed, err = c.run(ctx, t, append([]string{"list"}, args...)...); err == nil || ctx.Err() != nil {
+			break
+		}
+		fmt.Fprintf(c.Log, "modules of %s %s, try %d of %d: %v\n", t.Name, t.Version, try+1, tries, err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("fetch the modules of %s %s: %w", t.Name, t.Version, err)
+	}
+	return listed, nil
+}
+
+// run runs Go in the module that a tool is built from, and returns what it prints.
+func (c *Toolchain) run(ctx context.Context, t Tool, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = filepath.Join(c.Modules, t.module)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "CGO_ENABLED=1", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopPatience
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Run(); err != nil {
+	var failed bytes.Buffer
+	cmd.Stderr = &failed
+	printed, err := cmd.Output()
+	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return fmt.Errorf(
-			"build %s %s: go %s in %s: %w\n%s",
-			t.Name,
-			t.Version,
-			strings.Join(cmd.Args[1:], " "),
-			cmd.Dir,
-			err,
-			tail(said.String(), 20),
-		)
+		return "", fmt.Errorf("go %s in %s: %w\n%s", strings.Join(args, " "), cmd.Dir, err, tail(failed.String(), 20))
 	}
-	return nil
+	return string(printed), nil
 }
 
 // ModuleDirectory is where the module that a tool is built from lies in Go's module cache, which is filled where it lacks it. A project's
@@ -298,17 +319,8 @@ func ModuleDirectory(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Module.Dir}}", t.source())
-	cmd.Dir = filepath.Join(c.Modules, t.module)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module of %s %s: go %s in %s: %w\n%s", t.Name, t.Version, strings.Join(cmd.Args[1:], " "), cmd.Dir, err,
-			tail(said.String(), 20))
-	}
-	return strings.TrimSpace(string(out)), nil
+	directory, err := c.fetch(ctx, t, "-f", "{{.Module.Dir}}", t.source())
+	return strings.TrimSpace(directory), err
 }
 
 // source is a package of the project that the tool is of.

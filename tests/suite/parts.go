@@ -6,12 +6,13 @@ import "time"
 // takes on two idle cores from empty caches: it ends a part that hangs.
 func Short() []Part {
 	return []Part{
+		{Name: "modules", Command: "make modules", Limit: 20 * time.Minute, Low: true},
 		{Name: "toolchain", Command: "make toolchain-test", Limit: time.Hour},
 		// The cluster's tests and the linters need these, and no other test does. The tests mostly wait, so it is built beside them.
 		{Name: "node-image", Command: "make toolchain-kind && go run ./tests/cmd/harness kind image", Limit: time.Hour,
-			Needs: []string{"docker", "mmdebstrap"}, After: []string{"toolchain"}, Low: true},
+			Needs: []string{"docker", "mmdebstrap"}, After: []string{"modules", "toolchain"}, Low: true},
 		{Name: "test", Command: "make --keep-going test SHORT=1", Limit: 80 * time.Minute, Needs: []string{"gcc", "make", "git"},
-			After: []string{"toolchain"}},
+			After: []string{"modules", "toolchain"}},
 		{Name: "rdma-kernel", Command: "make rdma-kernel", Limit: 20 * time.Minute, After: []string{"test"}},
 		{Name: "kind-e2e", Command: "make kind-e2e SHORT=1", Limit: time.Hour, Needs: []string{"docker"}, After: []string{"test", "node-image"}},
 		// The cluster's tests mostly wait, and the linters compute.

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -31,9 +32,16 @@ func proxyTo(t *testing.T, s *apiserver.Server, answer func(http.ResponseWriter,
 		FlushInterval: -1, // watches are streams
 	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !answer(w, r) {
-			proxy.ServeHTTP(w, r)
+		if answer(w, r) {
+			return
 		}
+		// An HTTP/1 server closes the body when it begins to answer. The proxy may not have read its end then, and ends the answer.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the client is gone
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		proxy.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections) // open watches would hold Close

@@ -7,7 +7,6 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 	"helm.sh/helm/v3/pkg/chart"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -155,14 +154,12 @@ func (m *Manager) ensureNamespace(ctx context.Context, spec Spec, undo *undo) er
 	}
 	ns := store.New(object.Key{Name: spec.Namespace})
 	ns.SetAnnotations(map[string]string{releaseAnnotation: spec.Namespace + "/" + spec.Name})
-	if _, err := store.Apply(ctx, ns, false); err != nil {
+	made, err := store.Apply(ctx, ns, false)
+	if err != nil {
 		return fmt.Errorf("create namespace %s: %w", spec.Namespace, err)
 	}
 	undo.add("namespace "+spec.Namespace, func(ctx context.Context) error {
-		err := m.client.Typed.CoreV1().Namespaces().Delete(ctx, spec.Namespace, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
+		_, err := store.Delete(ctx, object.Key{Name: spec.Namespace}, object.Record{UID: made.GetUID()})
 		return err
 	})
 	return nil

@@ -10,7 +10,7 @@ import (
 )
 
 // TestClaimAnswersExamplesOfNVIDIAsDRADriver has an equivalent of each example of release 0.5 that has a configuration or a
-// constraint. docs/support.md has the table.
+// constraint. docs/reports/nvidia-examples.md has the table.
 func TestClaimAnswersExamplesOfNVIDIAsDRADriver(t *testing.T) {
 	const head = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":`
 	for name, c := range map[string]struct {

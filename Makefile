@@ -318,7 +318,7 @@ limiter: prerequisites ## Build libvgpu.so, which holds containers to their memo
 
 bench-limiter: prerequisites ## Measure what a limit costs, over a driver that does nothing, and in 6 minutes how exact percentages of cores are, over the stand-in.
 	@$(MAKE) --no-print-directory -C drivers/gpu/limiter/library bench
-	cd drivers && $(GO) test $(TESTFLAGS) -v -run TestEachPercentageOfCoresIsMeasured ./vgpu/bench -seconds 30
+	cd drivers && $(GO) test $(TESTFLAGS) -v -run TestSharesMeasureEachPercentageOfCores ./vgpu/bench -seconds 30
 
 .PHONY: fakes
 fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.

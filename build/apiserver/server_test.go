@@ -57,7 +57,7 @@ func get(t *testing.T, s *Server, path, token string) *http.Response {
 	return answer
 }
 
-func TestAServerKnowsTwoUsersAndKeepsItsDataOverAPause(t *testing.T) {
+func TestServerHasTwoUsersAndKeepsItsData(t *testing.T) {
 	s := Start(t)
 	const namespaces = "/api/v1/namespaces/kube-system"
 	if got := status(t, s, namespaces, AdminToken); got != http.StatusOK {
@@ -93,7 +93,7 @@ func TestServerReportsEmulatedVersion(t *testing.T) {
 	}
 }
 
-func TestAProgramIsTakenFromTheEnvironmentFirst(t *testing.T) {
+func TestServerTakesProgramsFromTheEnvironmentFirst(t *testing.T) {
 	t.Setenv("PATH", "")
 	t.Setenv("GPUFABRIC_CACHE", t.TempDir())
 	assets, own := t.TempDir(), filepath.Join(t.TempDir(), "mine")

@@ -88,7 +88,7 @@ func TestLayerHoldsItsFilesWithTheirDirectories(t *testing.T) {
 	}
 }
 
-func TestTheSameFilesGiveTheSameDigest(t *testing.T) {
+func TestDigestDependsOnFilesAlone(t *testing.T) {
 	var digests []v1.Hash
 	for range 2 {
 		source := write(t, filepath.Join(t.TempDir(), "tool"), "binary")
@@ -111,7 +111,7 @@ func TestTheSameFilesGiveTheSameDigest(t *testing.T) {
 	}
 }
 
-func TestAMissingFileIsNamed(t *testing.T) {
+func TestPackNamesAMissingFile(t *testing.T) {
 	_, err := Layer(File{Path: "/usr/bin/tool", From: "/nowhere/tool"})
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/tool") {
 		t.Errorf("error %v, want one that names the file", err)
@@ -208,7 +208,7 @@ func TestFakefabricFindsItsLibrariesBesideItself(t *testing.T) {
 }
 
 // The hook and what writes its arguments into CDI specs (nvcdi, in the drivers) are of one version.
-func TestTheHookIsOfTheVersionThatTheDriversAreBuiltWith(t *testing.T) {
+func TestHookHasTheVersionOfTheDriversModule(t *testing.T) {
 	required := func(path string) string {
 		t.Helper()
 		content, err := os.ReadFile(path)

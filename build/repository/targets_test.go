@@ -35,7 +35,7 @@ func targets(arguments string) []string {
 	return names
 }
 
-func TestEveryMakeTargetThatAWorkflowOrADocumentNamesExists(t *testing.T) {
+func TestTargetsNamedInDocumentsExist(t *testing.T) {
 	root, err := Root()
 	must(t, err)
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))

@@ -54,7 +54,7 @@ func TestStepsReadLikeATableOfContents(t *testing.T) {
 	}
 }
 
-func TestTheFirstFailureEndsTheListAndNamesItsStep(t *testing.T) {
+func TestStepsEndAtTheFirstFailure(t *testing.T) {
 	var out strings.Builder
 	broken := errors.New("no space left")
 	timings, err := NewPrinter(&out).Run(t.Context(),
@@ -72,7 +72,7 @@ func TestTheFirstFailureEndsTheListAndNamesItsStep(t *testing.T) {
 	}
 }
 
-func TestACancelledListStartsNoFurtherStep(t *testing.T) {
+func TestStepsStopWhenCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := NewPrinter(&strings.Builder{}).Run(ctx,
 		step{"First", func(context.Context) error { cancel(); return nil }},

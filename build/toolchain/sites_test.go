@@ -150,7 +150,7 @@ func ensured(t *testing.T, c *Toolchain, name string) string {
 	return string(content)
 }
 
-func TestAPublishedFileIsTakenInsteadOfABuild(t *testing.T) {
+func TestSitesFetchAPublishedFile(t *testing.T) {
 	kind, helm, terraform := saying("0.33.0"), saying("3.21.4"), saying("1.16.0")
 	s := newSite(t)
 	s.offer(lookup(t, "kind"), kind)
@@ -172,7 +172,7 @@ func TestAPublishedFileIsTakenInsteadOfABuild(t *testing.T) {
 	}
 }
 
-func TestAToolWhoseFileIsWrongOrMissingIsBuiltAndTheReasonReported(t *testing.T) {
+func TestSitesFallBackToABuildWithAReason(t *testing.T) {
 	right := saying("0.33.0")
 	file, sums := mirrored(lookup(t, "kind").fileURL(runtime.GOARCH)), mirrored(lookup(t, "kind").sumsURL(runtime.GOARCH))
 	release := make(chan struct{})
@@ -249,7 +249,7 @@ func TestAToolWhoseFileIsWrongOrMissingIsBuiltAndTheReasonReported(t *testing.T)
 	}
 }
 
-func TestAnArchiveWithoutTheToolIsRefused(t *testing.T) {
+func TestSitesRejectAnArchiveWithoutTheTool(t *testing.T) {
 	for name, content := range map[string][]byte{
 		"helm":      tarred(t, "linux-"+runtime.GOARCH+"/../../helm", saying("3.21.4")),
 		"terraform": zipped(t, "bin/terraform", saying("1.16.0")),
@@ -264,7 +264,7 @@ func TestAnArchiveWithoutTheToolIsRefused(t *testing.T) {
 }
 
 // A machine without an internet loses a moment at most: one connection a host, for any number of requests.
-func TestAHostThatCannotBeReachedIsAskedOnce(t *testing.T) {
+func TestSitesTryAnUnreachableHostOnce(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	address := listener.Addr().String()
@@ -282,7 +282,7 @@ func TestAHostThatCannotBeReachedIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestTheLockRulesWhereItIs(t *testing.T) {
+func TestLockTakesPrecedence(t *testing.T) {
 	right, other := saying("0.33.0"), saying("0.33.0 of somebody else")
 	address := lookup(t, "kind").fileURL(runtime.GOARCH)
 	for name, test := range map[string]struct {
@@ -309,7 +309,7 @@ func TestTheLockRulesWhereItIs(t *testing.T) {
 	}
 }
 
-func TestALockIsWrittenFromTheSitesAndReadAgain(t *testing.T) {
+func TestLockIsWrittenAndReadAgain(t *testing.T) {
 	s := newSite(t)
 	files := 0
 	for _, name := range Names() {
@@ -340,7 +340,7 @@ func TestALockIsWrittenFromTheSitesAndReadAgain(t *testing.T) {
 	}
 }
 
-func TestALockWithAMistakeIsRefusedByLine(t *testing.T) {
+func TestLockNamesTheLineOfAMistake(t *testing.T) {
 	file := filepath.Join(t.TempDir(), LockName)
 	must(t, os.WriteFile(file, []byte("# comment\n"+sumOf(nil)+"  https://a/b\nabc  https://a/c\n"), 0o644))
 	if _, err := readLock(file); err == nil || !strings.Contains(err.Error(), `line 3 is "abc  https://a/c"`) {
@@ -351,7 +351,7 @@ func TestALockWithAMistakeIsRefusedByLine(t *testing.T) {
 	}
 }
 
-func TestTheSettingIsAMirrorOrOff(t *testing.T) {
+func TestSettingIsAMirrorOrOff(t *testing.T) {
 	if s, err := newSites("off", nil); s != nil || err != nil {
 		t.Errorf("off gives %v, %v", s, err)
 	}

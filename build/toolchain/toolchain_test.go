@@ -57,7 +57,7 @@ func TestEnsureBuildsOnceAndSaysWhatItBuilds(t *testing.T) {
 	}
 }
 
-func TestABuildThatFailedOrWasInterruptedLeavesNoToolAndIsTriedAgain(t *testing.T) {
+func TestBuildIsRetriedAfterAFailure(t *testing.T) {
 	offPath(t)
 	broken := errors.New("interrupted")
 	fail := true
@@ -90,7 +90,7 @@ func TestABuildThatFailedOrWasInterruptedLeavesNoToolAndIsTriedAgain(t *testing.
 	}
 }
 
-func TestTwoAtOnceBuildAToolOnce(t *testing.T) {
+func TestBuildRunsOnceForTwoCallers(t *testing.T) {
 	offPath(t)
 	cache := t.TempDir()
 	var running, builds atomic.Int32
@@ -141,7 +141,7 @@ func (w waitWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestAnUnknownNameListsTheNames(t *testing.T) {
+func TestEnsureListsNamesForAnUnknownOne(t *testing.T) {
 	_, err := Lookup("kubeclt")
 	if err == nil || !strings.Contains(err.Error(), "kubectl") {
 		t.Errorf("error %v, want one that lists kubectl", err)

@@ -15,7 +15,7 @@ import (
 
 const base = "/apis/resource.nvidia.com/v1beta1/namespaces/user/computedomains"
 
-func TestADomainIsFoundByItsUIDWhateverTheHint(t *testing.T) {
+func TestClientFindsADomainByItsUID(t *testing.T) {
 	type meta = metav1.TypeMeta
 	kind := meta{APIVersion: "resource.nvidia.com/v1beta1", Kind: "ComputeDomain"}
 	domain := v1beta1.ComputeDomain{TypeMeta: kind, ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d", UID: "u1"}}

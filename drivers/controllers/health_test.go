@@ -19,7 +19,7 @@ func queues(domains, pools float64) *prometheus.Registry {
 	return registry
 }
 
-func TestAControllerThatIsStuckIsNotHealthy(t *testing.T) {
+func TestHealthFailsWhenAControllerIsStuck(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		domains, pools float64
@@ -44,7 +44,7 @@ func errorText(err error) string {
 }
 
 // controller-runtime defines the series' name: a version that names it otherwise must not disable the check unnoticed.
-func TestTheLibraryReportsTheSeriesThatHealthReads(t *testing.T) {
+func TestHealthReadsExistingSeries(t *testing.T) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.DefaultTypedControllerRateLimiter[string](),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "health-test"})
 	defer queue.ShutDown()

@@ -14,7 +14,7 @@ import (
 )
 
 // A kind without its CRD does not stop other controllers. Its own controller works once the CRD exists.
-func TestANeighbourThatCannotWorkIsStartedAgainUntilTheRoleEnds(t *testing.T) {
+func TestNeighbourIsRestartedUntilTheRoleEnds(t *testing.T) {
 	tried := make(chan struct{}, 16)
 	n := &neighbour{config: &rest.Config{Host: "http://127.0.0.1:1"}, add: func(context.Context, ctrl.Manager) error {
 		tried <- struct{}{}

@@ -119,7 +119,7 @@ func put(t *testing.T, c kubernetes.Interface) {
 			Name: "plain"}}, metav1.CreateOptions{}))
 }
 
-func TestABundleHasOurLogsAndNothingThatATenantKeepsSecret(t *testing.T) {
+func TestBundleHasOurLogsAndNoSecretsOfTenants(t *testing.T) {
 	config := apiservertest.Start(t)
 	c, err := kubernetes.NewForConfig(config)
 	if err != nil {

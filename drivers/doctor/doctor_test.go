@@ -88,7 +88,7 @@ func TestHostileWordsDoNotReachTheTerminal(t *testing.T) {
 	}
 }
 
-func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
+func TestExitStatusHasTheFirstCause(t *testing.T) {
 	well := archive(t, func(s *snapshot.Snapshot) {
 		s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "gpufabric-system", Name: "gpufabric-gpu-plugin",
 			Labels: map[string]string{
@@ -142,7 +142,7 @@ func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 	}
 }
 
-func TestTheCommandsOnARealServer(t *testing.T) {
+func TestCommandsOnARealServer(t *testing.T) {
 	config := apiservertest.Start(t)
 	out, status, err := run(t, config, "preflight", "--request-timeout=1m")
 	// A cluster without nodes cannot run a plugin, but an autoscaler may add nodes.

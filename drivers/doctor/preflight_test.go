@@ -76,7 +76,7 @@ func finish(t *testing.T, c kubernetes.Interface, job *batchv1.Job, facts prefli
 	}
 }
 
-func TestWhatTheJobsSawOnTheirNodesIsInThePreflight(t *testing.T) {
+func TestPreflightIncludesFindingsOfTheJobs(t *testing.T) {
 	config := apiservertest.Start(t)
 	c, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -112,7 +112,7 @@ func onGPU(name, dev string, consumed map[resourceapi.QualifiedName]int64) *Clai
 
 type used = map[resourceapi.QualifiedName]int64
 
-func TestTheStateOfAGPU(t *testing.T) {
+func TestDrawStateOfAGPU(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		devices []resourceapi.Device
@@ -179,7 +179,7 @@ func port(name string, slots int64, edit ...func(*resourceapi.Device)) resourcea
 		append([]func(*resourceapi.Device){has(dra.CapSlots, slots)}, edit...)...)
 }
 
-func TestTheStateOfAPort(t *testing.T) {
+func TestDrawStateOfAPort(t *testing.T) {
 	on := func(name string, slots int64) *Claim {
 		return claim(name, dra.Driver, "n-rdma", "p", used{dra.CapSlots: slots})
 	}
@@ -205,7 +205,7 @@ func TestTheStateOfAPort(t *testing.T) {
 	}
 }
 
-func TestOnlyTheNewestGenerationOfAPoolIsShown(t *testing.T) {
+func TestDrawTakesTheNewestGenerationOfAPool(t *testing.T) {
 	p := Draw(&Facts{Slices: []*Slice{
 		slice("n", devices.Driver, "n-gpu", 1, whole(0), whole(1)),
 		slice("n", devices.Driver, "n-gpu", 2, whole(0)),
@@ -241,7 +241,7 @@ func TestRacksAreOfOneNVLinkFabricOrOfOneLabel(t *testing.T) {
 	}
 }
 
-func TestADomainShowsWhoIsReadyAndWhoJoins(t *testing.T) {
+func TestDrawDomainHasReadyAndJoiningNodes(t *testing.T) {
 	facts := &Facts{
 		Nodes: []*Node{OfNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{v1beta1.LabelComputeDomain: "u"}}}),
 			OfNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{v1beta1.LabelComputeDomain: "u"}}})},
@@ -311,7 +311,7 @@ func everyHold(p *Picture, visit func(h Allocation)) {
 }
 
 // Whatever the API server holds, also in the middle of an upgrade, each device of a claim is in the picture once.
-func TestEveryAllocatedDeviceIsShownOnce(t *testing.T) {
+func TestDrawHasEveryAllocatedDeviceOnce(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		facts := randomFacts(r)

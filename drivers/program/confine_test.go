@@ -42,7 +42,7 @@ func privileged(t *testing.T) []string {
 	return roles
 }
 
-func TestAPrivilegedRoleForbidsItselfWhatItNeverDoes(t *testing.T) {
+func TestPrivilegedRolesApplyTheirSeccompFilter(t *testing.T) {
 	if filtered, err := seccomp.Filtered(); filtered || err != nil {
 		t.Skipf("a filter of somebody's holds this process already (%t), or the kernel has none: %v", filtered, err)
 	}

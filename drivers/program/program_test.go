@@ -22,14 +22,14 @@ func TestHelpNamesEveryRole(t *testing.T) {
 	}
 }
 
-func TestTheProgramSaysItsVersion(t *testing.T) {
+func TestProgramPrintsItsVersion(t *testing.T) {
 	var out strings.Builder
 	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "--version"); err != nil || !strings.Contains(out.String(), Version) {
 		t.Errorf("%q %v", out.String(), err)
 	}
 }
 
-func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
+func TestProgramChecksFlagsFirst(t *testing.T) {
 	asked := false
 	host := Host{
 		Getenv: func(string) string { return "" },
@@ -80,7 +80,7 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 
 // A role that is given its host and nothing of this machine must fail with the host's own error, which shows that it uses nothing
 // else.
-func TestARoleReachesTheAPIServerOnlyThroughItsHost(t *testing.T) {
+func TestRolesReachTheAPIServerThroughTheirHost(t *testing.T) {
 	none := errors.New("no API server here")
 	env := map[string]string{
 		"NODE_NAME": "node-a", "POD_NAMESPACE": "n", "POD_IP": "127.0.0.1",

@@ -94,7 +94,7 @@ func TestReviewWarnsOfDomainThatFitsNoClique(t *testing.T) {
 	}
 }
 
-func TestOfTheSlicesOfAPoolTheNewestCount(t *testing.T) {
+func TestCliquesTakeTheNewestSlicesOfAPool(t *testing.T) {
 	client := rack(2)
 	for _, slice := range []*resourceapi.ResourceSlice{channelSlice("node-00", 0, "Joining"), channelSlice("node-01", 7, "DriverTooOld")} {
 		if _, err := client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {

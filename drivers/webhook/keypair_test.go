@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
-func TestTheWebhookAnswersWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
+func TestWebhookAnswersWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

@@ -113,7 +113,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("never: %s", what)
 }
 
-func TestTheAgentRendersWhatTheLabelsAskFor(t *testing.T) {
+func TestAgentRendersTheProfileOfTheLabels(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "gb200-nvl72", agent.LabelIndex: "1"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 	r, err := tree.ReadRendered(n.root)
@@ -133,7 +133,7 @@ func TestTheAgentRendersWhatTheLabelsAskFor(t *testing.T) {
 	eventually(t, "healthy without hardware", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 }
 
-func TestARestartedAgentLeavesTheHardwareAsItIs(t *testing.T) {
+func TestAgentKeepsTheHardwareOverARestart(t *testing.T) {
 	labels := map[string]string{agent.LabelProfile: "t4-edge"}
 	n := start(t, labels)
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
@@ -169,7 +169,7 @@ func TestAgentDescribesTheNodeToTheContainerRuntime(t *testing.T) {
 	eventually(t, "none without hardware", func() bool { return specs() == 0 })
 }
 
-func TestTheControlEndpointInjectsEvents(t *testing.T) {
+func TestAgentControlEndpointInjectsEvents(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 	post := func(event, body string) (int, string) {
@@ -223,7 +223,7 @@ func TestEventsAreAcceptedOnlyOnLoopback(t *testing.T) {
 	}
 }
 
-func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
+func TestAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 	sysfs := t.TempDir()
 	add := func(address, vendor, class string) {
 		device := filepath.Join(sysfs, "bus/pci/devices", address)

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-func TestTheLibraryWeighsNextToNothing(t *testing.T) {
+func TestLibraryUsesLittleMemory(t *testing.T) {
 	p, err := profile.Load("h100-hgx")
 	if err != nil {
 		t.Fatal(err)

@@ -136,7 +136,7 @@ func TestUnifiedMemoryDevicesAreThereOnlyWhileTheirModuleIs(t *testing.T) {
 	}
 }
 
-func TestAPortGoesDownWithItsNetworkInterfaceAndComesBack(t *testing.T) {
+func TestPortGoesDownWithItsInterfaceAndComesBack(t *testing.T) {
 	root := render(t, "gb200-nvl72")
 	port := filepath.Join(root, "sys/class/infiniband/mlx5_1/ports/1")
 	inject(t, root, "port-down", fault.Arguments{"device": "mlx5_1"})
@@ -192,7 +192,7 @@ func TestUplinkOfESwitchGoesDownAlone(t *testing.T) {
 	}
 }
 
-func TestWhatCannotHappenIsRefusedAndChangesNothing(t *testing.T) {
+func TestInjectRejectsImpossibleFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile, event, want string
 		args                 fault.Arguments
@@ -246,7 +246,7 @@ func TestWrongArgumentsAreAllNamed(t *testing.T) {
 	}
 }
 
-func TestALostGPUTakesNoEventButGPUBack(t *testing.T) {
+func TestLostGPUAcceptsOnlyGPUBack(t *testing.T) {
 	root := render(t, "t4-edge")
 	inject(t, root, "gpu-lost", fault.Arguments{"gpu": "2"})
 	if err := fault.Apply(root, "temp", fault.Arguments{"gpu": "2", "celsius": "50"}); !errors.Is(err, fault.ErrRefused) {
@@ -258,7 +258,7 @@ func TestALostGPUTakesNoEventButGPUBack(t *testing.T) {
 	}
 }
 
-func TestManyWritersComeOneAfterTheOther(t *testing.T) {
+func TestInjectSerializesWriters(t *testing.T) {
 	root := render(t, "h100-hgx")
 	const each = 40
 	var wg sync.WaitGroup

@@ -114,7 +114,7 @@ func (n *node) is(state imex.Domain) func() bool {
 	return func() bool { return n.Status().Status == state }
 }
 
-func TestOneDaemonIsReadyWhileItsDomainIsNotUp(t *testing.T) {
+func TestDaemonIsReadyWhileItsDomainIsNotUp(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	a := d.start(1)
 	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
@@ -132,7 +132,7 @@ func TestOneDaemonIsReadyWhileItsDomainIsNotUp(t *testing.T) {
 	}
 }
 
-func TestThreeOfFourNodesAreADegradedDomain(t *testing.T) {
+func TestDomainIsDegradedWithThreeOfFourNodes(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2", "*.3", "*.4")
 	a := d.start(1)
 	for i := 2; i <= 3; i++ {
@@ -143,7 +143,7 @@ func TestThreeOfFourNodesAreADegradedDomain(t *testing.T) {
 	eventually(t, "UP", a.is(imex.DomainUp))
 }
 
-func TestTheControlCommandsAnswers(t *testing.T) {
+func TestControlPrintsTheDomain(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	a := d.start(1)
 	d.start(2)
@@ -245,7 +245,7 @@ func TestQuorum(t *testing.T) {
 	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
 }
 
-func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
+func TestDaemonWaitsForPeersAfterADeadOne(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	state := t.TempDir()
 	var faults atomic.Pointer[imex.Faults]
@@ -280,7 +280,7 @@ func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
 	}
 }
 
-func TestAPartitionCutsBothWaysAndHeals(t *testing.T) {
+func TestPartitionCutsBothWaysAndHeals(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	path := filepath.Join(t.TempDir(), imex.FaultsName)
 	a := d.start(1, func(c *imex.Config, o *imex.Options) { o.Faults, c.Grace = imex.FaultsFile(path), 100*time.Millisecond })
@@ -314,7 +314,7 @@ func TestMistakesInTheConfigurationAreAllNamed(t *testing.T) {
 	}
 }
 
-func TestTheConfigurationIsReadAsDriversWriteIt(t *testing.T) {
+func TestConfigurationIsReadAsDriversWriteIt(t *testing.T) {
 	c, err := imex.ParseConfig([]byte("# IMEX\nSERVER_PORT=50001\nIMEX_CMD_ENABLED=1\nIMEX_CMD_PORT=50006\n" +
 		"IMEX_CMD_UNIX_DOMAIN_PATH=/run/imex.sock\nIMEX_NODE_CONFIG_FILE=/etc/nodes\nLOG_LEVEL=4\nIMEX_NODE_DISCONNECTED_GRACE_TIME=7\n" +
 		"NEW_KEY=1\n"))
@@ -328,7 +328,7 @@ func TestTheConfigurationIsReadAsDriversWriteIt(t *testing.T) {
 	}
 }
 
-func TestANodesFileWithAMistakeIsRefused(t *testing.T) {
+func TestNodesFileWithAMistakeIsRejected(t *testing.T) {
 	for name, text := range map[string]string{"a node twice": "a\nb\na", "two on a line": "a b"} {
 		path := filepath.Join(t.TempDir(), "nodes")
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
@@ -340,7 +340,7 @@ func TestANodesFileWithAMistakeIsRefused(t *testing.T) {
 	}
 }
 
-func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
+func TestFaultsInQuickSuccessionAreAllSeen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), imex.FaultsName)
 	read := imex.FaultsFile(path)
 	write := func(f imex.Faults, at time.Time) {
@@ -363,7 +363,7 @@ func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
 	}
 }
 
-func TestTheControlSocketReplacesNothingElse(t *testing.T) {
+func TestControlSocketDoesNotReplaceOtherFiles(t *testing.T) {
 	d := newDomain(t, "*.1")
 	listen := func(path string) error {
 		config := imex.Config{NodesFile: filepath.Join(d.dir, "nodes.cfg"), CommandEnabled: true, CommandSocket: path}

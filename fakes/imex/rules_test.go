@@ -24,7 +24,7 @@ func on(dir string) func(*imex.Config, *imex.Options) {
 }
 
 // open-gpu-kernel-modules, imex_session_api.c: the second session of a node is refused with NV_ERR_IN_USE.
-func TestANodeHasOneIMEXSession(t *testing.T) {
+func TestNodeHasOneIMEXSession(t *testing.T) {
 	d, dir := newDomain(t, "*.1", "*.2"), t.TempDir()
 	a := d.start(1, on(dir))
 	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
@@ -85,7 +85,7 @@ func TestImportersDieWithTheSessionForGood(t *testing.T) {
 
 // Public pull request #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the
 // capability: the IMEX guide.
-func TestADaemonNeedsItsLibraryAndEveryDevice(t *testing.T) {
+func TestDaemonNeedsItsLibraryAndEveryDevice(t *testing.T) {
 	needs := []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap4323"}
 	for i := range len(needs) {
 		d := newDomain(t, "*.1")
@@ -108,7 +108,7 @@ func TestADaemonNeedsItsLibraryAndEveryDevice(t *testing.T) {
 }
 
 // NVIDIA's IMEX guide, on changing peers: SIGUSR1 within five seconds of another is ignored.
-func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
+func TestDaemonIgnoresASecondSignalWithinFiveSeconds(t *testing.T) {
 	var mu sync.Mutex
 	known := map[string]netip.Addr{}
 	d := newDomain(t, "*.1", "late")
@@ -143,7 +143,7 @@ func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
 
 // The C library's resolver: a name that is not in /etc/hosts is looked up in DNS (nsswitch.conf: "hosts: files dns"). #1466 of
 // NVIDIA's DRA driver counted these lookups in clusters.
-func TestANameThatHostsDoesNotHaveIsLookedUpInDNS(t *testing.T) {
+func TestDaemonLooksUpUnknownNamesInDNS(t *testing.T) {
 	d := newDomain(t, "*.1", "nobody-0001", "nobody-0002")
 	var asked atomic.Int32
 	a := d.start(1, func(_ *imex.Config, o *imex.Options) {
@@ -161,7 +161,7 @@ func TestANameThatHostsDoesNotHaveIsLookedUpInDNS(t *testing.T) {
 }
 
 // #1417 of NVIDIA's DRA driver: nvidia-imex-ctl -N hangs where -q answers.
-func TestTheQueryForTheWholeDomainMayHang(t *testing.T) {
+func TestQueryOfTheWholeDomainMayHang(t *testing.T) {
 	for silent, hangs := range map[string][2]bool{"": {false, false}, "-N": {false, true}, "*": {true, true}} {
 		d := newDomain(t, "*.1")
 		a := d.start(1, func(_ *imex.Config, o *imex.Options) {
@@ -183,7 +183,7 @@ func TestTheQueryForTheWholeDomainMayHang(t *testing.T) {
 }
 
 // A daemon that has become UNAVAILABLE stays so (NVIDIA's IMEX guide: restart the service).
-func TestADaemonThatBecameUnavailableStaysSo(t *testing.T) {
+func TestDaemonStaysUnavailable(t *testing.T) {
 	d := newDomain(t, "*.1")
 	path := filepath.Join(t.TempDir(), imex.FaultsName)
 	a := d.start(1, func(_ *imex.Config, o *imex.Options) { o.Faults = imex.FaultsFile(path) })
@@ -203,7 +203,7 @@ func TestADaemonThatBecameUnavailableStaysSo(t *testing.T) {
 
 // open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died does not wait, so
 // memory that others still have mapped is allocated again.
-func TestWithoutAQuorumADaemonThatFollowsADeadOneWaitsForNobody(t *testing.T) {
+func TestDaemonWaitsForNobodyWithoutAQuorum(t *testing.T) {
 	d, persist := newDomain(t, "*.1", "*.2"), t.TempDir()
 	if err := os.WriteFile(filepath.Join(persist, imex.RecoveryName), []byte(d.address(2).String()), 0o644); err != nil {
 		t.Fatal(err)

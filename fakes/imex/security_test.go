@@ -108,7 +108,7 @@ func (l *logged) says(words string) bool {
 }
 func (l *logged) into(_ *imex.Config, o *imex.Options) { o.Log = slog.New(slog.NewTextHandler(l, nil)) }
 
-func TestOnlyDaemonsOfOneAuthorityAndNameAreConnected(t *testing.T) {
+func TestSecurityConnectsDaemonsOfOneAuthorityAndName(t *testing.T) {
 	ours, theirs := newAuthority(t, true), newAuthority(t, true)
 	for name, c := range map[string]struct {
 		peer     func(dir string) func(*imex.Config, *imex.Options)
@@ -172,7 +172,7 @@ func TestCertificatesAreReadWhenADaemonStartsAndNeverAgain(t *testing.T) {
 	eventually(t, "one of another authority is not", func() bool { return log.says("unknown authority") })
 }
 
-func TestADaemonWithAWrongAuthorityDoesNotStart(t *testing.T) {
+func TestSecurityRejectsAWrongAuthority(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, dir string)
 		want  string

@@ -72,7 +72,7 @@ func exchanges() []struct{ say, want string } {
 }
 
 // The real daemon runs where tests/nvidia-programs has fetched it; it needs no GPU.
-func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
+func TestRealControlDaemonMatchesTheTable(t *testing.T) {
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
 	if cache, err := os.UserCacheDir(); directory == "" && err == nil {
 		directory = filepath.Join(cache, "gpufabric/nvidia")
@@ -119,7 +119,7 @@ func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
 	}
 }
 
-func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
+func TestControlDaemonAnswersAsTheRealOne(t *testing.T) {
 	pipe, done := daemon(t)
 	for _, c := range exchanges() {
 		if got := send(t, pipe, c.say); got != c.want {
@@ -144,7 +144,7 @@ func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
 	}
 }
 
-func TestWhoeverTypesCanBeInterrupted(t *testing.T) {
+func TestControlIsInterruptible(t *testing.T) {
 	pipe, _ := daemon(t)
 	typed, terminal := io.Pipe()
 	defer func() { _ = terminal.Close() }() // its readers end
@@ -165,7 +165,7 @@ func TestWhoeverTypesCanBeInterrupted(t *testing.T) {
 	}
 }
 
-func TestASecondDaemonIsRefused(t *testing.T) {
+func TestControlRefusesASecondDaemon(t *testing.T) {
 	pipe, _ := daemon(t)
 	d := &mps.Daemon{Pipe: pipe, Log: slog.New(slog.DiscardHandler)}
 	if err := d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "already running") {

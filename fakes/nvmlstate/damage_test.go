@@ -12,9 +12,9 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// TestADamagedStateNeverCrashesAClient writes random bytes into the mapped file, truncates it, and then calls everything. Whatever
+// TestStateDoesNotCrashAClientWhenDamaged writes random bytes into the mapped file, truncates it, and then calls everything. Whatever
 // the calls return, the process must not crash. The file is repaired each time, under the same mappings.
-func TestADamagedStateNeverCrashesAClient(t *testing.T) {
+func TestStateDoesNotCrashAClientWhenDamaged(t *testing.T) {
 	c, g := both(t, "a100-40")
 	for _, l := range []nvml.Interface{c, g} {
 		d, _ := l.DeviceGetHandleByIndex(0)
@@ -120,8 +120,8 @@ func callGetters(v reflect.Value, in reflect.Type) {
 	}
 }
 
-// TestADamagedProfileEndsNoCount uses profiles of 32 slices: their mask in a word of 32 bits equals that of no slice.
-func TestADamagedProfileEndsNoCount(t *testing.T) {
+// TestCountsSurviveADamagedProfile uses profiles of 32 slices: their mask in a word of 32 bits equals that of no slice.
+func TestCountsSurviveADamagedProfile(t *testing.T) {
 	c, g := both(t, "a100-40")
 	f, err := state.Open(sharedRoot)
 	if err != nil {

@@ -14,7 +14,7 @@ var deviceType = reflect.TypeFor[nvml.Device]()
 
 func valueOf(v any) reflect.Value { return reflect.ValueOf(v) }
 
-func TestAnEventReachesTheSetsThatWantIt(t *testing.T) {
+func TestEventReachesTheSetsThatWantIt(t *testing.T) {
 	c, g := both(t, "h100-hgx")
 	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestAnEventReachesTheSetsThatWantIt(t *testing.T) {
 	}
 }
 
-func TestALostGPUSaysSo(t *testing.T) {
+func TestLostGPUReturnsItsError(t *testing.T) {
 	c, g := both(t, "gb200-nvl72")
 	handles := map[string]nvml.Device{}
 	handles["C"], _ = c.DeviceGetHandleByIndex(1)
@@ -92,7 +92,7 @@ func TestALostGPUSaysSo(t *testing.T) {
 	}
 }
 
-func TestASlowFunctionIsSlowInBothLibraries(t *testing.T) {
+func TestSlowFunctionIsSlowInBothLibraries(t *testing.T) {
 	c, g := both(t, "gb200-nvl72")
 	f, err := state.Open(sharedRoot)
 	if err != nil {

@@ -37,7 +37,7 @@ func differences() map[string]string {
 	}
 }
 
-// The Go library answers as the C library does: TestTheCAndTheGoLibraryAnswerAlike.
+// The Go library answers as the C library does: TestParityOfTheCAndTheGoLibrary.
 func TestGettersAnswerAsARealH200(t *testing.T) {
 	p, err := profile.Load("h200-hgx")
 	if err != nil {

@@ -68,7 +68,7 @@ func TestLimitsOfMemoryAreTheSameThroughBothLibraries(t *testing.T) {
 }
 
 // nvml.h: MIG handles are not supported; no more are GPUs in MIG mode.
-func TestAGPUInMIGModeTakesNoLimits(t *testing.T) {
+func TestMemoryLimitsAreRefusedInMIGMode(t *testing.T) {
 	_, path := cgrouptest.Make(t)
 	p, err := profile.Load("h100-hgx")
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// TestTheCAndTheGoRulesOfMIGAgree makes the same random change through both libraries, from the same state, and compares the code and
+// TestMIGRulesOfCAndGoAgree makes the same random change through both libraries, from the same state, and compares the code and
 // the state that each leaves.
-func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
+func TestMIGRulesOfCAndGoAgree(t *testing.T) {
 	for _, name := range []string{"gb200-nvl72", "a100-40", "h100-hgx"} {
 		t.Run(name, func(t *testing.T) {
 			c, g := both(t, name)
@@ -164,7 +164,7 @@ func enableMIG(t *testing.T, gpu int) {
 }
 
 // The answer to a change of mode: nvml.h, nvmlDeviceSetMigMode, and the MIG user guide's Deployment Considerations.
-func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
+func TestMIGModeIsPendingOnAmpereAndCurrentOnHopper(t *testing.T) {
 	for name, pending := range map[string]bool{"a100-40": true, "a30-4": true, "h100-hgx": false, "b200-hgx": false} {
 		c, g := both(t, name)
 		for client, l := range map[string]nvml.Interface{"C": c, "Go": g} {
@@ -205,7 +205,7 @@ func TestMemoryOfAnIntegratedGPUIsNotReported(t *testing.T) {
 }
 
 // nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH. That the C library does so too is tested in nvml/nvmltest.
-func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
+func TestLibraryDoesNotStartWithModulesOfAnotherVersion(t *testing.T) {
 	p, err := profile.Load("t4-edge")
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestCapabilityNodesAppearOnlyInADevThatTheClientCanWrite(t *testing.T) {
 	}
 }
 
-func TestAMIGLayoutIsSeenByEveryClient(t *testing.T) {
+func TestMIGLayoutIsVisibleToEveryClient(t *testing.T) {
 	c, g := both(t, "a100-40")
 	d, _ := c.DeviceGetHandleByIndex(2)
 	enableMIG(t, 2)

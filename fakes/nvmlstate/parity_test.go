@@ -67,7 +67,7 @@ func withGPUs(t *testing.T) []string {
 	return names
 }
 
-func TestTheCAndTheGoLibraryAnswerAlike(t *testing.T) {
+func TestParityOfTheCAndTheGoLibrary(t *testing.T) {
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {
 			c, g := both(t, name)

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/fakes/trace"
 )
 
-func TestTheTraceNamesEveryCallAndEveryStub(t *testing.T) {
+func TestTraceNamesEveryCallAndStub(t *testing.T) {
 	c, _ := both(t, "gb200-nvl72")
 	path := filepath.Join(t.TempDir(), "trace")
 	t.Setenv("FAKEFABRIC_TRACE", path) // the library looks at it with nvmlInit

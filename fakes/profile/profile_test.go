@@ -20,7 +20,7 @@ func load(t testing.TB, name string) *profile.Profile {
 	return p
 }
 
-func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
+func TestProfilesAreValidAndNamedAsTheirFiles(t *testing.T) {
 	want := []string{"a10", "a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "b300-hgx", "gb10-spark", "gb200-nvl72", "gb300-nvl72", "gh200",
 		"h100-hgx", "h200-hgx", "h200-nvl", "l40s-8", "rdma-only", "rtx-pro-6000-8", "sriov", "switchdev", "t4", "t4-edge", "vr-nvl72"}
 	if diff := cmp.Diff(want, profile.Names()); diff != "" {
@@ -98,7 +98,7 @@ func TestEighteenNodesShareAClique(t *testing.T) {
 	}
 }
 
-func TestNoTwoMachinesShareAnIdentifier(t *testing.T) {
+func TestProfilesShareNoIdentifiers(t *testing.T) {
 	for _, name := range profile.Names() {
 		p := load(t, name)
 		seen := map[any]string{}
@@ -175,7 +175,7 @@ func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 	}
 }
 
-func TestAllMistakesAreReportedAtOnce(t *testing.T) {
+func TestValidateReportsAllMistakes(t *testing.T) {
 	data := edit(t, "t4-edge", "memoryMiB: 15360", "memoryMiB: lots\n    colour: green")
 	data = []byte(strings.Replace(string(data), "link: Ethernet", "link: Carrier Pigeon", 1))
 	_, err := profile.Parse("t4.yaml", data)
@@ -184,7 +184,7 @@ func TestAllMistakesAreReportedAtOnce(t *testing.T) {
 	}
 }
 
-func TestAnUnknownProfileNamesTheKnownOnes(t *testing.T) {
+func TestLoadListsKnownProfilesForAnUnknownOne(t *testing.T) {
 	_, err := profile.Load("gb300")
 	if err == nil || !strings.Contains(err.Error(), "gb200-nvl72") {
 		t.Error(err)
@@ -219,7 +219,7 @@ func FuzzAProfileIsReadOrRefusedButNeverCrashes(f *testing.F) {
 	})
 }
 
-func TestTheCommittedSchemaIsTheTypes(t *testing.T) {
+func TestSchemaIsThatOfTheTypes(t *testing.T) {
 	want, err := profile.Schema()
 	if err != nil {
 		t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/fakes/built"
 )
 
-// TestAControlDaemonInTheBackgroundListensWhenItsStartReturns runs what scripts do: start the daemon, and talk to it in the next line.
-func TestAControlDaemonInTheBackgroundListensWhenItsStartReturns(t *testing.T) {
+// TestMPSDaemonListensWhenItsStartReturns runs what scripts do: start the daemon, and talk to it in the next line.
+func TestMPSDaemonListensWhenItsStartReturns(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "nvidia-cuda-mps-control")
 	if err := os.Symlink(filepath.Join(built.Dir(t), "fakefabric"), program); err != nil {

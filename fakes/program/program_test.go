@@ -39,7 +39,7 @@ func tool(t *testing.T, root, name string, args ...string) *exec.Cmd {
 	return command
 }
 
-func TestTheToolsFindTheirNodeByThemselves(t *testing.T) {
+func TestToolsFindTheirNode(t *testing.T) {
 	a, b := node(t, "l40s-8"), node(t, "t4-edge")
 	for root, want := range map[string]string{a: "GPU 7: NVIDIA L40S", b: "GPU 3: Tesla T4"} {
 		if out, err := tool(t, root, "nvidia-smi", "-L").Output(); err != nil || !strings.Contains(string(out), want) {
@@ -53,7 +53,7 @@ func TestTheToolsFindTheirNodeByThemselves(t *testing.T) {
 	}
 }
 
-func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
+func TestIMEXCommandsCommunicate(t *testing.T) {
 	root, dir := node(t, "gb200-nvl72"), t.TempDir()
 	address := fmt.Sprintf("127.77.%d.1", os.Getpid()%250)
 	hosts := filepath.Join(dir, "nodes")
@@ -160,7 +160,7 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
+func TestCommandFailsWhenItsAnswerIsLost(t *testing.T) {
 	for _, args := range [][]string{{"profiles"}, {"schema"}, {"validate", "t4-edge"},
 		{"render", "--profile", "t4-edge", "--root", filepath.Join(t.TempDir(), "node"), "--no-libraries", "--plain-devices"}} {
 		var stderr bytes.Buffer
@@ -171,7 +171,7 @@ func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
 	}
 }
 
-func TestAToolPrintsItsFlagsAndAMistakeOnce(t *testing.T) {
+func TestToolPrintsAMistakeOnce(t *testing.T) {
 	for name, flag := range map[string]string{"nvidia-imex": "-c string", "nvidia-imex-ctl": "-c string", "nvidia-cuda-mps-control": "-d\t"} {
 		var out, stderr bytes.Buffer
 		if code := program.Run(t.Context(), name, []string{"-h"}, &out, &stderr); code != 0 || !strings.Contains(out.String(), flag) ||

@@ -61,7 +61,7 @@ func expected(d record.Difference) bool {
 	return false
 }
 
-func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
+func TestRecordingOfAFakeIsItsProfile(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {
 			m, want := machine(t, name)
@@ -90,7 +90,7 @@ func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
 	}
 }
 
-func TestARecordingHoldsNothingThatIdentifiesTheMachine(t *testing.T) {
+func TestRecordingDoesNotIdentifyTheMachine(t *testing.T) {
 	m, p := machine(t, "gb200-nvl72")
 	got, err := record.Profile(m)
 	if err != nil {

@@ -47,7 +47,7 @@ func play(t *testing.T, text string) string {
 	return log.String()
 }
 
-func TestTheSameScenarioGivesTheSameLog(t *testing.T) {
+func TestScenarioGivesTheSameLog(t *testing.T) {
 	first := play(t, storm)
 	if second := play(t, storm); second != first {
 		t.Errorf("first:\n%s\nsecond:\n%s", first, second)
@@ -98,7 +98,7 @@ func TestMistakesInAScenarioAreNamedWithTheirLines(t *testing.T) {
 	}
 }
 
-func TestTheClockWaitsAndCanBeStopped(t *testing.T) {
+func TestClockWaitsAndStops(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := scenario.RealTime(1)(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {

@@ -92,13 +92,13 @@ const recordedTable = `Wed Dec 10 10:24:44 2025
 | No running processes found |
 +-----------------------------------------------------------------------------------------+`
 
-func TestTheTableIsTheRecordedMachines(t *testing.T) {
+func TestTableIsThatOfTheRecordedMachine(t *testing.T) {
 	if diff := cmp.Diff(recordedTable, squeeze(run(t, render(t, "gb200-nvl72")))); diff != "" {
 		t.Errorf("(-recorded +got):\n%s", diff)
 	}
 }
 
-func TestEveryLineOfATableIsAsWideAsItsFrame(t *testing.T) {
+func TestTableLinesAreAsWideAsTheFrame(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
 	run(t, root, "mig", "-cgi", "9,14,19", "-C")
@@ -130,7 +130,7 @@ NIC6	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	 X 	PIX
 NIC7	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	PIX	 X 
 `
 
-func TestTheTopologyIsTheRecordedMachines(t *testing.T) {
+func TestTopologyIsThatOfTheRecordedMachine(t *testing.T) {
 	out := run(t, render(t, "gb200-nvl72"), "topo", "-m")
 	matrix, _, _ := strings.Cut(out, "\nLegend")
 	matrix = strings.NewReplacer("\x1b[4m", "", "\x1b[0m", "").Replace(matrix) // the record has the words alone
@@ -156,7 +156,7 @@ func TestGPUAndNICsBelowOneSwitchArePIX(t *testing.T) {
 	t.Fatalf("no row GPU0 in:\n%s", out)
 }
 
-func TestTheXMLIsWellFormed(t *testing.T) {
+func TestXMLIsWellFormed(t *testing.T) {
 	d := xml.NewDecoder(strings.NewReader(run(t, render(t, "l40s-8"), "-q", "-x")))
 	gpus := 0
 	for {
@@ -187,7 +187,7 @@ func TestQueriesGiveTheColumnsAskedFor(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSetIsRefused(t *testing.T) {
+func TestSetRejectsUnsupportedValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile, want string
 		args          []string
@@ -218,7 +218,7 @@ func enableMIG(t *testing.T, root string) {
 	run(t, root, "-i", "0", "--gpu-reset")
 }
 
-func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
+func TestMIGModeOfAmpereIsPendingUntilAReset(t *testing.T) {
 	for _, name := range []string{"a100-40", "a30-4"} {
 		t.Run(name, func(t *testing.T) {
 			root := render(t, name)
@@ -252,7 +252,7 @@ func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
 	}
 }
 
-func TestAModeOfHopperAndLaterChangesAtOnce(t *testing.T) {
+func TestMIGModeOfHopperChangesAtOnce(t *testing.T) {
 	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
 		root := render(t, name)
 		run(t, root, "-i", "0", "-mig", "1")
@@ -262,7 +262,7 @@ func TestAModeOfHopperAndLaterChangesAtOnce(t *testing.T) {
 	}
 }
 
-func TestAnInstanceInUseIsNotDestroyed(t *testing.T) {
+func TestMIGDoesNotDestroyAnInstanceInUse(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
 	run(t, root, "mig", "-cgi", "1g.5gb", "-C")
@@ -276,7 +276,7 @@ func TestAnInstanceInUseIsNotDestroyed(t *testing.T) {
 	}
 }
 
-func TestATimeSliceIsSetPerGPUAndListed(t *testing.T) {
+func TestTimeSliceIsSetPerGPUAndListed(t *testing.T) {
 	root := render(t, "l40s-8")
 	run(t, root, "compute-policy", "-i", "3", "--set-timeslice", "3")
 	for gpu, want := range map[string]string{"2": "Default", "3": "Long"} {
@@ -291,7 +291,7 @@ func TestATimeSliceIsSetPerGPUAndListed(t *testing.T) {
 	}
 }
 
-func TestAContainerSeesItsShareAsALimiterShowsIt(t *testing.T) {
+func TestContainerSeesItsShare(t *testing.T) {
 	root := render(t, "l40s-8")
 	uuids := strings.Fields(run(t, root, "--query-gpu=uuid", "--format=csv,noheader"))
 	environment := map[string]string{"NVIDIA_VISIBLE_DEVICES": uuids[3], "CUDA_DEVICE_MEMORY_LIMIT_0": "10240m"}
@@ -309,7 +309,7 @@ func TestAContainerSeesItsShareAsALimiterShowsIt(t *testing.T) {
 	}
 }
 
-func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
+func TestTreeShowsWhatAFailedCommandMade(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
 	if out, err := try(root, "mig", "-i", "0", "-cgi", "9,9,9"); err == nil {
@@ -334,7 +334,7 @@ func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 	}
 }
 
-func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
+func TestCommandsSurviveADamagedLayout(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
 	run(t, root, "mig", "-i", "0", "-cgi", "9,14", "-C")

@@ -37,7 +37,7 @@ func create(t testing.TB, name string) (root string, f *state.File) {
 	return root, f
 }
 
-func TestARefusedUpdateLeavesNoTrace(t *testing.T) {
+func TestUpdateLeavesNoTraceWhenRefused(t *testing.T) {
 	_, f := create(t, "gb200-nvl72")
 	refused := errors.New("no")
 	err := f.Update(func(b *state.Body) error {
@@ -128,7 +128,7 @@ func TestEventsArriveInOrderAndOnce(t *testing.T) {
 	}
 }
 
-func TestASlowReaderGetsTheOldestEventsThatAreLeft(t *testing.T) {
+func TestReaderThatIsSlowGetsTheOldestEvents(t *testing.T) {
 	_, f := create(t, "gb200-nvl72")
 	for i := range state.EventRing + 10 {
 		if err := f.Post(state.Event{Type: 8, Data: uint64(i)}); err != nil {
@@ -141,7 +141,7 @@ func TestASlowReaderGetsTheOldestEventsThatAreLeft(t *testing.T) {
 	}
 }
 
-func TestAReplacedFileSaysSo(t *testing.T) {
+func TestReaderDetectsAReplacedFile(t *testing.T) {
 	root, f := create(t, "gb200-nvl72")
 	done := make(chan error)
 	go func() {
@@ -163,7 +163,7 @@ func TestAReplacedFileSaysSo(t *testing.T) {
 	}
 }
 
-func TestADamagedFileIsRefusedWithAReason(t *testing.T) {
+func TestReaderRejectsADamagedFile(t *testing.T) {
 	root, _ := create(t, "gb200-nvl72")
 	whole, err := os.ReadFile(state.Path(root))
 	if err != nil {
@@ -191,7 +191,7 @@ func TestADamagedFileIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-func TestAFileCutShortUnderAMappingIsAnError(t *testing.T) {
+func TestReaderRejectsATruncatedFile(t *testing.T) {
 	root, f := create(t, "gb200-nvl72")
 	if err := os.Truncate(state.Path(root), 100); err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestAFileCutShortUnderAMappingIsAnError(t *testing.T) {
 	}
 }
 
-func TestAWriterKilledHalfWayLeavesTheStateWhole(t *testing.T) {
+func TestWriterLeavesTheStateWholeWhenKilled(t *testing.T) {
 	root, f := create(t, "gb200-nvl72")
 	// The child is this test binary. It dies inside an update while it holds the lock.
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "TestMain")

@@ -16,7 +16,7 @@ const recorded = "1.5\t7\tdcgm\tnvmlDeviceGetName\t0\timplemented\n" +
 	"1.8\t8\tplugin\tnvmlInit_v2\t0\timplemented\n" +
 	"cut off\t8\tplu"
 
-func TestASummaryTellsWhoHitWhichStub(t *testing.T) {
+func TestSummaryListsStubsByProgram(t *testing.T) {
 	calls, damaged, err := trace.Read(strings.NewReader(recorded))
 	if err != nil || damaged != 1 || len(calls) != 4 {
 		t.Fatal(len(calls), damaged, err)

@@ -46,7 +46,7 @@ func read(t testing.TB, parts ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
-func TestEveryLinkLeadsSomewhere(t *testing.T) {
+func TestTreeHasNoDeadLinks(t *testing.T) {
 	for _, name := range profile.Names() {
 		root, _ := render(t, name)
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -71,7 +71,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-func TestTheTreeTellsWhatTheProfileSays(t *testing.T) {
+func TestTreeHasTheValuesOfTheProfile(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {
 			root, n := render(t, name)
@@ -249,7 +249,7 @@ func TestRenderingAgainReplacesEverythingButTheDirectories(t *testing.T) {
 	}
 }
 
-func TestARenderingThatFailsLeavesTheOldOne(t *testing.T) {
+func TestRenderKeepsTheOldTreeOnFailure(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Root: root, LibraryDir: "/nowhere"})
 	if err == nil || !strings.Contains(err.Error(), "make -C fakes") {
@@ -263,7 +263,7 @@ func TestARenderingThatFailsLeavesTheOldOne(t *testing.T) {
 	}
 }
 
-func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
+func TestRenderRejectsANodeOutsideTheCluster(t *testing.T) {
 	for says, o := range map[string]tree.Options{"not among 2 nodes": {Node: 2, Nodes: 2}, "-1 of 0": {Node: -1}, "0 of -3": {Nodes: -3}} {
 		o.Profile, o.Root = load(t, "t4-edge"), t.TempDir()
 		if err := tree.Render(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
@@ -272,9 +272,9 @@ func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
 	}
 }
 
-// TestSomebodyElsesDirectoriesStay checks that the renderer refuses directories that a mistyped --root may name: /, a home
+// TestRenderKeepsForeignDirectories checks that the renderer refuses directories that a mistyped --root may name: /, a home
 // directory with dev, a checkout.
-func TestSomebodyElsesDirectoriesStay(t *testing.T) {
+func TestRenderKeepsForeignDirectories(t *testing.T) {
 	for _, part := range []string{"sys", "proc", "dev", "driver"} {
 		root := t.TempDir()
 		work := filepath.Join(root, part, "work")
@@ -298,7 +298,7 @@ func TestSomebodyElsesDirectoriesStay(t *testing.T) {
 }
 
 // A driver makes device nodes in its configured /dev, also while the hardware is away.
-func TestWhatADriverWroteInANodeDoesNotPreventItsRendering(t *testing.T) {
+func TestRenderReplacesFilesOfADriver(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	if err := tree.Remove(root); err != nil {
 		t.Fatal(err)
@@ -315,8 +315,8 @@ func TestWhatADriverWroteInANodeDoesNotPreventItsRendering(t *testing.T) {
 	}
 }
 
-// TestANodeIsSmall measures a node's size on disk: its tools are hard links to one program, so they do not count.
-func TestANodeIsSmall(t *testing.T) {
+// TestTreeOfANodeIsSmall measures a node's size on disk: its tools are hard links to one program, so they do not count.
+func TestTreeOfANodeIsSmall(t *testing.T) {
 	build := built.Dir(t)
 	for _, name := range profile.Names() {
 		root := t.TempDir()

@@ -19,7 +19,7 @@ func mkdir(t *testing.T, dir string) {
 	}
 }
 
-func TestTheDevicePluginListsAndAllocatesEveryGPU(t *testing.T) {
+func TestDevicePluginListsAndAllocatesEveryGPU(t *testing.T) {
 	program := peer(t, "nvidia-device-plugin")
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestTheDevicePluginListsAndAllocatesEveryGPU(t *testing.T) {
 	}
 }
 
-func TestTheDevicePluginListsMIGDevices(t *testing.T) {
+func TestDevicePluginListsMIGDevices(t *testing.T) {
 	program := peer(t, "nvidia-device-plugin")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -46,7 +46,7 @@ func built(t *testing.T, name string) string {
 	return filepath.Join(checkout, "fakes/build/lib", name)
 }
 
-func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
+func TestCUDAStandInInventsNoNames(t *testing.T) {
 	real := exports(t, nvidiaProgram(t, "libcuda1", "550", "usr/lib/*/nvidia/current/libcuda.so.1"))
 	ours := exports(t, built(t, "libcuda.so.1"))
 	for name := range ours {
@@ -60,7 +60,7 @@ func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 	}
 }
 
-func TestTheFakeNVMLHasTheNamesOfNVIDIAsOfItsVersionAndNoOthers(t *testing.T) {
+func TestFakeNVMLHasTheNamesOfItsVersion(t *testing.T) {
 	for version := range smiVersions {
 		real := exports(t, nvidiaProgram(t, "libnvidia-ml1", version, "usr/lib/*/nvidia/current/libnvidia-ml.so.1"))
 		p, err := profile.Load("a100-40")

@@ -196,7 +196,7 @@ func furnish(t *testing.T, c *cluster) {
 	}
 }
 
-func TestThePageInABrowser(t *testing.T) {
+func TestPageInABrowser(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, nodesPerRack)
 	furnish(t, c)
@@ -346,7 +346,7 @@ func TestHostileObjectsAreOnlyText(t *testing.T) {
 }
 
 // A page in a cluster requires a token, keeps it only in memory, and shows the objects that the token's owner may read.
-func TestAViewerSignsInWithATokenAndSeesWhatItMay(t *testing.T) {
+func TestPageShowsAViewerWhatItsTokenMayRead(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, 1)
 	anonymous := &rest.Config{Host: c.config.Host, TLSClientConfig: c.config.TLSClientConfig}
@@ -368,9 +368,9 @@ func TestAViewerSignsInWithATokenAndSeesWhatItMay(t *testing.T) {
 	}
 }
 
-// TestAThousandNodes measures the page and its server on 1,008 nodes while 56 domains form. It prints figures, and fails only
-// where the picture is wrong: `NODES=1008 go test -run TestAThousandNodes -v .`
-func TestAThousandNodes(t *testing.T) {
+// TestPageOfAThousandNodes measures the page and its server on 1,008 nodes while 56 domains form. It prints figures, and fails only
+// where the picture is wrong: `NODES=1008 go test -run TestPageOfAThousandNodes -v .`
+func TestPageOfAThousandNodes(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv("NODES"))
 	if err != nil || nodes < nodesPerRack {
 		t.Skip("skipped: it takes minutes and proves no more than a rack does; NODES=1008 runs it")

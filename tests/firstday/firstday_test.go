@@ -158,7 +158,7 @@ func standing(t *testing.T, root string) string {
 	return text
 }
 
-func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
+func TestFirstDayChangesNothingOnEveryFake(t *testing.T) {
 	for _, name := range profile.Names() {
 		p, err := profile.Load(name)
 		if err != nil {
@@ -186,7 +186,7 @@ func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestEachStepsFailureIsASentence(t *testing.T) {
+func TestFirstDayExplainsEachFailure(t *testing.T) {
 	lacks := func(paths ...string) func(*testing.T, string) {
 		return func(t *testing.T, root string) {
 			for _, pattern := range paths {
@@ -238,7 +238,7 @@ func TestEachStepsFailureIsASentence(t *testing.T) {
 	}
 }
 
-func TestWhatAnotherUserMayNotDoIsNotPermitted(t *testing.T) {
+func TestFirstDayReportsMissingPermissions(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)
 	self, err := os.Executable()
@@ -292,7 +292,7 @@ func TestCDINeedsNoNodeThatTheRuntimeMakesByItsNumber(t *testing.T) {
 	}
 }
 
-func TestAnInterruptedDayPutsBackWhatItChanged(t *testing.T) {
+func TestFirstDayRestoresWhenInterrupted(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)
 	cmd := program(t.Context(), t, root)
@@ -333,7 +333,7 @@ func TestAnInterruptedDayPutsBackWhatItChanged(t *testing.T) {
 	}
 }
 
-func TestItUnderstandsNVIDIAsOwnNvidiaSMI(t *testing.T) {
+func TestFirstDayReadsNVIDIAsNvidiaSMI(t *testing.T) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)

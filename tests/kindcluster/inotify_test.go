@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/build/steps"
 )
 
-func TestAClusterHasEnoughInotifyInstances(t *testing.T) {
+func TestClusterHasEnoughInotifyInstances(t *testing.T) {
 	for name, test := range map[string]struct{ before, after, says string }{
 		"the kernel's own number":   {"128\n", "512", "it was 128"},
 		"more than is needed":       {"8192\n", "8192\n", ""},

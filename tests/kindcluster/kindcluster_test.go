@@ -70,7 +70,7 @@ func TestKindConfigurationAllowsOnlyForWhatTheMachineLacks(t *testing.T) {
 	}
 }
 
-func TestTheBoundingSetTellsWhetherSysResourceIsMissing(t *testing.T) {
+func TestBoundingSetShowsMissingSysResource(t *testing.T) {
 	tests := map[string]struct {
 		status  string
 		missing bool
@@ -119,7 +119,7 @@ func TestNodesReachTheOthersPodsThroughTheOthersAddresses(t *testing.T) {
 	}
 }
 
-func TestANodeThatLacksAnAddressIsNamed(t *testing.T) {
+func TestClusterNamesANodeWithoutAnAddress(t *testing.T) {
 	for name, list := range map[string]string{
 		"podCIDR":    `{"items": [{"metadata": {"name": "lonely"}}]}`,
 		"InternalIP": `{"items": [{"metadata": {"name": "lonely"}, "spec": {"podCIDR": "10.244.0.0/24"}}]}`,

@@ -60,10 +60,10 @@ func blocks(p page) []block {
 	return slices.DeleteFunc(out, func(b block) bool { return !slices.Contains(shells, b.language) })
 }
 
-// TestEveryCommandIsRunOrShown finds commands that nothing runs. A block of commands in docs, README.md and CONTRIBUTING.md is
+// TestPagesShowOnlyCommandsThatAreRun finds commands that nothing runs. A block of commands in docs, README.md and CONTRIBUTING.md is
 // one of three: the test that lists its page runs it, it repeats such a block word for word, or run-by=FILE names the test or
 // script that does the same. Pages beside the code are listed above.
-func TestEveryCommandIsRunOrShown(t *testing.T) {
+func TestPagesShowOnlyCommandsThatAreRun(t *testing.T) {
 	root := root(t)
 	_, list, ok := strings.Cut(read(t, root, runner), "var manual = []string{")
 	if !ok {

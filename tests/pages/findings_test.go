@@ -7,9 +7,9 @@ import (
 	"gpufabric.io/drivers/doctor/findings"
 )
 
-// TestEveryFindingHasAnEntry compares the doctor's table with the troubleshooting page, both ways: a word of a driver that is not in the
-// table is a cause that the doctor cannot name.
-func TestEveryFindingHasAnEntry(t *testing.T) {
+// TestTroubleshootingHasAnEntryForEachFinding compares the doctor's table with the troubleshooting page, both ways: a word of a
+// driver that is not in the table is a cause that the doctor cannot name.
+func TestTroubleshootingHasAnEntryForEachFinding(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
 	for _, f := range findings.Table() {

@@ -118,7 +118,7 @@ func root(t *testing.T) string {
 	return root
 }
 
-func TestEveryLinkLeadsSomewhere(t *testing.T) {
+func TestPagesHaveNoDeadLinks(t *testing.T) {
 	root := root(t)
 	all := pages(t, root)
 	checked := 0
@@ -153,9 +153,9 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-// TestEveryMakeTargetIsListedByHelp takes the word after make at the start of a line of a code block, and in `make ...`
+// TestMakefileHelpListsEveryTarget takes the word after make at the start of a line of a code block, and in `make ...`
 // within a text. A target that a page names has a sentence in make help.
-func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
+func TestMakefileHelpListsEveryTarget(t *testing.T) {
 	root := root(t)
 	targets := map[string][]string{}
 	for _, directory := range []string{"", "fakes"} {
@@ -196,9 +196,9 @@ func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 	}
 }
 
-// TestEveryTestAndPathNamedExists reads the text between backticks. A test's name may end in three dots, and so may a directory; a
+// TestPagesNameOnlyExistingTestsAndPaths reads the text between backticks. A test's name may end in three dots, and so may a directory; a
 // path may have {a,b} and *.
-func TestEveryTestAndPathNamedExists(t *testing.T) {
+func TestPagesNameOnlyExistingTestsAndPaths(t *testing.T) {
 	root := root(t)
 	var declared []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -263,9 +263,9 @@ func alternatives(path string) []string {
 	return out
 }
 
-// TestEveryExampleIsNamedByATest checks README.md's sentence on examples: a test runs each of them, so a test names each of
+// TestExamplesAreNamedByATest checks README.md's sentence on examples: a test runs each of them, so a test names each of
 // them.
-func TestEveryExampleIsNamedByATest(t *testing.T) {
+func TestExamplesAreNamedByATest(t *testing.T) {
 	root := root(t)
 	var all strings.Builder
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

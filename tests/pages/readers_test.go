@@ -16,7 +16,7 @@ var readers = map[string][]string{
 	"contributor":          {"CONTRIBUTING.md", "docs/architecture.md", "docs/where.md", "CHANGELOG.md"},
 }
 
-func TestEveryReaderHasItsPagesAndTheREADMELeadsToThem(t *testing.T) {
+func TestREADMELeadsToThePagesOfEachReader(t *testing.T) {
 	all := pages(t, root(t))
 	readme := page{}
 	for _, p := range all {
@@ -35,8 +35,8 @@ func TestEveryReaderHasItsPagesAndTheREADMELeadsToThem(t *testing.T) {
 	}
 }
 
-// TestNoPageOfDocsIsAnOrphan follows the links from README.md.
-func TestNoPageOfDocsIsAnOrphan(t *testing.T) {
+// TestREADMELeadsToEveryPageOfDocs follows the links from README.md.
+func TestREADMELeadsToEveryPageOfDocs(t *testing.T) {
 	all := pages(t, root(t))
 	byPath := map[string]page{}
 	for _, p := range all {

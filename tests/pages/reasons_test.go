@@ -86,9 +86,9 @@ func literals(t *testing.T, root string) map[string]string {
 	return found
 }
 
-// TestEveryReasonHasAnEntry treats every word of the drivers' code that could be a reason as one, unless noReasons has it. So a
-// reason cannot be added, wherever it is written, without its entry.
-func TestEveryReasonHasAnEntry(t *testing.T) {
+// TestTroubleshootingHasAnEntryForEachReason treats every word of the drivers' code that could be a reason as one, unless noReasons
+// has it. So a reason cannot be added, wherever it is written, without its entry.
+func TestTroubleshootingHasAnEntryForEachReason(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
 	known := map[string]bool{}
@@ -147,8 +147,8 @@ func read(t *testing.T, root, path string) string {
 	return string(content)
 }
 
-// TestEveryTaintHasAnEntry takes constants with taint in their name or comment, and the kinds of faults.
-func TestEveryTaintHasAnEntry(t *testing.T) {
+// TestTroubleshootingHasAnEntryForEachTaint takes constants with taint in their name or comment, and the kinds of faults.
+func TestTroubleshootingHasAnEntryForEachTaint(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
 	named := regexp.MustCompile(`(?m)^\s*(?:const )?(?:\w*Taint\w*)\s*=\s*"([a-z.-]+/[a-z-]+)"`)
@@ -195,8 +195,8 @@ func goFiles(t *testing.T, root, directory string) []string {
 	return out
 }
 
-// TestEveryRefusalOfTheChartHasAnEntry takes the messages of the chart's checks and its admission policies.
-func TestEveryRefusalOfTheChartHasAnEntry(t *testing.T) {
+// TestTroubleshootingHasAnEntryForEachRefusalOfTheChart takes the messages of the chart's checks and its admission policies.
+func TestTroubleshootingHasAnEntryForEachRefusalOfTheChart(t *testing.T) {
 	root := root(t)
 	page := read(t, root, troubleshooting)
 	var cells []string
@@ -226,8 +226,8 @@ func TestEveryRefusalOfTheChartHasAnEntry(t *testing.T) {
 	}
 }
 
-// TestEveryRefusalOfTheSchedulerHasAnEntry takes the results of the functions that refuse a GPU.
-func TestEveryRefusalOfTheSchedulerHasAnEntry(t *testing.T) {
+// TestTroubleshootingHasAnEntryForEachRefusalOfTheScheduler takes the results of the functions that refuse a GPU.
+func TestTroubleshootingHasAnEntryForEachRefusalOfTheScheduler(t *testing.T) {
 	root := root(t)
 	page := read(t, root, troubleshooting)
 	found := 0
@@ -270,8 +270,8 @@ func TestEveryRefusalOfTheSchedulerHasAnEntry(t *testing.T) {
 	}
 }
 
-// TestEveryRefusalOfAShareIsInTheCode checks that vgpu-plugin's code has each sentence of the page's table of refusals.
-func TestEveryRefusalOfAShareIsInTheCode(t *testing.T) {
+// TestTroubleshootingNamesOnlyRefusalsOfSharesInTheCode checks that vgpu-plugin's code has each sentence of the page's table of refusals.
+func TestTroubleshootingNamesOnlyRefusalsOfSharesInTheCode(t *testing.T) {
 	root := root(t)
 	_, table, ok := strings.Cut(read(t, root, troubleshooting), "## Shares for Volcano\n")
 	if !ok {

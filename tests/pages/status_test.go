@@ -13,10 +13,10 @@ var (
 	plainLink = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// TestTheMatrixIsShortAndNoLimitationIsLost checks the form of docs/status.md: one row for each capability, at most 20 words in
+// TestMatrixIsShortAndLinksEachLimitation checks the form of docs/status.md: one row for each capability, at most 20 words in
 // a cell, links to the files with its tests. A capability whose state is not "works" has a paragraph under the same name in
 // docs/limitations.md, or in docs/reports/shown.md where only evidence is missing.
-func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
+func TestMatrixIsShortAndLinksEachLimitation(t *testing.T) {
 	root := root(t)
 	all := pages(t, root)
 	page := func(name string) page {

@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/build/repository"
 )
 
-func TestEveryCustomResourceHasAPageWithItsFields(t *testing.T) {
+func TestReferenceHasAPageForEachCustomResource(t *testing.T) {
 	root, err := repository.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestEveryCustomResourceHasAPageWithItsFields(t *testing.T) {
 	}
 }
 
-func TestACustomResourceWithoutAPageIsNamed(t *testing.T) {
+func TestReferenceNamesACustomResourceWithoutAPage(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, CRDs), 0o755); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ func fakeMmdebstrap(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-func TestATreeIsMadeOnce(t *testing.T) {
+func TestTreeIsMadeOnce(t *testing.T) {
 	cache, calls := t.TempDir(), filepath.Join(t.TempDir(), "calls")
 	fakeMmdebstrap(t, "echo called >>"+calls+"\necho tree >\"${@: -1}\"\n")
 	for range 2 {
@@ -34,7 +34,7 @@ func TestATreeIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestAFailedTreeIsNotKeptAndSaysWhy(t *testing.T) {
+func TestTreeIsNotKeptAfterAFailure(t *testing.T) {
 	cache := t.TempDir()
 	fakeMmdebstrap(t, "echo half >\"${@: -1}\"\necho 'E: no such package' >&2\nexit 1\n")
 	_, err := Base().Tar(t.Context(), cache)
@@ -46,7 +46,7 @@ func TestAFailedTreeIsNotKeptAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestWithoutMmdebstrapTheRemedyIsNamed(t *testing.T) {
+func TestTreeNamesTheRemedyWithoutMmdebstrap(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := Node().Tar(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("error %v", err)

@@ -14,7 +14,7 @@ import (
 // manifests is the directory of the seed manifests. SHA256SUMS (in the format of sha256sum) has their original checksums.
 const manifests = "../../examples/manifests"
 
-func TestTheSeedManifestsAreByteForByteAsGiven(t *testing.T) {
+func TestSeedManifestsAreUnchanged(t *testing.T) {
 	want := sums(t)
 	for name, sum := range want {
 		t.Run(name, func(t *testing.T) {
@@ -29,7 +29,7 @@ func TestTheSeedManifestsAreByteForByteAsGiven(t *testing.T) {
 	}
 }
 
-func TestEverySeedManifestIsListed(t *testing.T) {
+func TestSeedManifestsAreListed(t *testing.T) {
 	// There are eleven files. A shorter list would silently guard fewer of them.
 	if got := len(sums(t)); got != 11 {
 		t.Errorf("SHA256SUMS lists %d manifests, 11 were given", got)

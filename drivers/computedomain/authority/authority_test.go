@@ -26,7 +26,7 @@ func issued(t *testing.T, seed byte, domain types.UID, now time.Time) (Issued, *
 	return one, pair.Leaf
 }
 
-func TestACertificateIsOfItsDomainAloneHoweverOftenItIsRenewed(t *testing.T) {
+func TestCertificateBelongsToItsDomainWhenRenewed(t *testing.T) {
 	began := time.Unix(1_800_000_000, 0)
 	first, leaf := issued(t, 1, "a", began)
 	accepts := func(authority Issued, leaf *x509.Certificate, domain types.UID, at time.Time) error {
@@ -66,7 +66,7 @@ func TestACertificateIsOfItsDomainAloneHoweverOftenItIsRenewed(t *testing.T) {
 	}
 }
 
-func TestWithoutASecretOrADomainNothingIsIssued(t *testing.T) {
+func TestCertificateNeedsASecretAndADomain(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	for name, c := range map[string]struct {
 		seed   int

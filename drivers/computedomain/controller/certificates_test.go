@@ -58,7 +58,7 @@ func certified(t *testing.T) *cluster {
 	return c
 }
 
-func TestADomainsDaemonsGetACertificateThatIsRenewedForThoseThatStartLater(t *testing.T) {
+func TestCertificatesAreRenewedForDaemonsThatStartLater(t *testing.T) {
 	c := certified(t)
 	d := newDomain("d", 1)
 	d.CreationTimestamp = metav1.NewTime(c.now)
@@ -103,7 +103,7 @@ func TestADomainsDaemonsGetACertificateThatIsRenewedForThoseThatStartLater(t *te
 	}
 }
 
-func TestTheFirstDaemonDecidesWhetherADomainHasCertificates(t *testing.T) {
+func TestCertificatesDependOnTheFirstDaemon(t *testing.T) {
 	c := certified(t)
 	c.reconciler.settings.Certificates = false
 	plain := newDomain("plain", 1)
@@ -142,7 +142,7 @@ func publicKey(t *testing.T, data []byte) []byte {
 }
 
 // The controller may not read the Secret, so it goes by the daemon that does not start without it.
-func TestACertificateThatSomebodyDeletesIsMadeAgainWhenADaemonWaitsForIt(t *testing.T) {
+func TestCertificatesAreIssuedAgainWhenADaemonWaits(t *testing.T) {
 	c := certified(t)
 	d := newDomain("d", 1)
 	d.CreationTimestamp = metav1.NewTime(c.now)
@@ -312,7 +312,7 @@ func (c *cluster) domainCondition(name string) *metav1.Condition {
 	return meta.FindStatusCondition(c.domain(name).Status.Conditions, v1beta1.ConditionCertificatesRenewable)
 }
 
-func TestWithoutItsSecretTheControllerSaysWhatIsMissing(t *testing.T) {
+func TestCertificatesNameTheMissingSecret(t *testing.T) {
 	c := newCluster(t)
 	c.reconciler.settings.Certificates = true
 	d := newDomain("d", 1)
@@ -326,7 +326,7 @@ func TestWithoutItsSecretTheControllerSaysWhatIsMissing(t *testing.T) {
 }
 
 // The daemon looks at what it is given before nvidia-imex does, which would start and stay alone.
-func TestWhatTheControllerIssuesADaemonAccepts(t *testing.T) {
+func TestCertificatesAreAcceptedByDaemons(t *testing.T) {
 	c := certified(t)
 	d := newDomain("d", 1)
 	d.CreationTimestamp = metav1.NewTime(c.now)

@@ -31,7 +31,7 @@ func wanting(name string, age time.Duration, mode v1beta1.AllocationMode) *v1bet
 	return domain
 }
 
-func TestADomainGetsTheLowestFreeChannelOrNone(t *testing.T) {
+func TestChannelsAssignTheLowestFreeNumber(t *testing.T) {
 	const single, all = v1beta1.AllocationModeSingle, v1beta1.AllocationModeAll
 	for name, c := range map[string]struct {
 		kept   []v1beta1.ComputeDomainChannel
@@ -158,7 +158,7 @@ func (s *sharedClique) step() {
 	}
 }
 
-func TestTwoControllersNeverGiveOneChannelToTwoDomains(t *testing.T) {
+func TestChannelsAreUniqueWithTwoControllers(t *testing.T) {
 	for seed := range uint64(4) {
 		s := newSharedClique(t, seed)
 		for range 150 {
@@ -183,7 +183,7 @@ func TestTwoControllersNeverGiveOneChannelToTwoDomains(t *testing.T) {
 }
 
 // A pod that ran on the node keeps its claim reserved until the pod is deleted, which may never happen.
-func TestADomainWhoseNodeVanishedEndsInTimeAndGivesItsChannelBack(t *testing.T) {
+func TestChannelsAreFreedWhenANodeVanished(t *testing.T) {
 	s := newSharedClique(t, 1)
 	s.now = time.Now() // the in-memory client stamps the deletion with this
 	d := newDomain("d", 1)

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
+func TestDaemonContainerHasTheRolesFlags(t *testing.T) {
 	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i", ImagePullPolicy: "Always",
 		ImagePullSecrets: []string{"s"}, DaemonServiceAccount: "a"})
 	if err != nil {
@@ -44,7 +44,7 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	}
 }
 
-func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
+func TestNetworkPolicyAdmitsOnlyTheDomainsDaemons(t *testing.T) {
 	c := newCluster(t)
 	c.reconciler.settings.NetworkPolicies = true
 	domain := newDomain("d", 1)
@@ -84,7 +84,7 @@ func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	}
 }
 
-func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
+func TestDaemonGuardsMetricsWhenTheControllerDoes(t *testing.T) {
 	settings := Settings{Namespace: namespace, Image: "i", MetricsAuthentication: true}
 	set, err := daemonSet(newDomain("d", 1), settings)
 	if err != nil {
@@ -112,7 +112,7 @@ func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
 	}
 }
 
-func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
+func TestDaemonPodHasNoPrivilegeAndNoHostAccess(t *testing.T) {
 	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i"})
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
 	}
 }
 
-func TestADirectoryOfAllPodsShowsWhatIsMountedThereLater(t *testing.T) {
+func TestDaemonPodSeesLaterMountsOfSharedDirectories(t *testing.T) {
 	volumes, mounts := hostPaths([]string{"/var/lib/fake/"})
 	if len(volumes) != 1 || volumes[0].HostPath.Path != "/var/lib/fake" || mounts[0].MountPath != "/var/lib/fake" || mounts[0].ReadOnly ||
 		*mounts[0].MountPropagation != corev1.MountPropagationHostToContainer {

@@ -45,7 +45,7 @@ func (c *cluster) said() string {
 	return said.String()
 }
 
-func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
+func TestNodeStateChangesWithItsTime(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -109,7 +109,7 @@ func TestANodeIsStartingThenReadyThenInterruptedAndSaysSinceWhen(t *testing.T) {
 	}
 }
 
-func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
+func TestDegradedLastsUntilAnotherNodeReplacesALostOne(t *testing.T) {
 	c, d := newReadyDomain(t, "a", "b")
 	c.must(c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
 	c.must(c.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "imex-a"}}))
@@ -131,7 +131,7 @@ func TestANodeThatIsGoneDegradesItsDomainUntilAnotherCame(t *testing.T) {
 	}
 }
 
-func TestANodeThatLeavesDegradesNothing(t *testing.T) {
+func TestDegradedIsFalseWhenANodeLeaves(t *testing.T) {
 	c, d := newReadyDomain(t, "a", "b")
 	node := &corev1.Node{}
 	c.must(c.Get(t.Context(), client.ObjectKey{Name: "a"}, node))
@@ -147,7 +147,7 @@ func TestANodeThatLeavesDegradesNothing(t *testing.T) {
 	}
 }
 
-func TestAProblemOfADomainIsItsFirstCauseAndDegradesIt(t *testing.T) {
+func TestDegradedReportsTheFirstProblem(t *testing.T) {
 	h := health{needs: 1, problem: &metav1.Condition{Reason: reasonTaken, Message: "the name is taken"}, now: time.Now()}
 	domain := newDomain("d", 1)
 	h.setConditions(domain)
@@ -166,7 +166,7 @@ func TestAProblemOfADomainIsItsFirstCauseAndDegradesIt(t *testing.T) {
 }
 
 // A version without states wrote only Status.
-func TestAStatusOfAnEarlierVersionGetsStates(t *testing.T) {
+func TestNodeStateIsAddedToAnEarlierStatus(t *testing.T) {
 	members := membersWith(1, "nvidia-imex is not READY")
 	before := []v1beta1.ComputeDomainNode{
 		entry("node-a00", "10.0.0.1", clique, 0, v1beta1.Ready), entry("node-b00", "10.0.1.1", clique, 1, v1beta1.Ready),

@@ -33,7 +33,7 @@ func newHostClique(t *testing.T) *sharedClique {
 	return s
 }
 
-func TestADomainOfTheNodesServicesIsAChannelAndStartsNothing(t *testing.T) {
+func TestHostModeAssignsAChannelAndStartsNoDaemon(t *testing.T) {
 	s := newHostClique(t)
 	d := newDomain("d", 2)
 	s.must(s.Create(t.Context(), d))
@@ -72,7 +72,7 @@ func TestADomainOfTheNodesServicesIsAChannelAndStartsNothing(t *testing.T) {
 	}
 }
 
-func TestACliqueChangesToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) {
+func TestHostModeBeginsWhenTheCliquesDomainsHaveEnded(t *testing.T) {
 	s := newSharedClique(t, 1)
 	old := newDomain("old", 1)
 	s.must(s.Create(t.Context(), old))
@@ -131,7 +131,7 @@ func TestACliqueChangesToTheNodesServicesWhenItsDomainsHaveEnded(t *testing.T) {
 }
 
 // A domain that waits for its first node loses nothing in another mode.
-func TestADomainWithoutNodesFollowsTheControllersMode(t *testing.T) {
+func TestModeOfADomainWithoutNodesFollowsTheController(t *testing.T) {
 	running := v1beta1.ComputeDomainStatus{IMEX: v1beta1.IMEXClique, Nodes: []v1beta1.ComputeDomainNode{{Name: "n"}},
 		Conditions: []metav1.Condition{{Type: v1beta1.ConditionReady}}}
 	waiting := running

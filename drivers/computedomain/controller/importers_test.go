@@ -37,7 +37,7 @@ func (c *cluster) hasDaemons(domain *v1beta1.ComputeDomain) bool {
 	return err == nil
 }
 
-func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
+func TestReconcilerKeepsDaemonsWhilePodsUseADeletedDomain(t *testing.T) {
 	d, other := newDomain("d", 1), newDomain("e", 1)
 	c := newCluster(t, d, other)
 	c.settle(d.UID)
@@ -70,7 +70,7 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	}
 }
 
-func TestADeletedDomainThatIsUsedForLongEndsAndNamesAffectedPods(t *testing.T) {
+func TestReconcilerEndsADeletedDomainThatIsUsedForLong(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -87,7 +87,7 @@ func TestADeletedDomainThatIsUsedForLongEndsAndNamesAffectedPods(t *testing.T) {
 	}
 }
 
-func TestAChangedTemplateReachesARunningDomainWhenItsPodsNextStart(t *testing.T) {
+func TestReconcilerAppliesATemplateWhenPodsNextStart(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
 	c.settle(d.UID)

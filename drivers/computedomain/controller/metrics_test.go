@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-func TestTheFiguresOfADomainSayItsSizeItsStateAndForHowLong(t *testing.T) {
+func TestMetricsHaveSizeStateAndAgeOfADomain(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
 	figures := newCollector(c.Client, &c.reconciler.clocks, func() time.Time { return c.now }, namedDomains)
@@ -67,7 +67,7 @@ gpufabric_compute_domains_unnamed 0
 	}
 }
 
-func TestTheFiguresNameSoManyDomainsAndCountTheRest(t *testing.T) {
+func TestMetricsNameABoundedNumberOfDomains(t *testing.T) {
 	var clocks clocks
 	c := newCluster(t)
 	for i := range 8 {
@@ -90,7 +90,7 @@ gpufabric_compute_domains_unnamed 3
 	}
 }
 
-func TestTheStateOfADomainIsTheFirstThatHolds(t *testing.T) {
+func TestMetricsReportTheFirstStateThatApplies(t *testing.T) {
 	now := metav1.Now()
 	degraded := []metav1.Condition{{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue}}
 	for want, domain := range map[string]v1beta1.ComputeDomain{

@@ -27,7 +27,7 @@ func (s *sharedClique) tell(mode v1beta1.IMEXMode) {
 
 // An administrator who switches back at once: the controller makes no clique's ComputeDomain in mode Domain, so that a domain which stayed
 // in the mode in which it was made would wait for ever.
-func TestADomainThatWaitsGetsDaemonsOfItsOwnWhenTheModeGoesBack(t *testing.T) {
+func TestModeChangeGivesAWaitingDomainItsOwnDaemons(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
 	s.must(s.Create(t.Context(), d))
@@ -89,7 +89,7 @@ func TestCliquesOfAnEarlierModeStayUntilItsDomainsHaveEnded(t *testing.T) {
 	}
 }
 
-func TestACliquesDaemonsMakeRoomForADomainWithDaemonsOfItsOwn(t *testing.T) {
+func TestModeChangeEndsTheCliquesDaemons(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
 	d.Status.IMEX = v1beta1.IMEXDomain
@@ -136,7 +136,7 @@ func (s *sharedClique) countLive() map[string]int {
 	return lists
 }
 
-func TestTheClaimsOfANamespaceAreListedOnceForAllDomainsThatEnd(t *testing.T) {
+func TestReconcilerListsClaimsOnceForAllEndingDomains(t *testing.T) {
 	s := newSharedClique(t, 1)
 	s.now = time.Now() // the in-memory client stamps deletions with this
 	lists := s.countLive()
@@ -181,7 +181,7 @@ func TestTheClaimsOfANamespaceAreListedOnceForAllDomainsThatEnd(t *testing.T) {
 	}
 }
 
-func TestAChannelThatNodesStillHaveCostsNoList(t *testing.T) {
+func TestReconcilerListsNoClaimsWhileNodesHaveTheChannel(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
 	s.must(s.Create(t.Context(), d))

@@ -24,7 +24,7 @@ func ownedDomain(owner string) *v1beta1.ComputeDomain {
 	return domain
 }
 
-func TestADomainIsDeletedWithTheWorkloadOfItsAnnotation(t *testing.T) {
+func TestOwnerDeletesTheDomainWithTheWorkload(t *testing.T) {
 	c := newCluster(t, ownedDomain("Job/train"),
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "of another namespace"}})
 	c.reconciler.settings.Owners = []string{"Job"}
@@ -50,7 +50,7 @@ func TestADomainIsDeletedWithTheWorkloadOfItsAnnotation(t *testing.T) {
 	}
 }
 
-func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
+func TestOwnerReportsAnImpossibleWorkloadOnce(t *testing.T) {
 	for _, owner := range []string{"Job", "Job/", "/train", "Deployment/train", "JobSet/train", "Job/a/b", strings.Repeat("x", 5000)} {
 		c := newCluster(t, ownedDomain(owner))
 		c.reconciler.settings.Owners = []string{"Job"}
@@ -72,7 +72,7 @@ func TestAnImpossibleOwnerIsReportedOnceAndDelaysNothing(t *testing.T) {
 }
 
 // Whoever may write a domain may write its annotation as often as they like. What the controller remembers of it stays as small as it was.
-func TestManyImpossibleOwnersLeaveNothingInTheMemory(t *testing.T) {
+func TestOwnerForgetsImpossibleWorkloads(t *testing.T) {
 	c := newCluster(t, ownedDomain("Job"))
 	c.settle("uid")
 	remembered := len(c.reconciler.memory.of("uid").created)
@@ -93,7 +93,7 @@ func TestManyImpossibleOwnersLeaveNothingInTheMemory(t *testing.T) {
 }
 
 // The words that lead to another namespace, to a path or to a kind without a namespace lead to no owner.
-func TestAnOwnerIsOfTheDomainsNamespaceAndOfAKnownKind(t *testing.T) {
+func TestOwnerRejectsOtherNamespacesAndKinds(t *testing.T) {
 	others := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "train", UID: "others"}}
 	for _, owner := range []string{"Job/other/train", "Job/../other/train", "Job/../../namespaces/other/jobs/train", "Namespace/other",
 		"Node/node-0", "ComputeDomain/d", "job/train", "Jobs/train", "Job.batch/train", "batch/v1/Job/train", "Job/train/status", "Job/%2e%2e",

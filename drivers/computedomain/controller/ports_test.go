@@ -19,9 +19,9 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// TestADomainsPolicyKnowsEveryPortOfItsDaemons compares the ports of the daemons' pods with the domain's NetworkPolicy, in every form in
+// TestNetworkPolicyListsEveryPortOfDaemons compares the ports of the daemons' pods with the domain's NetworkPolicy, in every form in
 // which daemons run. A port that the policy does not know is one that nobody reaches, and imex is for the members alone.
-func TestADomainsPolicyKnowsEveryPortOfItsDaemons(t *testing.T) {
+func TestNetworkPolicyListsEveryPortOfDaemons(t *testing.T) {
 	clique := newDomain(computedomain.CliqueName("c.1"), 1)
 	clique.Namespace, clique.Labels = namespace, map[string]string{v1beta1.LabelClique: "c.1"}
 	for _, domain := range []*v1beta1.ComputeDomain{newDomain("d", 1), clique} {
@@ -75,9 +75,9 @@ func knowsPorts(t *testing.T, set *appsv1.DaemonSet, policy *networkingv1.Networ
 	}
 }
 
-// TestTheLongestNamesMakeValidObjects makes what stands for a ComputeDomain whose name, whose namespace and whose template's name are as
+// TestChildrenAreValidForTheLongestNames makes what stands for a ComputeDomain whose name, whose namespace and whose template's name are as
 // long as the API server lets them be.
-func TestTheLongestNamesMakeValidObjects(t *testing.T) {
+func TestChildrenAreValidForTheLongestNames(t *testing.T) {
 	c := newCluster(t)
 	c.reconciler.settings.NetworkPolicies = true
 	long := newDomain(strings.Repeat("d", validation.DNS1123SubdomainMaxLength), 1)

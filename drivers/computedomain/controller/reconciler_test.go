@@ -178,7 +178,7 @@ func (c *cluster) join(domain *v1beta1.ComputeDomain, name, address string, stat
 	c.must(c.Create(c.t.Context(), &pod))
 }
 
-func TestANewDomainGetsItsTemplatesAndItsDaemons(t *testing.T) {
+func TestReconcilerMakesTemplatesAndDaemons(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -213,7 +213,7 @@ func TestANewDomainGetsItsTemplatesAndItsDaemons(t *testing.T) {
 	}
 }
 
-func TestAnEighteenNodeDomainFormsInFewWrites(t *testing.T) {
+func TestReconcilerFormsEighteenNodesInFewWrites(t *testing.T) {
 	d := newDomain("d", 18)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -243,7 +243,7 @@ func TestAnEighteenNodeDomainFormsInFewWrites(t *testing.T) {
 	}
 }
 
-func TestASettledDomainIsNotWrittenToAgain(t *testing.T) {
+func TestReconcilerDoesNotWriteToASettledDomain(t *testing.T) {
 	c, d := newReadyDomain(t, "a")
 	before := len(c.writes)
 	c.settle(d.UID)
@@ -252,7 +252,7 @@ func TestASettledDomainIsNotWrittenToAgain(t *testing.T) {
 	}
 }
 
-func TestALostNodeMakesADomainNotReadyAtOnceAndComesBackWithItsIndex(t *testing.T) {
+func TestReconcilerKeepsTheIndexOfALostNode(t *testing.T) {
 	c, d := newReadyDomain(t, "a", "b")
 	c.join(d, "a", "10.0.0.1", starting)
 	_, err := c.reconciler.Reconcile(t.Context(), d.UID)
@@ -268,7 +268,7 @@ func TestALostNodeMakesADomainNotReadyAtOnceAndComesBackWithItsIndex(t *testing.
 	}
 }
 
-func TestATakenTemplateNameIsReportedAndLeftAlone(t *testing.T) {
+func TestReconcilerReportsATakenTemplateName(t *testing.T) {
 	d := newDomain("d", 1)
 	other := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d-channel",
 		Labels: map[string]string{"mine": "yes"}}}
@@ -286,7 +286,7 @@ func TestATakenTemplateNameIsReportedAndLeftAlone(t *testing.T) {
 	}
 }
 
-func TestADomainWithoutNodesIsNotWrittenToAgain(t *testing.T) {
+func TestReconcilerDoesNotWriteToADomainWithoutNodes(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -299,7 +299,7 @@ func TestADomainWithoutNodesIsNotWrittenToAgain(t *testing.T) {
 }
 
 // The controller may see a creation and an immediate deletion as one event, and then still believes that the object exists.
-func TestWhatIsDeletedBeforeItWasSeenIsMadeAgain(t *testing.T) {
+func TestReconcilerMakesChildrenAgainThatWereDeletedEarly(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -352,7 +352,7 @@ func TestDeletingADomainLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestADeletionThatIsRefusedSaysSo(t *testing.T) {
+func TestReconcilerReportsARefusedDeletion(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.now = time.Now().Add(-time.Hour) // the client in memory stamps the deletion by its own clock
@@ -382,7 +382,7 @@ func TestADeletionThatIsRefusedSaysSo(t *testing.T) {
 	}
 }
 
-func TestWhatOutlivedItsDomainIsRemoved(t *testing.T) {
+func TestReconcilerRemovesOrphans(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -401,7 +401,7 @@ func TestWhatOutlivedItsDomainIsRemoved(t *testing.T) {
 	}
 }
 
-func TestADaemonOnADeadNodeDoesNotKeepItsDomain(t *testing.T) {
+func TestReconcilerEndsADomainDespiteADaemonOnADeadNode(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)
@@ -426,7 +426,7 @@ func TestADaemonOnADeadNodeDoesNotKeepItsDomain(t *testing.T) {
 }
 
 // A controller that dies before any of its writes must reach the same result after its restart.
-func TestAControllerKilledAtAnyWriteEndsTheSame(t *testing.T) {
+func TestReconcilerConvergesWhenKilledAtAnyWrite(t *testing.T) {
 	killed := apierrors.NewInternalError(fmt.Errorf("killed"))
 	d := newDomain("d", 1)
 	for write := range 5 {

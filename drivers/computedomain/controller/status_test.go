@@ -24,7 +24,7 @@ func membersWith(ready int, why ...string) []member {
 	return members
 }
 
-func TestTheReadyConditionSaysWhatIsMissing(t *testing.T) {
+func TestReadyNamesMissingNodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		numNodes        int
 		members         []member
@@ -66,7 +66,7 @@ func TestTheReadyConditionSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestAProblemKeepsADomainFromBeingReady(t *testing.T) {
+func TestReadyIsFalseForAProblem(t *testing.T) {
 	domain := &v1beta1.ComputeDomain{}
 	setStatus(domain, membersWith(1), &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken,
 		Message: "m"})

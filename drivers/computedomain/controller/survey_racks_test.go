@@ -74,7 +74,7 @@ const (
 )
 
 // The clock is the bubble's own: 560 racks are asked, each question takes a tenth of a second, and no processor's speed counts.
-func TestACutOfOneOf560RacksIsReportedWithin10Seconds(t *testing.T) {
+func TestSurveyReportsACutOfOneOf560RacksWithin10Seconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		asked, cutAt := 0, map[int]time.Time{} // by rack; node 3 is cut off

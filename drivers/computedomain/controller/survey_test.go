@@ -177,7 +177,7 @@ func TestDaemonsThatDoNotAnswerAreAskedLessAndLess(t *testing.T) {
 	}
 }
 
-func TestOnlyDaemonsThatHaveBeenReadyForAWhileAreAsked(t *testing.T) {
+func TestSurveyQueriesOnlyDaemonsThatAreReadyForAWhile(t *testing.T) {
 	c, answers, round := surveyed(t, "a", "b", "c")
 	c.join(c.domain("d"), "b", "10.0.0.2", starting)
 	c.settle(c.domain("d").UID)
@@ -193,7 +193,7 @@ func TestOnlyDaemonsThatHaveBeenReadyForAWhileAreAsked(t *testing.T) {
 	}
 }
 
-func TestManyDisconnectedNodesAreNamedByTheOneThatIsCutOff(t *testing.T) {
+func TestSurveyNamesTheCutOffNodeFirst(t *testing.T) {
 	var nodes []*v1beta1.ComputeDomainNode
 	cut := &v1beta1.ComputeDomainNode{Name: "n17"}
 	for i := range 17 {
@@ -214,7 +214,7 @@ func TestManyDisconnectedNodesAreNamedByTheOneThatIsCutOff(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsNoneOfADaemonIsRefused(t *testing.T) {
+func TestSurveyRejectsAnswersOfOtherServers(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"of an earlier version":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
 		"that leads elsewhere":   func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/other", http.StatusFound) },

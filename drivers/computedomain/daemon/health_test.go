@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
+func TestProbeAnswersWhenTheDaemonIsReady(t *testing.T) {
 	dir := t.TempDir()
 	spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "127.0.0.1", 1, 2)
 	if err != nil {

@@ -17,7 +17,7 @@ func domainWith(uid types.UID, nodes ...v1beta1.ComputeDomainNode) *v1beta1.Comp
 	}}
 }
 
-func TestADaemonJoinsTheNodesOfItsClique(t *testing.T) {
+func TestMembershipJoinsTheNodesOfTheClique(t *testing.T) {
 	own := v1beta1.ComputeDomainNode{Name: "a", IPAddress: "10.0.0.1", CliqueID: "c.1", Index: 1}
 	peer := v1beta1.ComputeDomainNode{Name: "b", IPAddress: "10.0.0.2", CliqueID: "c.1", Index: 0}
 	stranger := v1beta1.ComputeDomainNode{Name: "c", IPAddress: "10.0.0.3", CliqueID: "c.2", Index: 0}

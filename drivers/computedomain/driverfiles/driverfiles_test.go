@@ -108,7 +108,7 @@ func container(t *testing.T, root string, set *Set) string {
 	return dir
 }
 
-func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
+func TestProgramUsesNothingOfTheImage(t *testing.T) {
 	root := systemRoot(t)
 	set, err := Find(driver.Place{Path: root, Host: "/run/nvidia/driver"})
 	if err != nil {
@@ -144,7 +144,7 @@ func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
 	}
 }
 
-func TestALibraryThatIsMissingIsNamedWithWhoNeedsIt(t *testing.T) {
+func TestLibraryThatIsMissingIsNamed(t *testing.T) {
 	root := systemRoot(t)
 	libraries, err := filepath.Glob(filepath.Join(root, "usr/lib/*/libc.so.6"))
 	if err != nil || len(libraries) != 1 {
@@ -165,7 +165,7 @@ func TestALibraryThatIsMissingIsNamedWithWhoNeedsIt(t *testing.T) {
 	}
 }
 
-func TestAProgramWithoutALoaderNeedsNone(t *testing.T) {
+func TestProgramWithoutALoaderNeedsNone(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "usr/bin/nvidia-imex"), "#!/bin/sh\n")
 	write(t, filepath.Join(root, "usr/bin/nvidia-imex-ctl"), "#!/bin/sh\n")
@@ -176,7 +176,7 @@ func TestAProgramWithoutALoaderNeedsNone(t *testing.T) {
 	}
 }
 
-func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
+func TestFilesNameAMissingIMEXAndLoader(t *testing.T) {
 	if _, err := Find(driver.Here(t.TempDir())); !errors.Is(err, ErrNoIMEX) ||
 		!strings.Contains(err.Error(), "install the package nvidia-imex") {
 		t.Errorf("an empty root: %v", err)
@@ -190,7 +190,7 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 
 // The program is one of NVIDIA's. Like nvidia-imex it is built for old C libraries, and it starts without a GPU. The C
 // libraries are those of Debian 11 and 13. This machine and our image have other versions.
-func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
+func TestProgramRunsWithTheNodesCLibrary(t *testing.T) {
 	for _, c := range []struct {
 		libc   string
 		merged bool

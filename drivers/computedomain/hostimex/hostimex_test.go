@@ -76,7 +76,7 @@ func answers(byWord map[string]string) imex.Execute {
 	}
 }
 
-func TestEachStateOfANodesServiceHasItsReason(t *testing.T) {
+func TestServiceStateHasItsReason(t *testing.T) {
 	listen := func(t *testing.T, n node) {
 		t.Helper()
 		listener, err := net.Listen("unix", n.Socket)
@@ -144,7 +144,7 @@ func listed(t *testing.T, hosts []string, connections ...fakeimex.Connection) ma
 	return map[string]string{"-N": text.String()}
 }
 
-func TestANodeOfTheDomainThatTheServiceCannotReachIsNamed(t *testing.T) {
+func TestServiceNamesAnUnreachableNode(t *testing.T) {
 	own := Peer{Name: "a", Addresses: []string{"10.0.0.1", "a"}}
 	others := []Peer{{Name: "b", Addresses: []string{"10.0.0.2"}}, {Name: "c", Addresses: []string{"10.0.0.3"}}}
 	all := []string{"10.0.0.1", "10.0.0.2", "c"}
@@ -178,7 +178,7 @@ func TestANodeOfTheDomainThatTheServiceCannotReachIsNamed(t *testing.T) {
 	}
 }
 
-func TestManyNodesThatAreMissingAreCounted(t *testing.T) {
+func TestServiceCountsManyMissingNodes(t *testing.T) {
 	var others []Peer
 	for i := range 9 {
 		others = append(others, Peer{Name: fmt.Sprintf("n%d", i)})
@@ -190,7 +190,7 @@ func TestManyNodesThatAreMissingAreCounted(t *testing.T) {
 }
 
 // The programs may be anywhere in the driver's root, and are started from links that keep them together.
-func TestTheProgramsAreStartedFromLinksThatFollowTheDriver(t *testing.T) {
+func TestProgramsAreStartedFromTheDriversLinks(t *testing.T) {
 	var started []string
 	n := newNode(t, func(_ context.Context, words []string) ([]byte, error) {
 		target, err := os.Readlink(words[0])
@@ -220,7 +220,7 @@ func TestTheProgramsAreStartedFromLinksThatFollowTheDriver(t *testing.T) {
 }
 
 // The fake daemon and the fake nvidia-imex-ctl behave as NVIDIA's documentation describes the real ones.
-func TestARunningServiceIsAskedOnlyThroughItsSocket(t *testing.T) {
+func TestServiceIsQueriedOnlyByItsSocket(t *testing.T) {
 	n := newNode(t, func(ctx context.Context, words []string) ([]byte, error) {
 		var stdout, stderr bytes.Buffer
 		if program.Run(ctx, filepath.Base(words[0]), words[1:], &stdout, &stderr) != 0 {
@@ -274,7 +274,7 @@ func TestARunningServiceIsAskedOnlyThroughItsSocket(t *testing.T) {
 }
 
 // Both versions of cgroups are read as in a container with its own PID namespace.
-func TestAServiceRunsByEitherVersionOfCgroups(t *testing.T) {
+func TestServiceIsDetectedInBothCgroupVersions(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, content string
 		want          bool

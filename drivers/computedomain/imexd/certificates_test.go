@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 )
 
-func TestADaemonWithoutItsCertificateIsNotStartedAndSaysWhy(t *testing.T) {
+func TestSupervisorDoesNotStartWithoutACertificate(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.spec.Certificates = &imex.Certificates{Dir: t.TempDir(), Name: "u.imex"}
 		s.Join(two())
@@ -22,7 +22,7 @@ func TestADaemonWithoutItsCertificateIsNotStartedAndSaysWhy(t *testing.T) {
 	})
 }
 
-func TestTheConfigurationNamesTheCertificateForBothSides(t *testing.T) {
+func TestConfigurationNamesTheCertificateForBothSides(t *testing.T) {
 	spec, err := imex.NewSpec("/d", "/etc/hosts", "10.0.0.1", 50000, 50005)
 	if err != nil {
 		t.Fatal(err)

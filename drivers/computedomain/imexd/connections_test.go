@@ -22,7 +22,7 @@ func matrix(rows ...[]imex.ConnectionStatus) map[int]imex.Node {
 	return nodes
 }
 
-func TestTheConnectionsOfTheNodesThatThereAreAreTold(t *testing.T) {
+func TestConnectionsReportPresentNodes(t *testing.T) {
 	const yes, unknown = imex.Connected, imex.Unknown
 	const lost, never = imex.ConnectionStatus("RECOVERING"), imex.ConnectionStatus("NEVER_CONNECTED")
 	group := Group{Own: 0, Peers: []Peer{{Index: 0}, {Index: 1}, {Index: 2}}}
@@ -48,7 +48,7 @@ func TestTheConnectionsOfTheNodesThatThereAreAreTold(t *testing.T) {
 	}
 }
 
-func TestADaemonIsAskedForItsConnectionsAtMostOnceInAWhile(t *testing.T) {
+func TestConnectionsLimitQueries(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		if _, err := s.Connections(t.Context()); err == nil {
 			t.Error("there are connections without a daemon")

@@ -26,7 +26,7 @@ func ends(t *testing.T, dir string) (record session.Record, why []string) {
 	return record, why
 }
 
-func TestEveryEndOfASessionIsRecordedWithItsCause(t *testing.T) {
+func TestSessionsRecordEachEndWithItsCause(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -50,7 +50,7 @@ func TestEveryEndOfASessionIsRecordedWithItsCause(t *testing.T) {
 	})
 }
 
-func TestADaemonThatDoesNotStartEndsNoSession(t *testing.T) {
+func TestSessionsIgnoreADaemonThatDoesNotStart(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		r.err = errors.New("exec format error")
 		s.Join(two())
@@ -62,7 +62,7 @@ func TestADaemonThatDoesNotStartEndsNoSession(t *testing.T) {
 }
 
 // A killed container does not record the end. The next supervisor does.
-func TestASupervisorThatEndsInOrderEndsItsSession(t *testing.T) {
+func TestSessionsEndWithTheSupervisor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)

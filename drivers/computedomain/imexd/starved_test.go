@@ -47,7 +47,7 @@ func starvation(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunn
 	}
 }
 
-func TestADaemonWithoutAProcessorIsReportedAndNotReplaced(t *testing.T) {
+func TestSupervisorReportsAStarvedDaemon(t *testing.T) {
 	starvation(t, func(t *testing.T, s *Supervisor, r *fakeRunner, daemon *fakeDaemon) {
 		pass(10 * time.Second)
 		if status, _ := s.Status(); status.Ready || !strings.Contains(status.Reason, "waits for a processor of its node") {
@@ -71,7 +71,7 @@ func TestADaemonWithoutAProcessorIsReportedAndNotReplaced(t *testing.T) {
 	})
 }
 
-func TestADaemonWithoutAProcessorIsReplacedInTheEnd(t *testing.T) {
+func TestSupervisorReplacesAStarvedDaemonInTheEnd(t *testing.T) {
 	starvation(t, func(t *testing.T, _ *Supervisor, r *fakeRunner, _ *fakeDaemon) {
 		pass(starvedLimit - 5*time.Second)
 		r.newest(t, 1)
@@ -85,7 +85,7 @@ func TestADaemonWithoutAProcessorIsReplacedInTheEnd(t *testing.T) {
 }
 
 // The time in which it was starved is no reason to replace it, and none to leave it.
-func TestADaemonThatHangsAfterItWasStarvedIsReplacedWithin15Seconds(t *testing.T) {
+func TestSupervisorReplacesADaemonThatHangsAfterStarving(t *testing.T) {
 	starvation(t, func(t *testing.T, _ *Supervisor, r *fakeRunner, daemon *fakeDaemon) {
 		pass(30 * time.Second)
 		r.newest(t, 1)
@@ -96,7 +96,7 @@ func TestADaemonThatHangsAfterItWasStarvedIsReplacedWithin15Seconds(t *testing.T
 }
 
 // Readiness that has gone is no reason to think that a daemon which hangs is starved: its threads sleep.
-func TestADaemonThatHangsIsNotReportedAsStarved(t *testing.T) {
+func TestSupervisorDoesNotReportAHungDaemonAsStarved(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)

@@ -164,7 +164,7 @@ func supervised(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunn
 
 func pass(duration time.Duration) { time.Sleep(duration); synctest.Wait() }
 
-func TestADaemonStartsOnceTheNodeHasItsNumber(t *testing.T) {
+func TestSupervisorStartsWhenTheNodeHasItsIndex(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		if status, _ := s.Status(); status.Ready || !strings.Contains(status.Reason, "number this node") {
 			t.Errorf("before: %+v", status)
@@ -191,7 +191,7 @@ func TestADaemonStartsOnceTheNodeHasItsNumber(t *testing.T) {
 	})
 }
 
-func TestANewPeerIsLookedUpWithoutARestart(t *testing.T) {
+func TestSupervisorAddsAPeerWithoutARestart(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -205,7 +205,7 @@ func TestANewPeerIsLookedUpWithoutARestart(t *testing.T) {
 	})
 }
 
-func TestWhatADaemonReadsOnlyAtItsStartMakesANewOne(t *testing.T) {
+func TestSupervisorRestartsForSettingsReadAtStart(t *testing.T) {
 	for name, group := range map[string]Group{
 		"a 19th node":                      {Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 18, Address: "10.0.0.19"}}},
 		"another clique":                   {Domain: "u", Clique: "c.2", Peers: two().Peers},
@@ -230,7 +230,7 @@ func TestWhatADaemonReadsOnlyAtItsStartMakesANewOne(t *testing.T) {
 	}
 }
 
-func TestADaemonThatDiesIsStartedAgainAndSaysWhy(t *testing.T) {
+func TestSupervisorRestartsADeadDaemonWithItsCause(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -249,7 +249,7 @@ func TestADaemonThatDiesIsStartedAgainAndSaysWhy(t *testing.T) {
 	})
 }
 
-func TestANodeWithoutFabricIsReadyWithoutADaemon(t *testing.T) {
+func TestSupervisorIsReadyWithoutFabric(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(Group{Peers: two().Peers})
 		pass(time.Millisecond)
@@ -262,7 +262,7 @@ func TestANodeWithoutFabricIsReadyWithoutADaemon(t *testing.T) {
 	})
 }
 
-func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
+func TestSupervisorBacksOffWhenADaemonCannotStart(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		r.err = errors.New("no such file")
 		s.Join(two())
@@ -273,7 +273,7 @@ func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
 	})
 }
 
-func TestASecondSignalWaitsUntilTheDaemonAcceptsIt(t *testing.T) {
+func TestSupervisorDelaysASecondSignal(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -291,7 +291,7 @@ func TestASecondSignalWaitsUntilTheDaemonAcceptsIt(t *testing.T) {
 	})
 }
 
-func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
+func TestSupervisorSignalsOnlyAfterTheFirstAnswer(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		synctest.Wait()
@@ -311,7 +311,7 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 }
 
 // The loop that counts is delayed for a minute, as on a node whose pods use all processors. The daemon had no processor either.
-func TestADaemonIsNotHungBecauseTheNodeHasNoProcessor(t *testing.T) {
+func TestSupervisorDoesNotTakeAStarvedDaemonForHung(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -332,7 +332,7 @@ func TestADaemonIsNotHungBecauseTheNodeHasNoProcessor(t *testing.T) {
 	})
 }
 
-func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) {
+func TestSupervisorReplacesAHungDaemonWithin15Seconds(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeDaemon){
 		"it hangs":          func(d *fakeDaemon) { d.hang() },
 		"it is UNAVAILABLE": func(d *fakeDaemon) { d.become(imex.Unavailable) },
@@ -365,7 +365,7 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 }
 
 // Readiness that comes and goes with the node's load costs writes, and 288 nodes on two cores wrote nothing else.
-func TestOneQueryWithoutAnAnswerLeavesADaemonReady(t *testing.T) {
+func TestSupervisorToleratesOneMissedQuery(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -387,7 +387,7 @@ func TestOneQueryWithoutAnAnswerLeavesADaemonReady(t *testing.T) {
 	})
 }
 
-func TestADaemonThatAnswersButIsNotReadyIsLeftAlone(t *testing.T) {
+func TestSupervisorKeepsADaemonThatAnswersNotReady(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
@@ -401,7 +401,7 @@ func TestADaemonThatAnswersButIsNotReadyIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
+func TestSupervisorQueriesAStartingDaemonSeldom(t *testing.T) {
 	for _, takes := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second} {
 		supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 			s.Join(two())
@@ -416,7 +416,7 @@ func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
 	}
 }
 
-func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
+func TestSupervisorEndsWithoutPrograms(t *testing.T) {
 	dir := t.TempDir()
 	spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
 	if err != nil {
@@ -429,7 +429,7 @@ func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
 	}
 }
 
-func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
+func TestSlotsHaveDistinctAddresses(t *testing.T) {
 	for _, bind := range []string{"10.0.0.1", "fd00::1"} {
 		group := Group{Domain: "u", Clique: "c.1", Slots: 36, Peers: []Peer{{Index: 3, Address: bind}}}
 		addresses := map[string]string{}

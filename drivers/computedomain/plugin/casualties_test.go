@@ -59,7 +59,7 @@ func (n *testNode) said() []string {
 	return said
 }
 
-func TestAnEndedSessionIsReportedOnceToTheDomainAndItsPods(t *testing.T) {
+func TestCasualtiesReportAnEndedSessionOnce(t *testing.T) {
 	n, c := importing(t)
 	dir := n.domainDir(domainUID)
 	if reported, err := c.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
@@ -91,7 +91,7 @@ func TestAnEndedSessionIsReportedOnceToTheDomainAndItsPods(t *testing.T) {
 	}
 }
 
-func TestAPodThatCameAfterASessionsEndGetsNoEvent(t *testing.T) {
+func TestCasualtiesSkipPodsThatCameAfterTheEnd(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
@@ -116,7 +116,7 @@ func TestAPodThatCameAfterASessionsEndGetsNoEvent(t *testing.T) {
 	}
 }
 
-func TestAPodGetsItsEventOnceTheAPIServerAnswers(t *testing.T) {
+func TestCasualtiesRetryUntilTheAPIServerAnswers(t *testing.T) {
 	n, c := importing(t)
 	n.session(t, session.Finish(n.domainDir(domainUID), sessionTime, "it was killed"))
 	away := true
@@ -132,7 +132,7 @@ func TestAPodGetsItsEventOnceTheAPIServerAnswers(t *testing.T) {
 	}
 }
 
-func TestASessionsEndIsNoticedWhenItHappens(t *testing.T) {
+func TestCasualtiesDetectASessionsEndAtOnce(t *testing.T) {
 	n, c := importing(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -152,7 +152,7 @@ func TestASessionsEndIsNoticedWhenItHappens(t *testing.T) {
 }
 
 // In clique mode the directory belongs to the clique's daemon, whose pod may be replaced while jobs run.
-func TestWhatACliquesDaemonKeepsOutlivesItsClaimWhileJobsRun(t *testing.T) {
+func TestCliqueDaemonFilesOutliveTheClaimWhileJobsRun(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	const table = "5b3a7c11-0000-4f6e-8c39-5b2d6b0f8a11"
 	n.clique.object.Set(&v1beta1.ComputeDomain{

@@ -23,7 +23,7 @@ func table(held int) *v1beta1.ComputeDomain {
 
 // Where all channels of a clique are held, the scheduler sends only the holders' pods to it. Others stay Pending, or run elsewhere. The
 // expression is judged by the library of the scheduler, over the devices that the node publishes.
-func TestTheSchedulerSeesWhetherAChannelIsLeftForADomain(t *testing.T) {
+func TestCliqueChannelHasTheAttributeAllHeld(t *testing.T) {
 	all := table(1)
 	all.Status.Channels[0].All = true
 	for name, c := range map[string]struct {

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
+func TestDaemonEditsHaveDriverDevicesAndDomain(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
 	if result := n.prepare(t, claim); result.Err != nil {
@@ -53,7 +53,7 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	}
 }
 
-func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
+func TestDaemonFilesOutliveThePodWhileAJobRuns(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	job, first, second := channelClaim("user", v1beta1.AllocationModeSingle), daemonClaim(system), daemonClaim(system)
@@ -80,7 +80,7 @@ func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
 	}
 }
 
-func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
+func TestDaemonWaitsForNobodyAfterAReboot(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
 		t.Fatal(result.Err)
@@ -102,7 +102,7 @@ func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAnUnknownBootKeepsWhatADaemonKeptAndRefusesTheNext(t *testing.T) {
+func TestDaemonFilesAreKeptAfterAnUnknownBoot(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	kept := filepath.Join(n.dir, "state/domains", string(domainUID), "persist/persist.dat")
 	writeFile(t, kept, "peers that have memory mapped")
@@ -115,7 +115,7 @@ func TestAnUnknownBootKeepsWhatADaemonKeptAndRefusesTheNext(t *testing.T) {
 	}
 }
 
-func TestADaemonThatCannotRunHereIsRefusedInWords(t *testing.T) {
+func TestDaemonIsRefusedWhenItCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		remove string
 		says   []string

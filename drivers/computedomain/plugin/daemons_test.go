@@ -21,7 +21,7 @@ func daemonPod(ready corev1.ConditionStatus) []*corev1.Pod {
 	}}
 }
 
-func TestANodeWhoseCliqueDaemonStaysDownIsTaintedUntilItIsReady(t *testing.T) {
+func TestDaemonsTaintTheNodeUntilTheCliqueDaemonIsReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &preparer{daemons: &daemons{}}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +52,7 @@ func TestANodeWhoseCliqueDaemonStaysDownIsTaintedUntilItIsReady(t *testing.T) {
 	})
 }
 
-func TestOnlyASharedChannelInAFabricIsTaintedForItsDaemon(t *testing.T) {
+func TestDaemonsTaintOnlySharedChannelsOfAFabric(t *testing.T) {
 	joined := fabric{known: true, state: nvml.Joined, clique: cliqueID}
 	troubled := joined
 	troubled.problem, troubled.problemKind = "the GPU fell off the bus", problemGPU

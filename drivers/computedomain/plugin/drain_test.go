@@ -20,7 +20,7 @@ import (
 )
 
 // NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1), --gpu-reset), and the fake's does not either.
-func TestADrainedNodesFabricIsLeftAloneAndReadAgainLater(t *testing.T) {
+func TestFabricIsReadAgainAfterADrain(t *testing.T) {
 	p, err := profile.Load("gb200-nvl72")
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInf
 	}
 }
 
-func TestNoDriverNotJoinedAndNoFabricAreDistinguished(t *testing.T) {
+func TestFabricDistinguishesNoDriverJoiningAndNoFabric(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	inProgress := nvmllib.GpuFabricInfo{State: nvmllib.GPU_FABRIC_STATE_IN_PROGRESS}
 	const clique, good = "01000000-0000-0000-0000-000000000000.7", "580.95.05"
@@ -100,7 +100,7 @@ func TestNoDriverNotJoinedAndNoFabricAreDistinguished(t *testing.T) {
 	}
 }
 
-func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
+func TestFabricSurvivesADamagedRecord(t *testing.T) {
 	last := newLastFabric(filepath.Join(t.TempDir(), "state"))
 	if err := last.remember("c.1"); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
 
 // NVML lists GPUs when it starts. A driver container makes /dev/nvidiactl and the GPUs' nodes one after another, and a role that starts
 // NVML between two of them would see a node without GPUs, which is a node without fabric, for as long as it runs.
-func TestAFabricIsReadAgainWhenNVMLWasStartedBeforeTheGPUsCame(t *testing.T) {
+func TestFabricIsReadAgainWhenGPUsComeAfterNVML(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	library := libraryWith(nvmllib.SUCCESS, "580.95.05", joined, nvmllib.SUCCESS).(*mock.Interface)
 	there, listed := 0, 0
@@ -172,13 +172,13 @@ func TestPCIShowsWhetherNVLinkLeavesTheNode(t *testing.T) {
 	}
 }
 
-func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
+func TestFabricHasNoGPUsWithoutPCI(t *testing.T) {
 	if got, err := readBoard(t.Context(), pci.NewFS(t.TempDir())); err != nil || got != (board{}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
-func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
+func TestFabricDetectsTheNodesDaemonByItsCgroup(t *testing.T) {
 	// In a pod, cgroup version 1 omits the node's processes from the list (kernel/cgroup/cgroup-v1.c), so the existence of the
 	// directory is the answer.
 	for hierarchy, emptyRuns := range map[string]bool{"fs/cgroup": false, "fs/cgroup/systemd": true} {

@@ -83,7 +83,7 @@ func (n *testNode) prepareBriefly(t *testing.T, service *ownService) error {
 	return results[claim.UID].Err
 }
 
-func TestAClaimWaitsForTheNodesServiceAndSaysWhatItSays(t *testing.T) {
+func TestHostServiceDelaysAClaimWithItsState(t *testing.T) {
 	n, service := newHostNode(t)
 	service.is(hostimex.NotRunning)
 	if err := n.prepareBriefly(t, service); err == nil || !strings.Contains(err.Error(), "message of "+hostimex.NotRunning) {
@@ -105,7 +105,7 @@ func TestAClaimWaitsForTheNodesServiceAndSaysWhatItSays(t *testing.T) {
 	}
 }
 
-func TestAClaimWaitsForNodesOfItsDomainThatTheServiceLacks(t *testing.T) {
+func TestHostServiceDelaysAClaimForMissingNodes(t *testing.T) {
 	n, service := newHostNode(t)
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b", Labels: map[string]string{
 		v1beta1.LabelClique: cliqueID, computedomain.MemberLabel(domainUID): "",
@@ -130,7 +130,7 @@ func TestAClaimWaitsForNodesOfItsDomainThatTheServiceLacks(t *testing.T) {
 	}
 }
 
-func TestNoDaemonOfOursIsStartedBesideTheNodesService(t *testing.T) {
+func TestHostServiceKeepsOurDaemonAway(t *testing.T) {
 	n, _ := newHostNode(t)
 	if err := n.prepare(t, daemonClaim(system)).Err; err == nil || !strings.Contains(err.Error(), "one IMEX session") {
 		t.Errorf("a daemon's claim is prepared beside the node's own: %v", err)
@@ -142,7 +142,7 @@ func TestNoDaemonOfOursIsStartedBesideTheNodesService(t *testing.T) {
 	}
 }
 
-func TestADomainOfTheNodesServiceIsRefusedWithoutHostMode(t *testing.T) {
+func TestHostServiceDomainIsRefusedInAnotherMode(t *testing.T) {
 	n, _ := newHostNode(t)
 	n.hostIMEX.service, n.hostIMEX.runs = nil, nil
 	if err := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)).Err; err == nil ||
@@ -151,7 +151,7 @@ func TestADomainOfTheNodesServiceIsRefusedWithoutHostMode(t *testing.T) {
 	}
 }
 
-func TestANodeSaysWhyItsServiceCannotServe(t *testing.T) {
+func TestHostServiceReportsWhyItCannotServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		service := &ownService{}
 		k := &preparer{hostIMEX: hostIMEX{service: service}}
@@ -193,7 +193,7 @@ func TestANodeSaysWhyItsServiceCannotServe(t *testing.T) {
 	})
 }
 
-func TestTheNodesLabelsFollowModeAndService(t *testing.T) {
+func TestNodeLabelsFollowModeAndService(t *testing.T) {
 	labels := nodeLabels{known: true, clique: cliqueID, channels: "2048", hostIMEX: computedomain.HostIMEXReady}
 	for name, c := range map[string]struct {
 		shared  bool

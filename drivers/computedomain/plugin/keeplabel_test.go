@@ -42,7 +42,7 @@ func (n *testNode) awaitLabel(t *testing.T, want string) {
 	}
 }
 
-func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
+func TestKeepLabelFollowsClaims(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
@@ -64,7 +64,7 @@ func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
 	n.awaitLabel(t, "")
 }
 
-func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
+func TestKeepLabelDoesNothingWhenClaimsAreUnknown(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = time.Millisecond
 	n.holdings.doubt()
@@ -77,7 +77,7 @@ func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
 	}
 }
 
-func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) {
+func TestPreparerPreparesADaemonAgainInAnotherClique(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
 	if _, err := n.client.ResourceV1().ResourceClaims(system).Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
@@ -99,7 +99,7 @@ func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) 
 	}
 }
 
-func TestAClaimWaitsForTheDriverAndGetsItsChannel(t *testing.T) {
+func TestPreparerWaitsForTheDriver(t *testing.T) {
 	n := newTestNode(t, fabric{known: true, state: nvml.NoFabric, problem: "the node has 4 NVIDIA GPUs", problemKind: problemNoDriver})
 	n.daemonIs(true)
 	time.AfterFunc(100*time.Millisecond, func() { n.fabric.Set(fabric{known: true, state: nvml.Joining}) })

@@ -14,7 +14,7 @@ import (
 )
 
 // The API server may end between executing a request and answering it.
-func TestALabelWhoseSettingWasNeverAnsweredIsRemovedAgain(t *testing.T) {
+func TestNodeRemovesALabelWhoseWriteHadNoAnswer(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	lost := true
 	n.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -44,7 +44,7 @@ func TestALabelWhoseSettingWasNeverAnsweredIsRemovedAgain(t *testing.T) {
 }
 
 // The controller of ResourceSlices waits for its first list, and ends that wait with an error.
-func TestARoleThatIsEndedWhileTheAPIServerIsAwayEndsWithoutAnError(t *testing.T) {
+func TestPluginStopsWithoutErrorWhenTheAPIServerIsAway(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("no API server answers")

@@ -231,7 +231,7 @@ func deviceNode(path string, major, minor int64) *specs.DeviceNode {
 	return &specs.DeviceNode{Path: path, Type: "c", Major: major, Minor: minor, FileMode: &mode, Permissions: "rw"}
 }
 
-func TestAChannelMakesItsNodePartOfTheDomainAndWaitsForTheDaemon(t *testing.T) {
+func TestPreparerLabelsTheNodeAndWaitsForTheDaemon(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := channelClaim("user", v1beta1.AllocationModeSingle)
 	done := make(chan kubeletplugin.PrepareResult, 1)
@@ -278,7 +278,7 @@ func TestModeAllInjectsEveryChannel(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutFabricGetsNoChannelAndSucceeds(t *testing.T) {
+func TestPreparerGivesNoChannelWithoutFabric(t *testing.T) {
 	n := newTestNode(t, noFabric)
 	n.daemonIs(true)
 	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil ||
@@ -340,7 +340,7 @@ func TestWrongClaimsAreRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-func TestAModeThatTheDomainDoesNotAllowIsRefused(t *testing.T) {
+func TestPreparerRejectsAModeThatTheDomainForbids(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	n.domains.(finder)["user"].Spec.Channel.AllocationMode = v1beta1.AllocationModeSingle
@@ -350,7 +350,7 @@ func TestAModeThatTheDomainDoesNotAllowIsRefused(t *testing.T) {
 	}
 }
 
-func TestAWaitThatEndsSaysWhatWasMissing(t *testing.T) {
+func TestPreparerReportsTheCauseOfAWait(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(false)
 	claim := channelClaim("user", v1beta1.AllocationModeSingle)
@@ -379,7 +379,7 @@ func TestAWaitThatEndsSaysWhatWasMissing(t *testing.T) {
 	}
 }
 
-func TestAnotherDomainsLabelIsLeftAlone(t *testing.T) {
+func TestPreparerKeepsAnotherDomainsLabel(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	claim := channelClaim("user", v1beta1.AllocationModeSingle)
@@ -395,7 +395,7 @@ func TestAnotherDomainsLabelIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestTheChannelOfANodeWithAFaultIsTainted(t *testing.T) {
+func TestPreparerTaintsTheChannelOfABrokenNode(t *testing.T) {
 	for name, c := range map[string]struct {
 		fabric fabric
 		taint  string
@@ -418,7 +418,7 @@ func TestTheChannelOfANodeWithAFaultIsTainted(t *testing.T) {
 	}
 }
 
-func TestTheCliqueLabelFollowsTheFabric(t *testing.T) {
+func TestPreparerUpdatesTheCliqueLabel(t *testing.T) {
 	for name, c := range map[string]struct {
 		fabric  fabric
 		want    string

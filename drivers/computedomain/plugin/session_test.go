@@ -119,7 +119,7 @@ func TestDomainsOfTwoModesHaveANodeOneAfterTheOther(t *testing.T) {
 }
 
 // Both came to the node while its slice had a shared channel.
-func TestTheFirstOfTwoClaimsThatEndsLeavesTheirDomainsLabel(t *testing.T) {
+func TestSessionKeepsTheLabelForTheSecondClaim(t *testing.T) {
 	n := newMixedNode(t, false)
 	n.must(t, ownClaim("one"))
 	n.must(t, ownClaim("two"))
@@ -133,7 +133,7 @@ func TestTheFirstOfTwoClaimsThatEndsLeavesTheirDomainsLabel(t *testing.T) {
 	}
 }
 
-func TestANodeStaysInTheModeOfItsClaimsUntilTheyEnd(t *testing.T) {
+func TestSessionKeepsTheModeUntilClaimsEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		configured bool
 		claim      *resourceapi.ResourceClaim
@@ -163,7 +163,7 @@ func TestANodeStaysInTheModeOfItsClaimsUntilTheyEnd(t *testing.T) {
 }
 
 // A pod may be faster than the controller, whose mode may be one that this node has not yet.
-func TestAClaimLearnsItsDomainsModeOnANodeThatHasAnother(t *testing.T) {
+func TestSessionTakesTheModeFromTheDomain(t *testing.T) {
 	n := newMixedNode(t, false)
 	domain := n.domains.(finder)["other"]
 	domain.Status.IMEX = ""

@@ -18,7 +18,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestARecordSaysWhichSessionsEndedAndWhy(t *testing.T) {
+func TestRecordHasEndedSessionsWithTheirCauses(t *testing.T) {
 	dir := t.TempDir()
 	must(t, Finish(dir, noon, "nothing had begun"))
 	must(t, Begin(dir, noon))
@@ -39,7 +39,7 @@ func TestARecordSaysWhichSessionsEndedAndWhy(t *testing.T) {
 	}
 }
 
-func TestARecordKeepsTheNewestEnds(t *testing.T) {
+func TestRecordKeepsTheNewestEnds(t *testing.T) {
 	dir := t.TempDir()
 	for range kept + 5 {
 		must(t, Begin(dir, noon))
@@ -52,7 +52,7 @@ func TestARecordKeepsTheNewestEnds(t *testing.T) {
 	}
 }
 
-func TestAfterAnUnreadableRecordNumbersGoOnAboveItsOwn(t *testing.T) {
+func TestRecordContinuesNumbersWhenUnreadable(t *testing.T) {
 	for name, text := range map[string]string{"no JSON": "{", "another version": `{"version":9,"session":7,"open":true}`} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -72,7 +72,7 @@ func TestAfterAnUnreadableRecordNumbersGoOnAboveItsOwn(t *testing.T) {
 	}
 }
 
-func TestAMissingDirectoryIsReported(t *testing.T) {
+func TestRecordReportsAMissingDirectory(t *testing.T) {
 	if err := Begin(filepath.Join(t.TempDir(), "missing"), noon); err == nil {
 		t.Error("a record was written nowhere")
 	}

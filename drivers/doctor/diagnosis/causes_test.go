@@ -38,9 +38,9 @@ func causes() []cause {
 	return slices.Concat(installCauses(), schedulingCauses(), gpuCauses(), shareCauses(), domainCauses(), rdmaCauses(), effectCauses())
 }
 
-// TestTheFirstCauseIsFound injects each cause into a healthy cluster on a real API server, one after the other. With GPUFABRIC_UPDATE=1 it
-// writes the table of docs/reports/causes.md.
-func TestTheFirstCauseIsFound(t *testing.T) {
+// TestDiagnosisFindsTheFirstCause injects each cause into a healthy cluster on a real API server, one after the other. With
+// GPUFABRIC_UPDATE=1 it writes the table of docs/reports/causes.md.
+func TestDiagnosisFindsTheFirstCause(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()
 	if err != nil {
@@ -110,8 +110,8 @@ func codes(all []diagnosis.Found) []string {
 	return out
 }
 
-// TestTheTableOfCausesIsThatOfTheTest compares docs/reports/causes.md with the causes.
-func TestTheTableOfCausesIsThatOfTheTest(t *testing.T) {
+// TestDiagnosisTableOfCausesIsCurrent compares docs/reports/causes.md with the causes.
+func TestDiagnosisTableOfCausesIsCurrent(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "docs", "reports", "causes.md")
 	page, err := os.ReadFile(path)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-func TestAPodThatNoChannelIsLeftForIsToldSo(t *testing.T) {
+func TestDiagnosisReportsMissingChannels(t *testing.T) {
 	s := large(2)
 	for i := range s.Slices {
 		if s.Slices[i].Spec.Driver == computedomain.Driver {

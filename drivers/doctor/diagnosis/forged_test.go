@@ -94,9 +94,9 @@ func (aborted) Helper()               {}
 func (aborted) Fatal(...any)          { runtime.Goexit() }
 func (aborted) Fatalf(string, ...any) { runtime.Goexit() }
 
-// TestACauseThatIsPutHalfIsTakenBack fails the status of what a cause puts or changes, as a busy API server may. The next cause must not
+// TestGroundUndoesACauseThatFails fails the status of what a cause puts or changes, as a busy API server may. The next cause must not
 // find what the last one left.
-func TestACauseThatIsPutHalfIsTakenBack(t *testing.T) {
+func TestGroundUndoesACauseThatFails(t *testing.T) {
 	kinds, err := snapshot.Scheme()
 	if err != nil {
 		t.Fatal(err)

@@ -20,9 +20,9 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-// TestTheAnswerInTheREADMEIsTheProgramsOwn runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
+// TestREADMEShowsTheDoctorsAnswer runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
 // third are held, and a pod waits. With GPUFABRIC_UPDATE=1 it writes the answer into README.md.
-func TestTheAnswerInTheREADMEIsTheProgramsOwn(t *testing.T) {
+func TestREADMEShowsTheDoctorsAnswer(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	kinds, err := snapshot.Scheme()
 	if err != nil {

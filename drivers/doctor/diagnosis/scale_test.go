@@ -41,7 +41,7 @@ func large(nodes int) *snapshot.Snapshot {
 	return s
 }
 
-func TestNothingIsFoundOnAHealthyRackOfThousandNodes(t *testing.T) {
+func TestDiagnosisFindsNothingOnAHealthyCluster(t *testing.T) {
 	s := large(1008)
 	begin := time.Now()
 	r, err := diagnosis.Diagnose(s, install())

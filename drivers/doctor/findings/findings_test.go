@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestEveryCodeIsThereOnceAndSaysWhatToDo(t *testing.T) {
+func TestTableHasEachCodeOnceWithARemedy(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range Table() {
 		if seen[f.Code] {

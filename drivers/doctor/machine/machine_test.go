@@ -74,7 +74,7 @@ func (n *node) look(flags ...string) preflight.Facts {
 	return facts
 }
 
-func TestAMachineSaysWhatItHas(t *testing.T) {
+func TestMachineReportsItsHardware(t *testing.T) {
 	n := newNode(t).gpu("0000:3b:00.0").gpu("0000:3c:00.0")
 	n.sys.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3d:00.0"}})
 	n.write("host/usr/lib64/libnvidia-ml.so.1", "").write("host/usr/lib64/libnvidia-ml.so.580.95.05", "")
@@ -87,7 +87,7 @@ func TestAMachineSaysWhatItHas(t *testing.T) {
 	}
 }
 
-func TestAMachineSaysWhatIsWrongWithItsDriver(t *testing.T) {
+func TestMachineReportsDriverTrouble(t *testing.T) {
 	for want, make := range map[string]func(*node){
 		"DriverNotFound":       func(*node) {},
 		"DriverNotLoaded":      func(n *node) { n.write("host/usr/lib64/libnvidia-ml.so.1", "") },

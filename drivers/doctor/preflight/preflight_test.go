@@ -22,7 +22,7 @@ import (
 
 const namespace = "gpufabric-system"
 
-func TestTheDefaultsAreTheChartsOwn(t *testing.T) {
+func TestPreflightDefaultsAreTheCharts(t *testing.T) {
 	text, err := os.ReadFile("../../../charts/gpufabric/values.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func everything(t *testing.T) preflight.Values {
 	return v
 }
 
-func TestNothingIsDoubtfulOnAClusterWhereAllWorks(t *testing.T) {
+func TestPreflightFindsNothingOnAHealthyCluster(t *testing.T) {
 	for _, c := range preflight.Run(cluster(t), everything(t), namespace) {
 		if c.Result != preflight.OK || c.Code != "" || c.Detail == "" {
 			t.Errorf("%+v", c)
@@ -134,7 +134,7 @@ func TestNothingIsDoubtfulOnAClusterWhereAllWorks(t *testing.T) {
 	}
 }
 
-func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
+func TestPreflightNamesFailingChecks(t *testing.T) {
 	good := preflight.Facts{GPUs: 4, Nodes: 4, Driver: "580.95.05", Channels: 2048, RDMA: 4, Mellanox: 4, CDI: "on", NRI: "on"}
 	with := func(change func(*preflight.Facts)) preflight.Facts {
 		f := good
@@ -264,7 +264,7 @@ func TestWhatWouldNotWorkIsNamedBeforeTheInstall(t *testing.T) {
 	}
 }
 
-func TestTheLastPodOfANodeCounts(t *testing.T) {
+func TestPreflightTakesTheLastPodOfANode(t *testing.T) {
 	s := cluster(t)
 	old := s.Pods[0].DeepCopy()
 	old.Name, old.CreationTimestamp = "gpufabric-preflight-before", metav1.Unix(1, 0)
@@ -278,7 +278,7 @@ func TestTheLastPodOfANodeCounts(t *testing.T) {
 	}
 }
 
-func TestWhatAPodWritesFitsIntoItsStatus(t *testing.T) {
+func TestPreflightPodsMessageFitsIntoItsStatus(t *testing.T) {
 	for _, words := range []string{strings.Repeat("\x01", 10_000), strings.Repeat("ü", 10_000), strings.Repeat("<", 10_000)} {
 		text := preflight.Facts{GPUs: 8, Trouble: "DriverNotFound", Says: words, Unread: []string{words[:150], words}}.Encode()
 		var back preflight.Facts
@@ -288,7 +288,7 @@ func TestWhatAPodWritesFitsIntoItsStatus(t *testing.T) {
 	}
 }
 
-func TestAJobSeesItsNodeReadOnlyAndHasNoRights(t *testing.T) {
+func TestPreflightJobIsReadOnlyAndHasNoRights(t *testing.T) {
 	fake := []byte("image: {repository: r, tag: t}\nnodePlugins: {nodeSelector: {gpu: 'yes'}}\nhardware: {driverRoot: /var/lib/fake/driver, " +
 		"sysfsRoot: /var/lib/fake/sys, devRoot: /var/lib/fake/dev, procDevices: /var/lib/fake/proc/devices, hostMounts: [/var/lib/fake]}")
 	for name, c := range map[string]struct {

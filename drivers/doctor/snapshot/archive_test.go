@@ -30,7 +30,7 @@ func saved(t *testing.T) []byte {
 	return out.Bytes()
 }
 
-func TestAnArchiveIsReadAsItWasWritten(t *testing.T) {
+func TestArchiveIsReadAsItWasWritten(t *testing.T) {
 	s, err := snapshot.Load(bytes.NewReader(saved(t)), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestSaveOmitsTheServersAddressWhereProgramsWroteIt(t *testing.T) {
 	}
 }
 
-func TestAnArchiveThatWasCutAnywhereSaysWhatIsMissing(t *testing.T) {
+func TestArchiveReportsTruncation(t *testing.T) {
 	whole := saved(t)
 	for length := range whole {
 		s, err := snapshot.Load(bytes.NewReader(whole[:length]), 0)
@@ -99,7 +99,7 @@ func TestAnArchiveThatWasCutAnywhereSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoArchiveIsRefused(t *testing.T) {
+func TestArchiveRejectsOtherFiles(t *testing.T) {
 	for _, text := range []string{"", "no archive", "\x1f\x8b"} {
 		if _, err := snapshot.Load(strings.NewReader(text), 0); err == nil || !strings.Contains(err.Error(), "no archive of gpufabric") {
 			t.Errorf("%q: %v", text, err)

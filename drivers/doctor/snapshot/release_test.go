@@ -20,9 +20,9 @@ import (
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
-// TestAReleaseIsWhereItsAccountsAreBound has a release in two namespaces, neither of which is the usual one, and a tenant whose objects
+// TestReleaseIsFoundByItsBindings has a release in two namespaces, neither of which is the usual one, and a tenant whose objects
 // have the same labels.
-func TestAReleaseIsWhereItsAccountsAreBound(t *testing.T) {
+func TestReleaseIsFoundByItsBindings(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	c := writer(t, config)
 	own := map[string]string{"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/part-of": "gpufabric",

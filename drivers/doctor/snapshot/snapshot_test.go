@@ -29,7 +29,7 @@ const canary = "canary-7f3a"
 // patience bounds the wait for a watch; it usually takes a second.
 const patience = 2 * time.Minute
 
-func TestASnapshotOfARealServer(t *testing.T) {
+func TestSnapshotOfARealServer(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	c := writer(t, config)
 	node := "n1"
@@ -137,7 +137,7 @@ func follow(t *testing.T, config *rest.Config, c client.Client) {
 	}
 }
 
-func TestAServerThatHangsIsNamed(t *testing.T) {
+func TestSnapshotNamesAServerThatHangs(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

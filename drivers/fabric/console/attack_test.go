@@ -23,7 +23,7 @@ import (
 )
 
 // A request that announces a body and sends none gets its answer and loses its connection. The page has few connections.
-func TestARequestWhoseBodyNeverComesKeepsNoConnection(t *testing.T) {
+func TestServerClosesARequestWithoutItsBody(t *testing.T) {
 	address := serving(t, local())
 	for _, head := range []string{
 		"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n",
@@ -132,7 +132,7 @@ func TestPageAsksAPIServerForFewMadeUpTokens(t *testing.T) {
 	}
 }
 
-func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
+func TestServerLimitsViewersOfANamespace(t *testing.T) {
 	cluster := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 		w.Header().Set("Content-Type", "application/json")
@@ -175,7 +175,7 @@ func TestOneNamespacesAccountsTakeNotAllPlacesOfThePage(t *testing.T) {
 	}
 }
 
-func TestOnePartyHasFewQuestionsToTheDoctorAtOnce(t *testing.T) {
+func TestServerLimitsDoctorRequestsOfAViewer(t *testing.T) {
 	var q questions
 	for i := range 2 * questionsAtOnce {
 		err := q.begin(fmt.Sprintf("system:serviceaccount:evil:%d", i))
@@ -198,7 +198,7 @@ func TestOnePartyHasFewQuestionsToTheDoctorAtOnce(t *testing.T) {
 }
 
 // A viewer's name, or another object's, leads to no other path of the API server and to no other object.
-func TestADoctorsSubjectLeadsToNoOtherPath(t *testing.T) {
+func TestDoctorRejectsSubjectsWithPaths(t *testing.T) {
 	server := apiserver.Start(t)
 	address := serving(t, Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}},
 		Viewers: 1, Options: reader.Options{Agent: "test"}})

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/fabric/reader"
 )
 
-func TestTheDoctorAnswersWithTheViewersRights(t *testing.T) {
+func TestDoctorUsesTheViewersRights(t *testing.T) {
 	server := apiserver.Start(t)
 	address := serving(t, Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA},
 		// Credentials of the server itself, which no viewer may borrow.
@@ -51,7 +51,7 @@ func TestTheDoctorAnswersWithTheViewersRights(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatIsNotThereIsNamedByTheDoctor(t *testing.T) {
+func TestDoctorNamesAnAbsentAPIServer(t *testing.T) {
 	address := serving(t, local())
 	status, _, body := ask(t, http.MethodGet, address+"/api/doctor?kind=install", func(r *http.Request) {
 		r.Header.Set("Authorization", "Bearer "+key)

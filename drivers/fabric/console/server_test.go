@@ -64,7 +64,7 @@ func ask(t *testing.T, method, address string, edit func(*http.Request)) (status
 	return answer.StatusCode, answer.Header, string(body)
 }
 
-func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
+func TestServerSendsAStrictPolicyWithEveryFile(t *testing.T) {
 	address := serving(t, local())
 	for file, kind := range map[string]string{"/": "text/html", "/main.js": "text/javascript", "/racks.js": "text/javascript",
 		"/details.js": "text/javascript", "/doctor.js": "text/javascript",
@@ -87,7 +87,7 @@ func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
 	}
 }
 
-func TestOnlyThePageItselfIsAnswered(t *testing.T) {
+func TestServerAnswersOnlyItsOwnPage(t *testing.T) {
 	settings := local()
 	settings.Hosts = []string{"fabric.example"}
 	address := serving(t, settings)
@@ -160,7 +160,7 @@ func messages(t *testing.T, address, token string, done func(batch) bool) (statu
 	return 0
 }
 
-func TestEachViewerSeesWhatItsTokenMayAndNoMoreLookThanAllowed(t *testing.T) {
+func TestServerShowsAViewerWhatItsTokenMayRead(t *testing.T) {
 	server := apiserver.Start(t)
 	settings := Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA},
 		// Credentials of the server itself, which no viewer may borrow.
@@ -185,7 +185,7 @@ func TestEachViewerSeesWhatItsTokenMayAndNoMoreLookThanAllowed(t *testing.T) {
 	}
 }
 
-func TestAPageThatWasAwayIsSentWhatChangedSince(t *testing.T) {
+func TestServerSendsChangesToAReturningPage(t *testing.T) {
 	picture := func(gpus ...string) *fabric.Picture {
 		p := &fabric.Picture{Racks: []fabric.Rack{{ID: "r"}}}
 		for i, state := range gpus {
@@ -229,7 +229,7 @@ func TestAPageThatWasAwayIsSentWhatChangedSince(t *testing.T) {
 	}
 }
 
-func TestABigPictureComesInMessagesOfBoundedSize(t *testing.T) {
+func TestServerBoundsTheSizeOfMessages(t *testing.T) {
 	p := &fabric.Picture{Racks: []fabric.Rack{{ID: "r"}}}
 	for i := range 2000 {
 		p.Racks[0].Nodes = append(p.Racks[0].Nodes, fabric.NodeState{Name: fmt.Sprintf("n%d", i), Notes: []string{strings.Repeat("x", 300)}})
@@ -256,7 +256,7 @@ func TestABigPictureComesInMessagesOfBoundedSize(t *testing.T) {
 	}
 }
 
-func TestAMistakeInTheFlagsIsNamed(t *testing.T) {
+func TestCommandNamesAWrongFlag(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string

@@ -35,9 +35,9 @@ func publish(t *testing.T, admin kubernetes.Interface, name string) {
 	}
 }
 
-// TestTheFabricIsReadWithTheViewersOwnRights begins without any rights, and adds those that a tenant may have, on a real API
+// TestReaderUsesTheViewersRights begins without any rights, and adds those that a tenant may have, on a real API
 // server without any CRD.
-func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
+func TestReaderUsesTheViewersRights(t *testing.T) {
 	server := apiserver.Start(t)
 	admin, err := kubernetes.NewForConfig(configOf(server, apiserver.AdminToken))
 	if err != nil {
@@ -113,7 +113,7 @@ func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
 	}
 }
 
-func TestAReadingIsCompleteWithoutAnyObjects(t *testing.T) {
+func TestReaderIsCompleteWithoutObjects(t *testing.T) {
 	server := apiserver.Start(t)
 	r, err := New(configOf(server, apiserver.AdminToken), Options{Agent: "test"})
 	if err != nil {
@@ -140,7 +140,7 @@ func TestAReadingIsCompleteWithoutAnyObjects(t *testing.T) {
 	<-ended
 }
 
-func TestATokenThatTheAPIServerDoesNotKnowIsRefused(t *testing.T) {
+func TestReaderRejectsAnUnknownToken(t *testing.T) {
 	server := apiserver.Start(t)
 	r, err := New(configOf(server, "wrong"), Options{Agent: "test"})
 	if err != nil {

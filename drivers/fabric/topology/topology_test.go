@@ -45,7 +45,7 @@ func written(t *testing.T, form string, p *fabric.Picture, nodes ...string) stri
 	return out.String()
 }
 
-func TestTheOverviewSaysWhoHoldsWhatAndWhatIsBroken(t *testing.T) {
+func TestTopologyPrintsHoldersAndBrokenDevices(t *testing.T) {
 	const want = `2 nodes in 1 rack. 2 GPUs: 1 free, 1 held. 1 port: 1 down. 1 domain: 1 not ready. 2 waiting pods.
 
 Rack 1, NVLink fabric aa, 1 clique
@@ -72,7 +72,7 @@ Not shown: rdmapools.gpufabric.io (not allowed).
 	}
 }
 
-func TestANodeIsShownByPCIeSwitch(t *testing.T) {
+func TestTopologyPrintsANodeByPCIeSwitch(t *testing.T) {
 	got := written(t, "text", picture(), "node-0")
 	for _, want := range []string{
 		"  NUMA node 0, PCIe root pci0000:00, switch 0000:01:00.0\n    # gpu-0", "whole", "tenant/pod-a", "x mlx5_0 port 1",
@@ -99,7 +99,7 @@ func TestJSONIsThePictureOrTheNamedNodesOfIt(t *testing.T) {
 	}
 }
 
-func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
+func TestTopologyEscapesControlCharacters(t *testing.T) {
 	const evil = "x\x1b[2J\u009b2J\u202e\"\\\nFORGED"
 	p := picture()
 	p.Racks[0].Nodes[1].Notes = []string{evil}
@@ -124,7 +124,7 @@ func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
 	}
 }
 
-func TestAMissingNodeIsRefusedWithSimilarNames(t *testing.T) {
+func TestTopologySuggestsSimilarNodes(t *testing.T) {
 	for name, want := range map[string]string{"node-": "near ones are node-0, node-1", "other": "it has 2"} {
 		if err := known(picture(), []string{name}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
@@ -132,7 +132,7 @@ func TestAMissingNodeIsRefusedWithSimilarNames(t *testing.T) {
 	}
 }
 
-func TestAPodsDevicesAreThoseOfItsClaims(t *testing.T) {
+func TestTopologyPrintsDevicesOfAPodsClaims(t *testing.T) {
 	own, node, err := ofPod(picture(), "tenant/pod-a")
 	if err != nil || node != "node-0" {
 		t.Fatalf("node %q: %v", node, err)
@@ -162,7 +162,7 @@ func TestAPodsDevicesAreThoseOfItsClaims(t *testing.T) {
 	}
 }
 
-func TestAMistakeIsNamedBeforeTheAPIServerIsAsked(t *testing.T) {
+func TestTopologyChecksFlagsFirst(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"--output=yaml":                   `--output "yaml": allowed are text, json, dot and nccl`,
 		"--output=nccl":                   "give one --node, or a --pod",

@@ -69,7 +69,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-func TestAFileThatCannotBeReadIsSetAsideReportedAndCounted(t *testing.T) {
+func TestKeptListSetsADamagedFileAside(t *testing.T) {
 	for name, text := range map[string]string{
 		"cut": `{"kind":"gpufabric-mig-modes"`, "empty": "", "other": `{"a":1}`, "without a checksum": `["GPU-a"]`,
 		"changed": `{"kind":"gpufabric-mig-modes","version":1,"sha256":"0","value":["GPU-a"]}`,
@@ -103,7 +103,7 @@ func TestAFileThatCannotBeReadIsSetAsideReportedAndCounted(t *testing.T) {
 	}
 }
 
-func TestAKillAtAnyWriteLeavesTheOldListOrTheNewOne(t *testing.T) {
+func TestKeptListIsWholeAfterAKill(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			dir, gpus := t.TempDir(), inMIGMode("GPU-a", "GPU-b")

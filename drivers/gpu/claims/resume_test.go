@@ -52,7 +52,7 @@ func (d *daemons) Retain(_ context.Context, _ sharing.Moment, claims []types.UID
 }
 
 // After a boot the kubelet may unprepare a claim while the plugin still waits for the keeper to start the claim's daemon again.
-func TestAClaimThatEndsWhileItsDaemonIsStartedAgainHasNone(t *testing.T) {
+func TestResumeEndsTheDaemonOfAnEndingClaim(t *testing.T) {
 	asked := &daemons{starting: make(chan types.UID)}
 	k := New(&Hardware{Node: &inventory.Node{}}, Options{MPS: asked})
 	k.aside = []types.UID{"unread"}
@@ -82,7 +82,7 @@ func TestAClaimThatEndsWhileItsDaemonIsStartedAgainHasNone(t *testing.T) {
 	}
 }
 
-func TestAClaimThatEndedFirstIsNotStartedAgain(t *testing.T) {
+func TestResumeSkipsAnEndedClaim(t *testing.T) {
 	var r resumes
 	r.end("u1")
 	if ctx, _ := r.begin(t.Context(), "u1"); ctx != nil {

@@ -76,7 +76,7 @@ func TestFormsOfOneGPUExcludeEachOtherInTheLedger(t *testing.T) {
 	}
 }
 
-func TestWhatIsOfferedIsASnapshotWhoseChangeIsAnnounced(t *testing.T) {
+func TestSnapshotAnnouncesChanges(t *testing.T) {
 	k := on(t, gputest.New(t, 1), &ledger.Ledger{})
 	before, changed := k.Watch()
 	offered := len(before.Pool.Devices())
@@ -95,7 +95,7 @@ func TestWhatIsOfferedIsASnapshotWhoseChangeIsAnnounced(t *testing.T) {
 }
 
 // A GPU that does not answer at the start comes back to the claim that had it: no other claim gets it in between.
-func TestADeviceThatAppearsIsHeldByTheClaimThatNamedIt(t *testing.T) {
+func TestSnapshotKeepsAnAppearingDeviceForItsClaim(t *testing.T) {
 	var holders ledger.Ledger
 	m := gputest.New(t, 2)
 	all := m.GPUs

@@ -64,7 +64,7 @@ func profile(name string, spec v1alpha1.VGPUProfileSpec) *v1alpha1.VGPUProfile {
 	return &v1alpha1.VGPUProfile{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 3}, Spec: spec}
 }
 
-func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
+func TestControllerMakesClassTemplateAndCount(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec   v1alpha1.VGPUProfileSpec
 		fits   int32
@@ -130,7 +130,7 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 	}
 }
 
-func TestAClassOfAnotherOwnerIsLeftAlone(t *testing.T) {
+func TestControllerKeepsAnotherOwnersClass(t *testing.T) {
 	theirs := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 	k := api(theirs, profile("p", v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive}))
 	r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}
@@ -140,7 +140,7 @@ func TestAClassOfAnotherOwnerIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestALayoutIsReadyWhenEverySelectedNodeHasIt(t *testing.T) {
+func TestControllerReportsALayoutReady(t *testing.T) {
 	layout := func(entries ...v1alpha1.MIGLayoutNode) *v1alpha1.MIGLayout {
 		l := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "l", Generation: 2}}
 		l.Spec = v1alpha1.MIGLayoutSpec{Layout: "a", Config: v1alpha1.MIGPartedConfig{Version: "v1",

@@ -29,8 +29,8 @@ func claim(name, device, memory string) *resourceapi.ResourceClaim {
 			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}}}
 }
 
-// TestWhatIsFreeIsCountedBesideClaims is about two A100-40 of seven slots for 1g.5gb each, or two shares of 15 GiB.
-func TestWhatIsFreeIsCountedBesideClaims(t *testing.T) {
+// TestFreeSharesExcludeClaims is about two A100-40 of seven slots for 1g.5gb each, or two shares of 15 GiB.
+func TestFreeSharesExcludeClaims(t *testing.T) {
 	software := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware, Memory: quantity("15Gi"), Cores: 10}
 	mig := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Memory: quantity("3000M")}
 	exclusive := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive}
@@ -114,7 +114,7 @@ func TestClaimsAreReadOnceForAllProfiles(t *testing.T) {
 	}
 }
 
-func TestAPolicyIsWrittenOnTheClassAndTakenOff(t *testing.T) {
+func TestControllerWritesThePolicyOnTheClass(t *testing.T) {
 	p := profile("p", v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive, Policy: v1alpha1.VGPUSpread})
 	k := api(p)
 	r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}

@@ -175,9 +175,9 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	return out
 }
 
-// TestEveryPairOfFormsOnOneGPU allocates every device after every other device of the same GPU, and compares the result with the
+// TestAllocationOfEveryPairOfForms allocates every device after every other device of the same GPU, and compares the result with the
 // hardware's rules.
-func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
+func TestAllocationOfEveryPairOfForms(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible,
 		Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
 	for _, first := range pool.Devices() {
@@ -211,7 +211,7 @@ func mayStandTogether(a, b *devices.Device) bool {
 	return !overlap && !bothMedia && compute
 }
 
-func TestOtherGPUsAreNotAffected(t *testing.T) {
+func TestAllocationDoesNotAffectOtherGPUs(t *testing.T) {
 	pool := devices.NewPool(node(a100(0), a100(1)), devices.Options{Forms: flexible})
 	s := newScheduler(t, pool)
 	for _, step := range []struct {
@@ -260,7 +260,7 @@ func TestSharesStopWhereTheGPUIsFull(t *testing.T) {
 	}
 }
 
-func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
+func TestAllocationCountsSharesOfAProfileByItsSize(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		profile devices.Profile
@@ -316,7 +316,7 @@ func repeat(a ask, n int) []ask {
 	return out
 }
 
-func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
+func TestAllocationKeepsTwoSharesOfOneClaimApart(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: flexible}))
 	results, ok := s.allocate(ask{form: "shared", memory: "10Gi", cores: "30"}, ask{form: "shared", memory: "20Gi", cores: "50"})
 	if !ok {
@@ -333,8 +333,8 @@ func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
 	}
 }
 
-// TestEveryProfileFitsAsOftenAsTheHardwareAllows checks that the counters allow everything that the hardware allows.
-func TestEveryProfileFitsAsOftenAsTheHardwareAllows(t *testing.T) {
+// TestAllocationFitsProfilesAsTheHardwareDoes checks that the counters allow everything that the hardware allows.
+func TestAllocationFitsProfilesAsTheHardwareDoes(t *testing.T) {
 	gpu := a100(0)
 	pool := devices.NewPool(node(gpu), devices.Options{Forms: flexible})
 	for _, p := range gpu.MIG.Profiles {

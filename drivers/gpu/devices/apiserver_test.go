@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// TestTheAPIServerTakesEveryForm publishes GPUs to a real API server, which refuses a whole slice for one wrong device.
-func TestTheAPIServerTakesEveryForm(t *testing.T) {
+// TestAPIServerAcceptsEveryForm publishes GPUs to a real API server, which refuses a whole slice for one wrong device.
+func TestAPIServerAcceptsEveryForm(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped with -short: it starts an API server")
 	}

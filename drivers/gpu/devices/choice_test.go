@@ -19,7 +19,7 @@ const config = `{
 	]
 }`
 
-func TestTheNodesLabelComesBeforeTheChartsRulesAndThoseBeforeItsDefault(t *testing.T) {
+func TestChoicePrefersLabelThenRuleThenDefault(t *testing.T) {
 	c, err := devices.ParseChoice(config)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestTheNodesLabelComesBeforeTheChartsRulesAndThoseBeforeItsDefault(t *testi
 	}
 }
 
-func TestAMistakeInTheChartsFormsIsNamed(t *testing.T) {
+func TestChoiceNamesAMistakeInTheChartsForms(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"default": {"form": "half"}}`:                                                 `default: form "half"`,
 		`{"nodes": [{"form": "whole"}]}`:                                                "nodes[0]: nodeSelector is missing",

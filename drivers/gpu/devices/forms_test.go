@@ -32,8 +32,8 @@ func eight() []*inventory.GPU {
 	return gpus
 }
 
-// TestANodePublishesNoMoreThanItsFormsNeed bounds what the API server stores and the scheduler considers, for a node of eight GPUs.
-func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
+// TestFormsPublishOnlyNeededDevices bounds what the API server stores and the scheduler considers, for a node of eight GPUs.
+func TestFormsPublishOnlyNeededDevices(t *testing.T) {
 	ten := devices.Profile{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}}
 	for _, c := range []struct {
 		name     string
@@ -74,8 +74,8 @@ func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
 	}
 }
 
-// TestAShareableGPUIsWholeToAPlainClaim uses the scheduler's own allocator.
-func TestAShareableGPUIsWholeToAPlainClaim(t *testing.T) {
+// TestShareableGPUIsWholeForAPlainClaim uses the scheduler's own allocator.
+func TestShareableGPUIsWholeForAPlainClaim(t *testing.T) {
 	plain := ask{form: "gpu"}
 	share := func(memory string) ask { return ask{form: "gpu", memory: memory} }
 	for _, c := range []struct {
@@ -139,8 +139,8 @@ func TestMIGPlacementsOfOneProfileNeedNoCounters(t *testing.T) {
 	}
 }
 
-// TestWhatClaimsHoldStaysPublished changes a GPU's forms under claims.
-func TestWhatClaimsHoldStaysPublished(t *testing.T) {
+// TestFormsKeepDevicesOfClaimsPublished changes a GPU's forms under claims.
+func TestFormsKeepDevicesOfClaimsPublished(t *testing.T) {
 	ten := devices.Profile{Name: "ten", Share: devices.Share{Memory: 10 * gib}}
 	for _, c := range []struct {
 		name, forms string
@@ -211,7 +211,7 @@ func TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn(t *testing.T) {
 	}
 }
 
-func TestAFormThatAGPUCannotHaveIsReported(t *testing.T) {
+func TestFormsReportAnImpossibleForm(t *testing.T) {
 	uncut, unknown := a100(1), a100(2)
 	uncut.MIG, uncut.ProductName, unknown.MemoryBytes = nil, "NVIDIA L40S", 0
 	for text, want := range map[string]struct{ published, says string }{
@@ -230,7 +230,7 @@ func TestAFormThatAGPUCannotHaveIsReported(t *testing.T) {
 	}
 }
 
-func TestADeviceThatIsNotPublishedIsKnown(t *testing.T) {
+func TestFormsFindAnUnpublishedDevice(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{})
 	for name, form := range map[string]devices.Form{"gpu-0": devices.Whole, "gpu-0-shared": devices.Shared, "gpu-0-shared-x": devices.Shared,
 		"gpu-0-mig-1g5gb-19-3": devices.MIG} {

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// TestTheAPIAcceptsTheLayout checks the API server's limits on slices in 1.36.
-func TestTheAPIAcceptsTheLayout(t *testing.T) {
+// TestPoolIsAcceptedByTheAPI checks the API server's limits on slices in 1.36.
+func TestPoolIsAcceptedByTheAPI(t *testing.T) {
 	var gpus []*inventory.GPU
 	for i := range 16 {
 		gpus = append(gpus, a100(i))
@@ -115,7 +115,7 @@ func TestAttributesOfAWholeGPU(t *testing.T) {
 
 // NVIDIA's DRA driver counts a whole GPU's engines beside the MIG devices that it can be divided into, and only its memory
 // otherwise.
-func TestAWholeGPUsEnginesCountBesideItsMIGPlacements(t *testing.T) {
+func TestPoolCountsEnginesOfAWholeGPU(t *testing.T) {
 	g := a100(0)
 	for name, want := range map[resourceapi.QualifiedName]int64{"multiprocessors": 98, "copyEngines": 7, "decoders": 5, "encoders": 0,
 		"jpegEngines": 1, "ofaEngines": 1} {

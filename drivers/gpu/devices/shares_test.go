@@ -54,9 +54,9 @@ func TestCountedSharesAreGivenUntilTheyEnd(t *testing.T) {
 	}
 }
 
-// TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes compares with applyConsumableShares of dra-driver-nvidia-gpu v0.5.0, name by
+// TestSharesArePublishedAsByTheNVIDIADriver compares with applyConsumableShares of dra-driver-nvidia-gpu v0.5.0, name by
 // name.
-func TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes(t *testing.T) {
+func TestSharesArePublishedAsByTheNVIDIADriver(t *testing.T) {
 	uneven := a100(0)
 	uneven.MemoryBytes += 12345
 	d := devices.NewPool(node(uneven), devices.Options{Forms: forms(t, "shares_4")}).Device("gpu-0").API
@@ -83,7 +83,7 @@ func TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes(t *testing.T) {
 	}
 }
 
-func TestAGPUWhoseMemoryIsNotKnownHasSharesAlone(t *testing.T) {
+func TestSharesOfAGPUWithUnknownMemory(t *testing.T) {
 	unknown := a100(0)
 	unknown.MemoryBytes, unknown.MIG = 0, (*inventory.MIG)(nil)
 	s := newScheduler(t, devices.NewPool(node(unknown), devices.Options{Forms: forms(t, "shares_2")}))
@@ -94,8 +94,8 @@ func TestAGPUWhoseMemoryIsNotKnownHasSharesAlone(t *testing.T) {
 	}
 }
 
-// TestAWholeGPUIsNotSharedBecauseSharesAreWanted changes the form while a claim has the GPU alone.
-func TestAWholeGPUIsNotSharedBecauseSharesAreWanted(t *testing.T) {
+// TestSharesDoNotReplaceAWholeGPU changes the form while a claim has the GPU alone.
+func TestSharesDoNotReplaceAWholeGPU(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{}))
 	if _, ok := s.allocate(ask{form: "gpu"}); !ok {
 		t.Fatal("the GPU was refused")

@@ -20,7 +20,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-func TestTheHookIsPutOnTheHostWhole(t *testing.T) {
+func TestHookIsInstalledWhole(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), "nvidia-cdi-hook"), filepath.Join(t.TempDir(), "bin")
 	h := Hook{Own: own, Directory: directory}
 	if path, err := h.Install(); path != "" || err != nil {
@@ -46,7 +46,7 @@ func TestTheHookIsPutOnTheHostWhole(t *testing.T) {
 	}
 }
 
-func TestTheHostsLdconfigIsNamedAsTheHostSeesIt(t *testing.T) {
+func TestHookNamesLdconfigByTheHostsPath(t *testing.T) {
 	host, bare := t.TempDir(), t.TempDir()
 	put(t, filepath.Join(host, "usr/sbin/ldconfig"), "")
 	if err := os.Symlink("usr/sbin", filepath.Join(host, "sbin")); err != nil {
@@ -79,7 +79,7 @@ int main(void) {
 `
 
 // The driver's files are mounted at their paths on the host, which the container's loader may not search.
-func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
+func TestHookMakesLibcudaFindable(t *testing.T) {
 	gputest.NeedsMounts(t)
 	hook, err := filepath.Abs("../../../bin/nvidia-cdi-hook")
 	if err != nil {

@@ -92,7 +92,7 @@ func claim(name, class, selector string, memory string, pool string, has ...stri
 	return c
 }
 
-func TestAWaitingClaimIsShownWhereItsFormCouldBeOffered(t *testing.T) {
+func TestExplainNamesNodesForAWaitingClaim(t *testing.T) {
 	const mig = `device.attributes['gpu.nvidia.com'].profile == '1g.10gb'`
 	taken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0")
 	allTaken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0", "gpu-1")
@@ -191,7 +191,7 @@ func TestNodesAndPrecedenceAreTold(t *testing.T) {
 	}
 }
 
-func TestAClaimThatDoesNotWaitIsRefused(t *testing.T) {
+func TestExplainRejectsAClaimThatDoesNotWait(t *testing.T) {
 	client := fake.NewClientset(claim("has", "gpu.nvidia.com", "", "", "a", "gpu-1"))
 	for name, want := range map[string]string{"has": "want NAMESPACE/NAME", "team/has": "it has gpu-1 of pool a-gpu",
 		"team/gone": "there is no claim team/gone"} {
@@ -201,7 +201,7 @@ func TestAClaimThatDoesNotWaitIsRefused(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatRefusesIsNamed(t *testing.T) {
+func TestExplainNamesARefusingAPIServer(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }))
 	defer server.Close()
 	var out bytes.Buffer

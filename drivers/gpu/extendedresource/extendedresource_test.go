@@ -44,7 +44,7 @@ func newPlugin(t *testing.T, gpus []*inventory.GPU, lock func(context.Context, .
 	return p
 }
 
-func TestOnlyWantedGPUsThatCanBeWholeAreAllocated(t *testing.T) {
+func TestResourceAllocatesOnlyWantedWholeGPUs(t *testing.T) {
 	_, n := node(t, 4)
 	uuid := n.GPUs[2].UUID
 	for _, test := range []struct {
@@ -61,7 +61,7 @@ func TestOnlyWantedGPUsThatCanBeWholeAreAllocated(t *testing.T) {
 	}
 }
 
-func TestTheKubeletLearnsOfEachGPUWithItsHealthAndItsNUMANode(t *testing.T) {
+func TestResourceListsHealthAndNUMANode(t *testing.T) {
 	_, n := node(t, 8)
 	p := newPlugin(t, n.GPUs, unlocked)
 	devices := p.Devices(func(g *inventory.GPU) bool { return g.UUID != n.GPUs[1].UUID })

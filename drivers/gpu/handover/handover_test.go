@@ -14,7 +14,7 @@ import (
 
 const first, second = "GPU-aaaaaaaa-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
 
-func TestARequestRemainsUntilItIsWithdrawn(t *testing.T) {
+func TestRequestRemainsUntilItIsWithdrawn(t *testing.T) {
 	d := Directory(filepath.Join(t.TempDir(), "handover"))
 	if err := d.Ask("volcano", first, second); err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func (b *bench) links() []string {
 	return out
 }
 
-func TestALinkThatIsDownFromTheStart(t *testing.T) {
+func TestLinksThatAreDownFromTheStart(t *testing.T) {
 	const y, n = true, false
 	for name, c := range map[string]struct {
 		wires wires

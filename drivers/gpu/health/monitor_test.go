@@ -70,7 +70,7 @@ func (b *bench) xid(t *testing.T, code uint64) {
 		GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
 }
 
-func TestWhenAFaultHeals(t *testing.T) {
+func TestMonitorHealsFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		xid      uint64
 		after    time.Duration
@@ -116,7 +116,7 @@ func TestWhenAFaultHeals(t *testing.T) {
 	}
 }
 
-func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
+func TestMonitorHealsWithoutARecoveryAction(t *testing.T) {
 	for name, c := range map[string]struct {
 		xid  uint64
 		lost bool
@@ -141,7 +141,7 @@ func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
 	}
 }
 
-func TestAnApplicationsMistakeIsNoFault(t *testing.T) {
+func TestMonitorIgnoresMistakesOfApplications(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	b.xid(t, 31)
 	if len(b.Faults()) != 0 || len(b.reported) != 1 || b.reported[0].Fatal {
@@ -150,7 +150,7 @@ func TestAnApplicationsMistakeIsNoFault(t *testing.T) {
 }
 
 // Events on claims need the API server, which may hang. The kubelet's view of the GPU must not hang with it.
-func TestAFaultIsShownBeforeItsHoldersAreNotified(t *testing.T) {
+func TestMonitorTaintsBeforeItNotifiesHolders(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	_, changed := b.Watch()
 	var order []string
@@ -168,7 +168,7 @@ func TestAFaultIsShownBeforeItsHoldersAreNotified(t *testing.T) {
 	}
 }
 
-func TestAFaultSeenAgainIsOneFault(t *testing.T) {
+func TestMonitorCountsARepeatedFaultOnce(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	b.xid(t, 48)
 	first := b.now
@@ -180,7 +180,7 @@ func TestAFaultSeenAgainIsOneFault(t *testing.T) {
 }
 
 // Events of memory errors have no number, so a storm of corrected errors and an uncorrected one differ only in severity.
-func TestAFatalFaultIsNotMistakenForAPresentWarning(t *testing.T) {
+func TestMonitorKeepsAFatalFaultBesideAWarning(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	for _, kind := range []uint64{nvml.EventTypeSingleBitEccErrorStorm, nvml.EventTypeDoubleBitEccError} {
 		b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: kind, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
@@ -199,7 +199,7 @@ func TestAFatalFaultIsNotMistakenForAPresentWarning(t *testing.T) {
 	}
 }
 
-func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
+func TestMonitorSparesNeighboursOfAMIGInstance(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	f := Fault{GPU: b.node.GPUs[0].UUID, Kind: ECC, Code: 95, Fatal: true, Placement: &inventory.Placement{Start: 4, Size: 4}, Since: b.now}
 	taints := Taints([]Fault{f}, devices.NewPool(b.node, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}}).Devices())

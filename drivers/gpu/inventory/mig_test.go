@@ -2,8 +2,8 @@ package inventory
 
 import "testing"
 
-// TestAProfilesSizeIsNamedAsDriversDo compares sizes in MiB with the names that drivers give them.
-func TestAProfilesSizeIsNamedAsDriversDo(t *testing.T) {
+// TestMIGProfileNameHasTheDriversSize compares sizes in MiB with the names that drivers give them.
+func TestMIGProfileNameHasTheDriversSize(t *testing.T) {
 	for _, c := range []struct {
 		model    string
 		total    uint64

@@ -39,7 +39,7 @@ func describe(plans []layout.Plan) []string {
 	return out
 }
 
-func TestALayoutIsPlacedWhereTheHardwareAllows(t *testing.T) {
+func TestPlanPlacesALayoutWhereTheHardwareAllows(t *testing.T) {
 	gpus := read(t, gputest.New(t, 2))
 	none := func(*inventory.GPU) []layout.Wanted { return nil }
 	for name, c := range map[string]struct {

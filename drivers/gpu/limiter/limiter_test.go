@@ -28,7 +28,7 @@ func run(t *testing.T, arguments ...string) string {
 	return string(out)
 }
 
-func TestWhatIsCountedIsWhatTheDriverGave(t *testing.T) {
+func TestLimiterCountsWhatTheDriverGave(t *testing.T) {
 	t.Log(run(t, "SECONDS=0", "unit"))
 }
 
@@ -42,7 +42,7 @@ func TestRandomBytesInAContainersFilesCrashNothing(t *testing.T) {
 	t.Log(run(t, "fuzz"))
 }
 
-func TestTheSanitizersFindNothing(t *testing.T) {
+func TestLimiterPassesTheSanitizers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library three times; -short asks for none of it")
 	}

@@ -50,7 +50,7 @@ func TestLimitsAreWrittenAsTheLibraryReadsThem(t *testing.T) {
 }
 
 // If a preloaded library needs a newer glibc than an image has, the loader ends all of the image's programs, with CUDA or without.
-func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {
+func TestLibraryLoadsWithGlibc217(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "build")
 	run(t, "OUT="+out)
 	file, err := elf.Open(filepath.Join(out, Library))
@@ -78,7 +78,7 @@ func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {
 	}
 }
 
-func TestTheLibraryIsInstalledWholeAndAgain(t *testing.T) {
+func TestLibraryIsInstalledWholeAndAgain(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), Library), filepath.Join(t.TempDir(), "lib")
 	program, err := exec.LookPath("true")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestTheLibraryIsInstalledWholeAndAgain(t *testing.T) {
 }
 
 // A mount on a directory that containers have already would split a share between them and those that come later.
-func TestADirectoryWithoutABoundThatContainersMayHaveGetsNoMount(t *testing.T) {
+func TestMakeDirectoryMountsNothingOnAnExistingDirectory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "account")
 	for _, bytes := range []int64{0, LeastBytes} {
 		if err := MakeDirectory(path, bytes); err != nil {

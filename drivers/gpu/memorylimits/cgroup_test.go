@@ -11,7 +11,7 @@ import (
 )
 
 // Names as containerd and CRI-O write them with the kubelet's two cgroup drivers, and as kind has them below its own slice.
-func TestAContainersCgroupIsFoundByTheRuntimesName(t *testing.T) {
+func TestCgroupIsFoundByTheRuntimesName(t *testing.T) {
 	root := t.TempDir()
 	for named, want := range map[string]string{
 		"kubepods-burstable-pod1_2.slice:cri-containerd:c0ffee": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/" +
@@ -33,7 +33,7 @@ func TestAContainersCgroupIsFoundByTheRuntimesName(t *testing.T) {
 }
 
 // crun puts a container's processes into a cgroup of that name below the one that the runtime names.
-func TestTheCgroupBelowIsMeantWhereTheProcessesAreInIt(t *testing.T) {
+func TestCgroupIsTheChildThatHasTheProcesses(t *testing.T) {
 	root := t.TempDir()
 	scope := filepath.Join(root, "kubepods.slice/crio-c0ffee.scope")
 	inner := filepath.Join(scope, "container")
@@ -46,7 +46,7 @@ func TestTheCgroupBelowIsMeantWhereTheProcessesAreInIt(t *testing.T) {
 }
 
 // A limit on a pod's cgroup, or on another container's, would apply to other containers.
-func TestNoCgroupButTheContainersOwnIsLimited(t *testing.T) {
+func TestCgroupIsTheContainersOwn(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "kubepods.slice/kubepods-pod1.slice/cri-containerd-0ther.scope"), 0o755); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestNoCgroupButTheContainersOwnIsLimited(t *testing.T) {
 	}
 }
 
-func TestATreeThatDoesNotShowTheNodesContainersIsRefused(t *testing.T) {
+func TestCgroupRejectsATreeWithoutContainers(t *testing.T) {
 	mount, path := cgrouptest.Make(t)
 	self := filepath.Join(t.TempDir(), "cgroup")
 	for _, test := range []struct{ root, own, wrong string }{

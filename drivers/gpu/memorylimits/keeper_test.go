@@ -128,7 +128,7 @@ func (n *node) uses(directory string, gpu int, bytes uint64) {
 
 const gib = 1 << 30
 
-func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
+func TestKeeperLimitsAContainerUntilItsCgroupGoes(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
 	if err := k.Available(n.uuids...); err != nil {
@@ -159,7 +159,7 @@ func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
 }
 
 // The plugin may be killed at any moment, and containers end, start and run on without it.
-func TestAfterACrashNothingStaysReservedAndNothingRunsUnlimited(t *testing.T) {
+func TestKeeperRecoversAfterACrash(t *testing.T) {
 	n := newNode(t, r615)
 	directories, names := map[string]string{}, map[string]string{}
 	limits := []Limit{{n.uuids[0], 10 * gib}}
@@ -195,7 +195,7 @@ func TestAfterACrashNothingStaysReservedAndNothingRunsUnlimited(t *testing.T) {
 }
 
 // Where one GPU refuses, what was reserved on another GPU is released.
-func TestAContainerThatCannotBeLimitedReservesNothing(t *testing.T) {
+func TestKeeperReservesNothingAfterAFailure(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
 	directory, named := n.container("c0ffee")
@@ -242,7 +242,7 @@ func TestRestoreKeepsTheRecordWhenALimitCannotBeSetAgain(t *testing.T) {
 }
 
 // go-nvml ends the process when it calls a function that the library lacks.
-func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
+func TestKeeperDoesNotCallAnOldDriver(t *testing.T) {
 	n := newNode(t, "570.158.01")
 	k := n.keeper()
 	_, named := n.container("c0ffee")
@@ -257,7 +257,7 @@ func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
 }
 
 // An older driver does not have the limits that an r615 set: the record goes when its container does.
-func TestARecordIsForgottenWithTheDriverThatItWasMadeFor(t *testing.T) {
+func TestKeeperForgetsRecordsOfAnotherDriver(t *testing.T) {
 	n := newNode(t, r615)
 	_, named := n.container("c0ffee")
 	if err := n.keeper().Hold(t.Context(), Container{ID: "c0ffee", Cgroup: named}, []Limit{{n.uuids[0], gib}}); err != nil {
@@ -270,7 +270,7 @@ func TestARecordIsForgottenWithTheDriverThatItWasMadeFor(t *testing.T) {
 	}
 }
 
-func TestAGPUThatTakesNoLimitsIsNamed(t *testing.T) {
+func TestKeeperNamesAGPUWithoutLimits(t *testing.T) {
 	n := newNode(t, r615)
 	p, err := profile.Load("gb10-spark") // its GPU uses the machine's memory and has none of its own
 	if err != nil {
@@ -293,7 +293,7 @@ func TestAGPUThatTakesNoLimitsIsNamed(t *testing.T) {
 }
 
 // Where systemd manages a container's cgroup, it removes it as soon as it is empty; the runtime reports the end later.
-func TestWhatIsReservedIsGivenUpWithTheLastProcess(t *testing.T) {
+func TestKeeperFreesMemoryWithTheLastProcess(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -330,7 +330,7 @@ func TestWhatIsReservedIsGivenUpWithTheLastProcess(t *testing.T) {
 	n.is("when it has ended", directory, 0, 0, gib)
 }
 
-func TestARecordThatCannotBeReadIsSetAside(t *testing.T) {
+func TestKeeperSetsADamagedRecordAside(t *testing.T) {
 	n := newNode(t, r615)
 	if err := os.WriteFile(filepath.Join(n.state, "c0ffee.limit"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

@@ -38,7 +38,7 @@ func get(t *testing.T, url, want string) {
 	t.Errorf("%s answers %s, want %s in it", url, said, want)
 }
 
-func TestAKeeperTellsWhetherItAnswersAndWhatItKeeps(t *testing.T) {
+func TestCommandReportsHealthAndDaemons(t *testing.T) {
 	ports, err := port.Free(1)
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-func TestAModeThatChangesAtOnceIsSwitchedForAClaim(t *testing.T) {
+func TestModeThatChangesAtOnceIsSwitchedForAClaim(t *testing.T) {
 	_, gpu := whole(t)
 	for _, on := range []bool{true, true, false} {
 		if err := partition.Require(gpu, on); err != nil {
@@ -23,7 +23,7 @@ func TestAModeThatChangesAtOnceIsSwitchedForAClaim(t *testing.T) {
 }
 
 // NVIDIA's MIG user guide ("GPU reset on Ampere"): the mode is pending until the GPU is reset.
-func TestAModeThatNeedsAResetIsLeftToTheAdministrator(t *testing.T) {
+func TestModeThatNeedsAResetIsNotSwitched(t *testing.T) {
 	machine, gpu := whole(t)
 	gpu.MIG.NeedsReset = true
 	machine.SetProcesses(1)
@@ -44,7 +44,7 @@ func TestAModeThatNeedsAResetIsLeftToTheAdministrator(t *testing.T) {
 	}
 }
 
-func TestAProcessIsNamedOnceAndMissingAnswersAreNone(t *testing.T) {
+func TestProcessesAreNamedOnce(t *testing.T) {
 	machine, gpu := whole(t)
 	machine.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
 		return []nvml.ProcessInfo{{Pid: 7}, {Pid: 12}}, nvml.SUCCESS

@@ -52,7 +52,7 @@ func list(t *testing.T, g *inventory.GPU) []partition.Instance {
 	return standing
 }
 
-func TestAnInstanceIsMadeOnceAndRemovedOnce(t *testing.T) {
+func TestInstanceIsMadeOnceAndRemovedOnce(t *testing.T) {
 	_, gpu := cuttable(t)
 	p := profile(t, gpu, "3g.20gb")
 	made, err := partition.Create(gpu, p, inventory.Placement{Start: 4, Size: 4})
@@ -81,7 +81,7 @@ func TestAnInstanceIsMadeOnceAndRemovedOnce(t *testing.T) {
 	}
 }
 
-func TestAnInstanceThatIsNotFilledIsTakenBackOrFilledLater(t *testing.T) {
+func TestInstanceThatIsNotFilledIsUndoneOrFilled(t *testing.T) {
 	machine, gpu := cuttable(t)
 	p, at := profile(t, gpu, "1g.5gb"), inventory.Placement{Start: 2, Size: 1}
 	machine.FailCompute = 1
@@ -103,7 +103,7 @@ func TestAnInstanceThatIsNotFilledIsTakenBackOrFilledLater(t *testing.T) {
 	}
 }
 
-func TestAnInstanceInUseStaysAndIsReportedAsBusy(t *testing.T) {
+func TestInstanceInUseIsReportedAsBusy(t *testing.T) {
 	machine, gpu := cuttable(t)
 	p := profile(t, gpu, "1g.5gb")
 	if _, err := partition.Create(gpu, p, inventory.Placement{Start: 0, Size: 1}); err != nil {
@@ -118,7 +118,7 @@ func TestAnInstanceInUseStaysAndIsReportedAsBusy(t *testing.T) {
 	}
 }
 
-func TestTwoInstancesNeverOverlap(t *testing.T) {
+func TestInstancesDoNotOverlap(t *testing.T) {
 	_, gpu := cuttable(t)
 	if _, err := partition.Create(gpu, profile(t, gpu, "3g.20gb"), inventory.Placement{Start: 0, Size: 4}); err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestTwoInstancesNeverOverlap(t *testing.T) {
 	}
 }
 
-func TestAGPUOutOfMIGModeHasNoInstances(t *testing.T) {
+func TestInstancesNeedMIGMode(t *testing.T) {
 	_, gpu := whole(t)
 	if standing := list(t, gpu); len(standing) > 0 {
 		t.Errorf("standing are %+v", standing)

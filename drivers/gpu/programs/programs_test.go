@@ -42,7 +42,7 @@ func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, 
 }
 
 // The C libraries are those of Debian 11 and 13. This machine's and our image's are different ones.
-func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) {
+func TestRealControlDaemonStartsWithTheRootsCLibrary(t *testing.T) {
 	gputest.NeedsMounts(t)
 	for _, c := range []struct {
 		libc   string
@@ -111,7 +111,7 @@ func library(t *testing.T, root, loader string) {
 	}
 }
 
-func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
+func TestProgramRunsWithTheLoaderOfItsDriverRoot(t *testing.T) {
 	gputest.NeedsMounts(t)
 	root := compiled(t)
 	library(t, root, "opt/private/loader.so")
@@ -136,7 +136,7 @@ func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
 	}
 }
 
-func TestARootWithoutACLibraryUsesThisContainers(t *testing.T) {
+func TestProgramUsesTheContainersCLibrary(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "usr/bin/nvidia-smi"), "#!/bin/sh\necho $LD_LIBRARY_PATH\n")
 	out, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi")
@@ -150,7 +150,7 @@ func TestARootWithoutACLibraryUsesThisContainers(t *testing.T) {
 	}
 }
 
-func TestAProgramThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
+func TestProgramThatIsMissingIsNamed(t *testing.T) {
 	_, err := run(t, runner(t.TempDir(), t.TempDir()), Share{}, "nvidia-smi")
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "hardware.driverRoot") {
 		t.Errorf("error %v", err)
@@ -190,7 +190,7 @@ func enclosedWith(t *testing.T, procDevices string, s Share, script string) stri
 
 // The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: a process with a writable /dev has to (nvidia-modprobe). The
 // numbers here are those of this machine's /dev/zero, so that the test can open the nodes.
-func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
+func TestProgramMakesADeviceNodeByItsNumber(t *testing.T) {
 	share := Share{Nodes: []string{"nvidiactl", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap5"}}
 	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
 		"cd /dev; stat -c '%n %F %t:%T %a' nvidia-uvm-tools nvidia-caps/nvidia-cap5; head -c 2 nvidia-caps/nvidia-cap5 | od -An -tx1; ls "+
@@ -201,7 +201,7 @@ func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
 	}
 }
 
-func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
+func TestProgramNamesAnUnknownDeviceNode(t *testing.T) {
 	gputest.NeedsMounts(t)
 	root := t.TempDir()
 	write(t, filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "#!/bin/sh\n")
@@ -213,7 +213,7 @@ func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
 
 // An attacker who writes to a shared directory may put a link to /proc/PID/root there, which leads to the files of another
 // container.
-func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
+func TestProgramSeesNoOtherProcesses(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
 	if len(out) == 0 || out[0] != "1" {
 		t.Fatalf("it is process %v", out)
@@ -228,7 +228,7 @@ func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	}
 }
 
-func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
+func TestProgramDoesNotFollowOthersLinks(t *testing.T) {
 	shared, shm := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shared, "target"), "kept")
 	for _, link := range []string{filepath.Join(shared, "link"), filepath.Join(shm, "link")} {
@@ -248,7 +248,7 @@ func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
 	}
 }
 
-func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
+func TestProgramRootHasOnlyTheGivenNodes(t *testing.T) {
 	shm, pipe := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shm, "mark"), "")
 	share := Share{Nodes: []string{"nvidiactl", "nvidia0"}, Directories: []string{pipe}, Shm: shm, Unprivileged: true}
@@ -276,14 +276,14 @@ func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAProgramGetsEveryNodeOfTheDriverWhereNoneAreNamed(t *testing.T) {
+func TestProgramGetsAllNodesByDefault(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{}, "cd /dev; ls -d nvidia* nvidia-caps/*"))
 	if want := []string{"nvidia-caps", "nvidia-caps/nvidia-cap1", "nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"}; !slices.Equal(out, want) {
 		t.Errorf("it has %v, want %v", out, want)
 	}
 }
 
-func TestAnUnprivilegedProgramKeepsNoRightsOverTheNode(t *testing.T) {
+func TestProgramDropsItsRights(t *testing.T) {
 	out := enclosed(t, Share{Unprivileged: true}, "cat /proc/self/status")
 	status := map[string]string{}
 	for line := range strings.Lines(out) {

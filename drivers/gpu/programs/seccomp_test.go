@@ -30,7 +30,7 @@ func imposter(t *testing.T) string {
 	return root
 }
 
-func TestAnUnprivilegedProgramReachesLittleOfTheKernel(t *testing.T) {
+func TestSeccompLimitsAnUnprivilegedProgram(t *testing.T) {
 	gputest.NeedsMounts(t)
 	share := Share{Apart: true, Unprivileged: true}
 	out, err := run(t, runner(imposter(t), t.TempDir()), share, "nvidia-cuda-mps-control", seccomptest.Word)

@@ -40,7 +40,7 @@ func keep(t *testing.T, m *MPS) (end func()) {
 // again is an MPS as in a restarted process.
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
-func TestADaemonOutlivesItsRequester(t *testing.T) {
+func TestKeeperKeepsDaemonsWhenTheRequesterEnds(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
@@ -82,7 +82,7 @@ func TestADaemonOutlivesItsRequester(t *testing.T) {
 	}
 }
 
-func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
+func TestKeeperBeingAwayDoesNotKeepAClaim(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
@@ -101,7 +101,7 @@ func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
 	}
 }
 
-func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
+func TestKeeperRejectsNamesWithPaths(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
@@ -121,7 +121,7 @@ func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 }
 
 // A container whose processes are root can put anything into its pipe directory.
-func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
+func TestKeeperDoesNotFollowATenantsLinks(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	outside := t.TempDir()
@@ -150,7 +150,7 @@ func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 }
 
 // A claim whose pod ended while the node had neither plugin nor keeper has no daemon when they come back.
-func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
+func TestKeeperDoesNotRestartADaemonOfAnEndedClaim(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	end := keep(t, m)
@@ -184,7 +184,7 @@ func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
 }
 
 // Requests use connections of their own: an abandoned request may be read after a later one.
-func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
+func TestKeeperIgnoresRequestsFromBeforeTheClaimsEnd(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	end := keep(t, m)
@@ -205,7 +205,7 @@ func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
 	}
 }
 
-func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
+func TestKeeperIsNotAliveWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
@@ -285,7 +285,7 @@ gpufabric_state_files_set_aside{kind="gpufabric-mps-settings"} 1
 	}
 }
 
-func TestAKeeperKilledAtAnyWriteHasTheOldSettingsOrTheNew(t *testing.T) {
+func TestKeeperKeepsWholeSettingsWhenKilled(t *testing.T) {
 	t.Parallel()
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {

@@ -47,7 +47,7 @@ func limited(device string) Settings {
 
 // A killed plugin takes its daemons with it; their pipes stay. The settings of the ended daemons must be set in those that replace
 // them.
-func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
+func TestMPSStartsDespiteThePipeOfADeadDaemon(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	pipe := m.directory("u1").path("pipe")
@@ -64,7 +64,7 @@ func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 }
 
 // After a reboot a claim's daemon is resumed while its claim is prepared again.
-func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
+func TestMPSStartsOneDaemonForAClaim(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "sleep 0.1")
 	var starts sync.WaitGroup
@@ -81,7 +81,7 @@ func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
 	}
 }
 
-func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
+func TestMPSReplacesADaemonOfOtherDevices(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	for _, start := range []func() error{
@@ -100,7 +100,7 @@ func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
 
 // Every watch of a pipe is one of the 128 inotify instances that a user has on a node.
 // It counts the process's inotify instances, so it does not run beside other tests.
-func TestADaemonThatKeepsEndingCostsNoMoreThanOneWatch(t *testing.T) {
+func TestMPSUsesOneWatchForADaemonThatKeepsEnding(t *testing.T) {
 	m, commands := newMPS(t, "echo out of memory; exit 3")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -150,7 +150,7 @@ func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
 }
 
 // A server that goes on after its daemon crashed would hold the GPU, which allows only one process.
-func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
+func TestMPSEndsServersOfACrashedDaemon(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch `+
 		`"$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
@@ -185,7 +185,7 @@ func processState(pid string) string {
 }
 
 // The containers of one claim can fill neither /run nor another claim's directories.
-func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
+func TestMPSBoundsTheDirectoryOfAClaim(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, "")
 	m.Bounds = tmpfs.Bounds{Bytes: 1 << 20, Files: 64}
@@ -231,7 +231,7 @@ func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
 }
 
 // Containers from before an upgrade keep their directories.
-func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
+func TestMPSDoesNotMountOverExistingFiles(t *testing.T) {
 	t.Parallel()
 	m, _ := newMPS(t, "")
 	d := m.directory("u1")
@@ -258,7 +258,7 @@ func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
 	}
 }
 
-func TestAnInvalidSizeIsNamed(t *testing.T) {
+func TestMPSNamesAnInvalidSize(t *testing.T) {
 	t.Parallel()
 	for size, want := range map[string]int64{"": 0, "0": 0, "1Gi": 1 << 30} {
 		if got, err := ParseBounds(size); err != nil || got.Bytes != want {

@@ -63,7 +63,7 @@ func settings(config v1beta1.MpsConfig) Settings {
 	return Settings{Devices: []string{"GPU-a", "GPU-b"}, Nodes: []string{"nvidia0", "nvidia1"}, Config: &config}
 }
 
-func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
+func TestRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 	t.Parallel()
 	for _, libc := range []string{"libc6_2.31", "libc6_2.41"} {
 		t.Run(libc, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 	}
 }
 
-func TestASettingThatTheRealDaemonIgnoresIsReported(t *testing.T) {
+func TestRealDaemonIgnoringASettingIsReported(t *testing.T) {
 	t.Parallel()
 	m := real(t, "libc6_2.41")
 	little := resource.MustParse("1000")
@@ -114,7 +114,7 @@ func TestASettingThatTheRealDaemonIgnoresIsReported(t *testing.T) {
 
 // The real daemon opens its lock and its PID file through links, and truncates their targets: as root, on the host, if it did not
 // have its own root.
-func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
+func TestRealDaemonDoesNotFollowATenantsLinks(t *testing.T) {
 	t.Parallel()
 	m := real(t, "libc6_2.41")
 	if err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{})); err != nil {
@@ -161,7 +161,7 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 	}
 }
 
-func TestTheRealDaemonOutlivesItsRequester(t *testing.T) {
+func TestRealDaemonOutlivesItsRequester(t *testing.T) {
 	t.Parallel()
 	m := real(t, "libc6_2.41")
 	end := keep(t, m)

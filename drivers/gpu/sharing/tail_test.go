@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestOnlyTheEndOfWhatADaemonSaysIsKept(t *testing.T) {
+func TestTailKeepsTheEndOfTheOutput(t *testing.T) {
 	t.Parallel()
 	var out tail
 	for i := range 100_000 {

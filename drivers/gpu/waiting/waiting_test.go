@@ -118,7 +118,7 @@ func all(events *record.FakeRecorder) []string {
 	return out
 }
 
-func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
+func TestWaitingReportsAClaimWithoutItsForm(t *testing.T) {
 	for name, test := range map[string]struct {
 		objects []client.Object
 		want    []string // in the one Event; none: there is no Event
@@ -168,7 +168,7 @@ func TestAClaimThatWaitsForAFormOfNoGPUGetsAnEvent(t *testing.T) {
 	}
 }
 
-func TestAWaitingClaimGetsAnEventOnceAnHour(t *testing.T) {
+func TestWaitingReportsOnceAnHour(t *testing.T) {
 	now := began
 	reporter, events := reporterOf(&now, interceptor.Funcs{}, slices.Concat(classes(), published(t, "n1", "whole"),
 		[]client.Object{claim("c", "mig.nvidia.com")})...)
@@ -204,7 +204,7 @@ func TestThousandsOfClaimsGetAFewEventsAMinuteEachInItsTurn(t *testing.T) {
 	}
 }
 
-func TestNothingButClaimsIsReadWhileNoneWaits(t *testing.T) {
+func TestWaitingReadsOnlyClaimsWhileNoneWaits(t *testing.T) {
 	now := began.Add(patience)
 	var read []string
 	funcs := interceptor.Funcs{
@@ -222,7 +222,7 @@ func TestNothingButClaimsIsReadWhileNoneWaits(t *testing.T) {
 	}
 }
 
-func TestWithoutTheChartsGPUsNoClaimGetsAnEvent(t *testing.T) {
+func TestWaitingReportsNothingWithoutGPUs(t *testing.T) {
 	now := began.Add(patience)
 	funcs := interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, _ client.Object, _ ...client.GetOption) error {

@@ -52,7 +52,7 @@ func TestLibraryIsFoundInDistributionsDirectories(t *testing.T) {
 	}
 }
 
-func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
+func TestRootDoesNotFollowLinksToOutside(t *testing.T) {
 	outside := tree(t, map[string]string{"libnvidia-ml.so.1": ""})
 	root := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> " + outside + "/libnvidia-ml.so.1",
 		"usr/bin/nvidia-smi": "-> nvidia-smi"})
@@ -93,7 +93,7 @@ func TestLocateNamesFirstPlaceWithoutDriver(t *testing.T) {
 	}
 }
 
-func TestAPlaceIsReadAndTurnedIntoTheHostsPath(t *testing.T) {
+func TestPlaceIsMappedToTheHostsPath(t *testing.T) {
 	places, err := ParsePlaces("/host=/, /run/nvidia/driver")
 	if err != nil || len(places) != 2 || places[0] != (Place{"/host", "/"}) ||
 		places[1] != (Place{"/run/nvidia/driver", "/run/nvidia/driver"}) {

@@ -30,7 +30,7 @@ func procOf(t *testing.T, devices, capability string) FS {
 	return FS{ProcDevices: filepath.Join(dir, "devices")}
 }
 
-func TestAChannelHasTheMajorOfTheCharacterDevices(t *testing.T) {
+func TestChannelHasTheMajorOfTheCharacterDevices(t *testing.T) {
 	t.Parallel()
 	device, err := procOf(t, devices, "").Channel(7)
 	want := Device{Path: "/dev/nvidia-caps-imex-channels/channel7", Major: 234, Minor: 7}
@@ -39,7 +39,7 @@ func TestAChannelHasTheMajorOfTheCharacterDevices(t *testing.T) {
 	}
 }
 
-func TestTheManagementDeviceHasItsCapabilitysMinor(t *testing.T) {
+func TestManagementDeviceHasItsCapabilitysMinor(t *testing.T) {
 	t.Parallel()
 	device, err := procOf(t, devices, "DeviceFileMinor: 4\nDeviceFileMode: 256\nDeviceFileModify: 1\n").Management()
 	want := Device{Path: "/dev/nvidia-caps/nvidia-cap4", Major: 235, Minor: 4}
@@ -48,7 +48,7 @@ func TestTheManagementDeviceHasItsCapabilitysMinor(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingIsNamed(t *testing.T) {
+func TestFilesThatAreMissingAreNamed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fs       FS
@@ -79,7 +79,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-func TestAllGPUsAndTheControlDeviceHaveTheirNumbers(t *testing.T) {
+func TestDevicesHaveTheirNumbers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		devices string

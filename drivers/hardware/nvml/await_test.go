@@ -111,7 +111,7 @@ func TestAwaitingADriverEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
+func TestLibraryIsSearchedAtEachStart(t *testing.T) {
 	root := t.TempDir()
 	lib := Load(driver.Search{Roots: []driver.Place{{Path: root, Host: root}}})
 	if code := lib.Init(); code != nvml.ERROR_LIBRARY_NOT_FOUND {
@@ -193,7 +193,7 @@ func TestAwaitReportsOldDriver(t *testing.T) {
 	})
 }
 
-func TestALibraryThatRunsStaysWhenSomebodyStartsAndStopsItBesides(t *testing.T) {
+func TestLibraryStaysOpenForASecondUser(t *testing.T) {
 	var opened []*counted
 	lib := &located{open: func(string) nvml.Interface {
 		opened = append(opened, &counted{})

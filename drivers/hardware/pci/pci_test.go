@@ -67,7 +67,7 @@ func TestModaliasSaysOfThisMachinesFunctionsWhatTheirFilesSay(t *testing.T) {
 }
 
 // Older captures and hand-made trees have only the three files.
-func TestAFunctionWithoutModaliasIsWhatItsFilesSay(t *testing.T) {
+func TestFunctionWithoutModaliasIsReadFromItsFiles(t *testing.T) {
 	tree := sysfstest.New(t)
 	path := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", Class: "0x020700"})
 	want := scan(t, tree, nil).Functions
@@ -77,7 +77,7 @@ func TestAFunctionWithoutModaliasIsWhatItsFilesSay(t *testing.T) {
 	}
 }
 
-func TestAnUnknownNUMANodeIsTheOnlyOneThereIs(t *testing.T) {
+func TestNUMANodeIsTheOnlyOneWhenUnknown(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		nodes []string
@@ -117,7 +117,7 @@ func TestVirtualFunctionsKnowTheirPhysicalFunctionAndIndex(t *testing.T) {
 	}
 }
 
-func TestTheSwitchIsTheOneSharedWithOtherCards(t *testing.T) {
+func TestSwitchIsTheOneSharedWithOtherCards(t *testing.T) {
 	const downstream = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:%02x.0"
 	for _, test := range []struct {
 		name    string

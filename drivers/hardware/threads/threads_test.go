@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestAProcessLacksWhatOneOfItsThreadsWaitsFor(t *testing.T) {
+func TestLackIsThatOfAWaitingThread(t *testing.T) {
 	const span, half = time.Second, time.Second / 2
 	type threads = map[int]Thread
 	sleeps := Thread{State: "S", Ran: time.Minute, Turns: 50}
@@ -49,7 +49,7 @@ func TestAProcessLacksWhatOneOfItsThreadsWaitsFor(t *testing.T) {
 	}
 }
 
-func TestAProgramOfAMomentLacksWhatItWaitsForAtItsEnd(t *testing.T) {
+func TestLackOfAShortProgramIsItsLast(t *testing.T) {
 	start := time.Now()
 	for name, c := range map[string]struct {
 		thread Thread
@@ -172,7 +172,7 @@ func await(t *testing.T, pid int, program, state string) {
 }
 
 // The kernel's own accounting, of processes of this machine: however busy it is, one that sleeps or is stopped wants no processor.
-func TestAProcessThatSleepsOrIsStoppedLacksNothingAndAStarvedOneAProcessor(t *testing.T) {
+func TestLackDistinguishesSleepingFromStarved(t *testing.T) {
 	const span = 300 * time.Millisecond
 	const loop = "echo; while :; do :; done"
 	stopped := begin(t, "sh", "-c", loop)

@@ -147,7 +147,7 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 	}
 }
 
-func TestAUIDThatIsNoFileNameIsRefused(t *testing.T) {
+func TestStoreRejectsAUIDWithAPath(t *testing.T) {
 	records, _ := open(t, t.TempDir())
 	for _, uid := range []string{"", "../x", "a/b", ".hidden"} {
 		record := sample()

@@ -98,7 +98,7 @@ func TestResourceListsDevicesWithNUMANodes(t *testing.T) {
 	}
 }
 
-func TestOfManyDevicesTheKubeletSeesEachAndMayAllocateNoOther(t *testing.T) {
+func TestResourceListsAndAllocatesManyDevices(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	list := make([]deviceplugin.Device, 3000)

@@ -175,7 +175,7 @@ func TestPrepareReportsRemarkOnce(t *testing.T) {
 }
 
 // No Event on a tenant's claim and pods, and no error that the kubelet shows on them, may name another tenant's claims.
-func TestAWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
+func TestWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs, mine := claimOf("u1", "d0"), claimOf("u2", "d0")
 		theirs.Namespace, theirs.Name = "secret", "payroll"
@@ -347,7 +347,7 @@ func TestPrepareFailsOnlyItsClaimOnPanic(t *testing.T) {
 	}
 }
 
-func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
+func TestPrepareRepeatsAfterABootOrALostSpec(t *testing.T) {
 	for name, disturb := range map[string]func(t *testing.T, b *bench){
 		"another boot": func(t *testing.T, b *bench) { writeBootID(t, b.dir, "boot-2") },
 		"a lost spec": func(t *testing.T, b *bench) {

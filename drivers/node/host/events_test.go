@@ -72,7 +72,7 @@ func TestTenThousandClaimsOfANamespaceWriteFewEventsAndDelayNoOthers(t *testing.
 	}
 }
 
-func TestAPodWithTheLongestNameHasItsEvent(t *testing.T) {
+func TestEventsAcceptTheLongestPodName(t *testing.T) {
 	w := &written{names: map[string][]string{}}
 	recorder, stop := Recorder(t.Context(), w.client(), "gpu-plugin", "node-a")
 	defer stop()

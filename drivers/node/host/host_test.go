@@ -24,7 +24,7 @@ users: [{name: u, user: {token: t}}]
 current-context: c
 `
 
-func TestTheConnectionToTheAPIServerIsDescribedInWords(t *testing.T) {
+func TestHostDescribesTheConnectionToTheAPIServer(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	good, bad := filepath.Join(t.TempDir(), "good"), filepath.Join(t.TempDir(), "bad")
 	for path, text := range map[string]string{good: kubeconfig, bad: "{"} {
@@ -57,7 +57,7 @@ func TestTheConnectionToTheAPIServerIsDescribedInWords(t *testing.T) {
 	}
 }
 
-func TestARoleUsesWhatItsHostGives(t *testing.T) {
+func TestHostIsUsedByRoles(t *testing.T) {
 	t.Setenv("GPUFABRIC_HOST_TEST", "the machine's")
 	if got := (Host{}).Env("GPUFABRIC_HOST_TEST"); got != "the machine's" {
 		t.Errorf("the environment has %q", got)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestATenantWritesNoLineOfTheLogAndSteersNoTerminal(t *testing.T) {
+func TestLoggerEscapesControlCharacters(t *testing.T) {
 	for name, text := range map[string]string{
 		"a line":             "x\nI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\" claim=\"kube-system/forged\"",
 		"a carriage return":  "x\rI0101 00:00:00.000000       1 prepare.go:1] \"Prepared a claim\"",

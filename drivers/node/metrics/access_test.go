@@ -91,7 +91,7 @@ func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
 }
 
 // The role checks tokens with the client that it prepares claims with.
-func TestAFloodOfTokensAsksTheAPIServerSeldomAndKeepsNobodyOut(t *testing.T) {
+func TestAccessSurvivesAFloodOfTokens(t *testing.T) {
 	var asked int
 	var down bool
 	now := time.Now()

@@ -53,7 +53,7 @@ func fill(t *testing.T, directory string) int {
 	}
 }
 
-func TestAFullDirectoryLeavesOthersWritable(t *testing.T) {
+func TestMountLeavesOtherDirectoriesWritableWhenFull(t *testing.T) {
 	root := t.TempDir()
 	mine, theirs := filepath.Join(root, "mine"), filepath.Join(root, "theirs")
 	mounts(t, mine, theirs)
@@ -96,7 +96,7 @@ func TestAFullDirectoryLeavesOthersWritable(t *testing.T) {
 	}
 }
 
-func TestNoLinkIsMountedOnOrRemovedThrough(t *testing.T) {
+func TestMountDoesNotFollowLinks(t *testing.T) {
 	root := t.TempDir()
 	kept := filepath.Join(root, "kept")
 	if err := os.MkdirAll(filepath.Join(kept, "inside"), 0o700); err != nil {
@@ -117,7 +117,7 @@ func TestNoLinkIsMountedOnOrRemovedThrough(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThereIsRemoved(t *testing.T) {
+func TestRemoveSucceedsWhenNothingIsThere(t *testing.T) {
 	if err := Remove(filepath.Join(t.TempDir(), "nothing")); err != nil {
 		t.Error(err)
 	}

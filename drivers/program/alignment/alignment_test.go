@@ -231,7 +231,7 @@ func (p pair) nearest() error {
 	return nil
 }
 
-func TestTheEightPairsOfAnHGXAreBelowTheSameSwitches(t *testing.T) {
+func TestAlignmentPairsGPUsAndNICsOfAnHGX(t *testing.T) {
 	m := readExample(t)
 	for _, name := range []string{"h100-hgx", "h200-hgx", "b200-hgx", "a100-80-hgx"} {
 		t.Run(name, func(t *testing.T) {
@@ -259,7 +259,7 @@ func TestTheEightPairsOfAnHGXAreBelowTheSameSwitches(t *testing.T) {
 	}
 }
 
-func TestOneClaimForTheWholeMachineGetsTheSamePairs(t *testing.T) {
+func TestAlignmentOfOneClaimForTheMachine(t *testing.T) {
 	m := readExample(t)
 	x := newMachine(t, "h100-hgx", m)
 	var whole resourceapi.ResourceClaimSpec
@@ -297,7 +297,7 @@ func TestOneClaimForTheWholeMachineGetsTheSamePairs(t *testing.T) {
 	}
 }
 
-func TestTheNextAlternativeIsTakenWithoutACommonSwitch(t *testing.T) {
+func TestAlignmentTakesTheNextAlternative(t *testing.T) {
 	m := readExample(t)
 	for name, want := range map[string]string{"gb200-nvl72": "numa", "gb300-nvl72": "switch", "l40s-8": "switch", "t4-edge": "numa"} {
 		t.Run(name, func(t *testing.T) {
@@ -317,7 +317,7 @@ func TestTheNextAlternativeIsTakenWithoutACommonSwitch(t *testing.T) {
 	}
 }
 
-func TestANICThatIsTakenLeavesTheNextRung(t *testing.T) {
+func TestAlignmentSkipsATakenNIC(t *testing.T) {
 	m := readExample(t)
 	x := newMachine(t, "h100-hgx", m)
 	// Both NICs below the first switch are in use by others.

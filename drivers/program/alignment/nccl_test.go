@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/drivers/fabric/topology"
 )
 
-// TestTheFileForNCCLHasTheMachinesPCITree compares with files that were checked by hand against the profiles' PCI bridges.
+// TestNCCLFileHasThePCITree compares with files that were checked by hand against the profiles' PCI bridges.
 // GPUFABRIC_UPDATE=1 writes them.
-func TestTheFileForNCCLHasTheMachinesPCITree(t *testing.T) {
+func TestNCCLFileHasThePCITree(t *testing.T) {
 	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
 		facts := &fabric.Facts{}
 		for _, slice := range newMachine(t, name, readExample(t)).slices {

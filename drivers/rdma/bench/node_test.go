@@ -101,8 +101,8 @@ func memory(t *testing.T, process *os.Process) string {
 	return strings.Join(parts, ", ")
 }
 
-// TestANodeBesideTheOtherPlugin reports what each plugin does on the same node. It needs both as programs, which compare.sh builds.
-func TestANodeBesideTheOtherPlugin(t *testing.T) {
+// TestNodeBesideTheOtherPlugin reports what each plugin does on the same node. It needs both as programs, which compare.sh builds.
+func TestNodeBesideTheOtherPlugin(t *testing.T) {
 	peer, ours := os.Getenv("PEER"), os.Getenv("GPUFABRIC")
 	if peer == "" || ours == "" {
 		t.Skip("skipped: run drivers/rdma/bench/compare.sh, which builds the other plugin and this one")

@@ -19,7 +19,7 @@ import (
 
 const manifests = "../../../examples/manifests"
 
-func TestTheSeedsConfigurationsAreRead(t *testing.T) {
+func TestParseReadsTheSeedsConfigurations(t *testing.T) {
 	read := func(file string) []byte {
 		data, err := os.ReadFile(filepath.Join(manifests, file))
 		if err != nil {
@@ -74,7 +74,7 @@ func selector(members string) string {
 	return entry(`"resourceName": "a", "rdmaHcaMax": 1, "selectors": {` + members + `}`)
 }
 
-func TestWhatIsAllowed(t *testing.T) {
+func TestParseAcceptsValidConfigurations(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		check      func(*config.Config) bool
@@ -129,7 +129,7 @@ func TestWhatIsAllowed(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotAllowed(t *testing.T) {
+func TestParseRejectsWrongConfigurations(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		want       []string // each problem: its path, then a part of its message
@@ -274,7 +274,7 @@ func TestWhatIsNotAllowed(t *testing.T) {
 	}
 }
 
-func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
+func TestParseKeepsOtherEntries(t *testing.T) {
 	first, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ens1"]}, {"resourceName": "b", ` +
 		`"rdmaHcaMax": 5, "devices": ["ens2"]}]}`))
 	if err != nil {
@@ -315,7 +315,7 @@ func TestProblemsNameTheirLines(t *testing.T) {
 	}
 }
 
-func TestAFileLargerThanAConfigMapIsRefused(t *testing.T) {
+func TestParseRejectsALargeFile(t *testing.T) {
 	_, err := config.Parse([]byte(strings.Repeat(" ", 1<<20+1)))
 	if err == nil || !strings.Contains(err.Error(), "ConfigMap") {
 		t.Errorf("got %v", err)

@@ -16,7 +16,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-func TestWithoutTheCRDTheOtherControllersGoOn(t *testing.T) {
+func TestControllerRunsWithoutTheCRD(t *testing.T) {
 	config, _ := serve(t)
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensions.AddToScheme} {

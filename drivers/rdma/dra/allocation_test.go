@@ -116,8 +116,8 @@ func capacity(slots, bandwidth string) ask {
 	return a
 }
 
-// TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor allocates claims of one kind until one does not fit.
-func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
+// TestAllocationConsumesSlotsAndBandwidth allocates claims of one kind until one does not fit.
+func TestAllocationConsumesSlotsAndBandwidth(t *testing.T) {
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}
 	tolerant := capacity("", "")
 	tolerant.tolerations = []resourceapi.DeviceToleration{{Key: TaintPortDown, Operator: resourceapi.DeviceTolerationOpExists}}

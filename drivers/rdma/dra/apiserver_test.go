@@ -47,7 +47,7 @@ func at(bus int) sysfstest.Function {
 }
 
 // If the API server refuses one device, it refuses the whole slice.
-func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
+func TestAPIServerAcceptsEveryNodesDevices(t *testing.T) {
 	client := serve(t)
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}
 	up := func(health.Key) health.State { return health.State{Phase: health.Up} }

@@ -75,7 +75,7 @@ func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *dra
 	return claim
 }
 
-func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
+func TestNetworkTakesOnlyWholeDevices(t *testing.T) {
 	parameters := example(t)
 	hca := &inventory.HCA{Device: infiniband.Device{
 		Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
@@ -144,7 +144,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 	}
 }
 
-func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
+func TestNetworkWarnsOfAShareInExclusiveMode(t *testing.T) {
 	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
 		Ports: []infiniband.Port{{Number: 1}}}}
 	dev := t.TempDir()

@@ -21,7 +21,7 @@ func sandbox(id, uid, namespace string) *api.PodSandbox {
 	return s
 }
 
-func TestTheRuntimesCallsMoveDevices(t *testing.T) {
+func TestHookMovesDevicesOnTheRuntimesCalls(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	grants := map[string][]Grant{"uid-a": first("uid-a")}
@@ -89,7 +89,7 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	}
 }
 
-func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
+func TestHookReportsAnAddressThatAPodCannotHave(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	kernel.missing = map[string][]string{"ens1": {"ens1 has no address fd00::1/64 in the pod: permission denied", strings.Repeat("x", 2000)}}
 	events := record.NewFakeRecorder(10)
@@ -107,7 +107,7 @@ func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 	}
 }
 
-func TestAnEndedNamespaceIsAwaitedWithoutDelayingOthers(t *testing.T) {
+func TestHookAwaitsAnEndedNamespaceWithoutDelayingOthers(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2", "mlx5_2", "ens3")
 	m := newMover(t, t.TempDir(), kernel)
 	give := func(sandbox, namespace string, devices ...Device) {

@@ -67,7 +67,7 @@ func in(t *testing.T, pod string) string {
 	return strings.Join(places, " and ")
 }
 
-func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
+func TestLinksMoveIntoANamespaceAndBack(t *testing.T) {
 	pod := namespaces(t)
 	gf0, err := Netlink{}.Look("gf0")
 	if err != nil {

@@ -130,7 +130,7 @@ func first(pod string) []Grant {
 	return []Grant{{Claim: "default/nic-" + pod, PodUID: pod, Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}}}}
 }
 
-func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
+func TestMoverGivesAPodItsDevicesUntilItStops(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	m := newMover(t, t.TempDir(), kernel)
 	if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
@@ -183,7 +183,7 @@ func TestInterfacesAreSetUpAfterEachMove(t *testing.T) {
 	}
 }
 
-func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
+func TestMoverUndoesAMoveThatFails(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "ens2")
 	kernel.broken["ens2"] = true
 	m := newMover(t, t.TempDir(), kernel)
@@ -202,7 +202,7 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	}
 }
 
-func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginRestarts(t *testing.T) {
+func TestMoverKeepsARenamedInterfaceOverARestart(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()
 	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}},
@@ -228,7 +228,7 @@ func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginRestarts(t *testi
 	}
 }
 
-func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
+func TestMoverRemembersDevicesThatItCannotTakeBack(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	m := newMover(t, dir, kernel)
@@ -253,7 +253,7 @@ func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
 	}
 }
 
-func TestACrashAtAnyStepOfTheRecordLosesNoDevice(t *testing.T) {
+func TestMoverLosesNoDeviceInACrash(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			kernel := newMachine("mlx5_0", "ens1")
@@ -290,7 +290,7 @@ func stored(t *testing.T, version int, body string) string {
 	return string(data)
 }
 
-func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
+func TestMoverReportsADamagedRecord(t *testing.T) {
 	for name, content := range map[string]string{
 		"no JSON":            "{",
 		"another version":    stored(t, 9, `{"sandbox": "bad", "grants": [{}]}`),
@@ -339,7 +339,7 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 }
 
 // The pod runs, and its devices are in its namespace: the record is made again from the claim.
-func TestARunningPodWhoseRecordIsDamagedGivesBackItsDevices(t *testing.T) {
+func TestMoverTakesDevicesBackDespiteADamagedRecord(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	if _, err := newMover(t, dir, kernel).Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
@@ -357,7 +357,7 @@ func TestARunningPodWhoseRecordIsDamagedGivesBackItsDevices(t *testing.T) {
 	}
 }
 
-func TestASandboxIDThatIsNoFileNameIsRefused(t *testing.T) {
+func TestMoverRejectsASandboxIDWithAPath(t *testing.T) {
 	m := newMover(t, t.TempDir(), newMachine("mlx5_0", "ens1"))
 	for _, id := range []string{"", "../a", "a/b", ".a", strings.Repeat("a", 200)} {
 		if _, err := m.Give(t.Context(), id, "default/a", podA, first("uid-a")); err == nil {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
+func TestSetupConfiguresAnInterfaceOnce(t *testing.T) {
 	namespaces(t)
 	state := func() (up bool, mtu int) {
 		link, err := netlink.LinkByName("gf0")
@@ -60,7 +60,7 @@ func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	}
 }
 
-func TestAFailureToSetUpIsReportedUntilItEnds(t *testing.T) {
+func TestSetupReportsAFailureUntilItEnds(t *testing.T) {
 	s := NewSetter(Setup{Up: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup

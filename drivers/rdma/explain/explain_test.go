@@ -52,7 +52,7 @@ const two = `{"configList": [
 		"selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"], "ifNames": ["ibp3s0"]}},
 	{"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`
 
-func TestEveryDeviceIsExplained(t *testing.T) {
+func TestExplainListsEveryDevice(t *testing.T) {
 	got, err := run(t, two)
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestExplainWritesJSON(t *testing.T) {
 	}
 }
 
-func TestANamedFileThatIsNotThereIsMentioned(t *testing.T) {
+func TestExplainNamesAMissingFile(t *testing.T) {
 	tree := hardware(t)
 	var out, errs bytes.Buffer
 	command := explain.Command(host.Host{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }})

@@ -125,7 +125,7 @@ func TestRDMAPoolsOfAManifestAreExplained(t *testing.T) {
 	})
 }
 
-func TestAManifestWithMistakesIsRefusedWithAllOfThem(t *testing.T) {
+func TestExplainReportsAllMistakesOfAManifest(t *testing.T) {
 	_, err := run(t, two, "--node-labels", "rack=a", "--manifest", manifest(t, `
 apiVersion: gpufabric.io/v1alpha1
 kind: RDMAPool
@@ -158,7 +158,7 @@ items:
 	}
 }
 
-func TestWithoutANodesLabelsAPoolThatSelectsNodesIsNoGuess(t *testing.T) {
+func TestExplainDoesNotGuessWithoutNodeLabels(t *testing.T) {
 	_, err := run(t, two, "--manifest", manifest(t, pools))
 	if err == nil || !strings.Contains(err.Error(), "RDMAPool elsewhere selects nodes by their labels") ||
 		!strings.Contains(err.Error(), "--node-labels") {

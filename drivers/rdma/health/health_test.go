@@ -101,7 +101,7 @@ func watch(t *testing.T, p *ports, devices ...string) *Watcher {
 	return w
 }
 
-func TestADeadPortIsDownWithinASecondAndBackAfterAWhile(t *testing.T) {
+func TestWatcherReportsADeadPortWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &ports{}
 		w := watch(t, p, "a", "b")
@@ -129,7 +129,7 @@ func TestADeadPortIsDownWithinASecondAndBackAfterAWhile(t *testing.T) {
 	})
 }
 
-func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
+func TestWatcherMarksOnlyThePortWhoseReadHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		p := &ports{hang: map[string]chan struct{}{"b": release}}
@@ -157,7 +157,7 @@ func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
 
 // A port that carried traffic when its firmware stopped answering is not read again, so no second reading would ever confirm that
 // it is bad.
-func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
+func TestWatcherReportsAPortWhoseReadHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, release := &ports{hang: map[string]chan struct{}{}}, make(chan struct{})
 		w := watch(t, p, "a", "b")
@@ -196,7 +196,7 @@ func (s seldom) turn(d time.Duration) time.Duration {
 
 func (s seldom) NewTimer(d time.Duration) clock.Timer { return s.RealClock.NewTimer(s.turn(d)) }
 
-func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
+func TestWatcherToleratesAStarvedProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := seldom{every: 700 * time.Millisecond}
 		w := newWatcher(func(Port) string { time.Sleep(at.turn(time.Millisecond)); return "" }, at)
@@ -215,7 +215,7 @@ func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
 	})
 }
 
-func TestOnlyPortsThatMayBeChangingAreReadMoreOften(t *testing.T) {
+func TestWatcherReadsChangingPortsMoreOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &ports{}
 		w := watch(t, p, "a", "b")

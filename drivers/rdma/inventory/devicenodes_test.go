@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-func TestASpecHasTheNumbersThatTheKernelTells(t *testing.T) {
+func TestDeviceNodesHaveTheKernelsNumbers(t *testing.T) {
 	tree := sysfstest.New(t) // whose nodes are plain files
 	roots := inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
 	null := filepath.Join(tree.Dev, "infiniband/null")
@@ -36,7 +36,7 @@ func TestASpecHasTheNumbersThatTheKernelTells(t *testing.T) {
 	}
 }
 
-func TestWithoutSysfsTheConnectionManagerHasNoNumber(t *testing.T) {
+func TestDeviceNodesLackRDMACMWithoutSysfs(t *testing.T) {
 	for name, content := range map[string]string{"missing": "", "garbage": "ten:122", "truncated": "10"} {
 		tree := sysfstest.New(t)
 		tree.Remove("devices/virtual/misc/rdma_cm/dev")

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// TestEveryFakeNodesHCAsAreFound compares the discovered HCAs with those of each profile.
-func TestEveryFakeNodesHCAsAreFound(t *testing.T) {
+// TestInventoryFindsTheHCAsOfEveryFake compares the discovered HCAs with those of each profile.
+func TestInventoryFindsTheHCAsOfEveryFake(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {
 			p, err := profile.Load(name)

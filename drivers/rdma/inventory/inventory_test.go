@@ -35,7 +35,7 @@ var (
 	second = sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"}
 )
 
-func TestWhatCannotBeUsedIsSkippedWithAReason(t *testing.T) {
+func TestInventorySkipsUnusableDevicesWithAReason(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		make   func(*sysfstest.Tree)

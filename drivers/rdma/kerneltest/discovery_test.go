@@ -93,7 +93,7 @@ func TestVirtualFunctionsComeAndGo(t *testing.T) {
 }
 
 // The kernel reports Unknown for the link layer of EFA's ports (link_layer_show in drivers/infiniband/core/sysfs.c).
-func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
+func TestDiscoveryFindsAnUnknownLinkLayer(t *testing.T) {
 	far := find(t, farB)
 	add(t, "efa_0", far.function, "efa", 1, "-")
 	h, found := discover(t, "efa_0")
@@ -110,7 +110,7 @@ func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 }
 
 // A software device is below /sys/devices/virtual, as are the interfaces of every pod.
-func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
+func TestDiscoveryFindsTheInterfaceOfASoftwareDevice(t *testing.T) {
 	a, b := find(t, plainA), find(t, plainB)
 	up(t, a.name)
 	virtualInterface(t, "virtual0")
@@ -132,7 +132,7 @@ func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 }
 
 // A scalable function's device is below an auxiliary device of the PCI function: .../0000:08:00.0/mlx5_core.sf.2/infiniband/mlx5_2.
-func TestAScalableFunctionIsOfItsPCIFunction(t *testing.T) {
+func TestDiscoveryMatchesAScalableFunction(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
 	command(t, "subfunction mlx5_2 %s 2", near.function)

@@ -174,7 +174,7 @@ func opens(node *api.LinuxDevice) error {
 	return device.Close()
 }
 
-func TestAPodHasItsDeviceWithAddressesAndTheNodeHasItBack(t *testing.T) {
+func TestExclusiveMovesADeviceWithItsAddresses(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_9", far.function, "ethernet", 1, far.name)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -229,7 +229,7 @@ func gids(device string) string {
 	return strings.Join(all, " ")
 }
 
-func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
+func TestExclusiveFindsARenamedInterface(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
 	onNode, inPod := configure(t, near.name)
@@ -259,7 +259,7 @@ func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
-func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
+func TestExclusiveRestoresAddressesOfAnEndedNamespace(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
 	onNode, _ := configure(t, near.name)
@@ -281,7 +281,7 @@ func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
-func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
+func TestExclusiveSkipsImpossibleAddresses(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
 	virtualInterface(t, "storage0")
@@ -346,7 +346,7 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	}
 }
 
-func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
+func TestExclusiveMovesAnIPoIBInterface(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")
 	h, _ := discover(t, "mlx5_0")
@@ -428,7 +428,7 @@ func TestInterfacesAreSetUpInSharedModeAndInPods(t *testing.T) {
 	expectSetUp(t, near.name, want)
 }
 
-func TestADeviceThatTheKernelDoesNotMoveIsRefusedInWords(t *testing.T) {
+func TestExclusiveRejectsAnImmovableDevice(t *testing.T) {
 	a := find(t, plainA)
 	up(t, a.name)
 	software(t, "rxe_0", a.name)

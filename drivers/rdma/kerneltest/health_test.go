@@ -24,7 +24,7 @@ func setLink(t *testing.T, name string, set func(netlink.Link) error) {
 	}
 }
 
-func TestAPortGoesDownAndUpWithItsLink(t *testing.T) {
+func TestHealthFollowsTheLink(t *testing.T) {
 	a := find(t, plainA)
 	up(t, a.name)
 	software(t, "rxe_0", a.name)
@@ -88,7 +88,7 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 
 // An IPoIB interface has a carrier only after a subnet manager let it join the broadcast group of its partition. The port carries
 // RDMA before that.
-func TestAnIPoIBInterfaceWithoutCarrierIsNoFailure(t *testing.T) {
+func TestHealthIgnoresIPoIBWithoutCarrier(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")
 	eventually(t, "there is an IPoIB interface", func() bool { h, _ := discover(t, "mlx5_0"); return h != nil && len(h.Nets()) == 1 })

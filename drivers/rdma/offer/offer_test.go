@@ -87,7 +87,7 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
+func TestOfferSpreadsUnitsEvenly(t *testing.T) {
 	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 	o.Set(shared(1000, 0, 1, 2, 3, 4, 5, 6, 7))
 	var free []string
@@ -196,7 +196,7 @@ func TestOfferOfWholePoolIsHealthyWhileAnyHCAIs(t *testing.T) {
 	}
 }
 
-func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
+func TestOfferKeepsUnitsOfAMissingHCA(t *testing.T) {
 	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0"))}, nil, nil)
 	o.Set(shared(4, 0, 1))
 	o.Set(shared(4, 0))
@@ -220,7 +220,7 @@ func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) 
 	}
 }
 
-func TestAnHCAThatIsAwayAtAStartKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
+func TestOfferKeepsUnitsOfAnHCAMissingAtStart(t *testing.T) {
 	last := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 	last.Set(shared(4, 0, 1))
 	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0"))}, last.Layout(), nil)
@@ -256,7 +256,7 @@ func TestAnHCAThatIsAwayAtAStartKeepsItsUnitsUntilTheConfigurationChanges(t *tes
 	}
 }
 
-func TestEveryPoolHasACDISpecOfItsOwn(t *testing.T) {
+func TestOfferWritesACDISpecForEachPool(t *testing.T) {
 	names := make(map[types.UID]string)
 	for _, resource := range []string{"x-y/z", "x/y_z", "x.y/z", "x-y-z/z", "x/y", "x/Y"} {
 		prefix, name, _ := strings.Cut(resource, "/")

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-func TestALayoutOutlivesARestart(t *testing.T) {
+func TestStoreKeepsALayoutOverARestart(t *testing.T) {
 	dir := t.TempDir()
 	store, err := offer.OpenStore(dir)
 	if err != nil {
@@ -42,7 +42,7 @@ func TestALayoutOutlivesARestart(t *testing.T) {
 	}
 }
 
-func TestADamagedFileIsSetAside(t *testing.T) {
+func TestStoreSetsADamagedFileAside(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		damage func([]byte) []byte

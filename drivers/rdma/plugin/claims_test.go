@@ -6,7 +6,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-func TestANodeWithoutDevicesPublishesAnEmptyPool(t *testing.T) {
+func TestClaimsPublishAnEmptyPoolWithoutDevices(t *testing.T) {
 	taint := []resourceapi.DeviceTaint{{Key: "a"}}
 	for _, test := range []struct {
 		name            string

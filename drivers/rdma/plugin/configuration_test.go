@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 )
 
-func TestTheLastGoodConfigurationStays(t *testing.T) {
+func TestConfigurationKeepsTheLastValidFile(t *testing.T) {
 	parse := func(interval int, resource string) fileContent {
 		c, err := config.Parse([]byte(fmt.Sprintf(`{"periodicUpdateInterval": %d, "configList": [{"resourceName": %q, "rdmaHcaMax": 2,
 			"selectors": {"vendors": ["15b3"]}}]}`, interval, resource)))

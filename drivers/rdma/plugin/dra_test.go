@@ -95,7 +95,7 @@ func plain(d resourceapi.Device) map[string]any {
 	return values
 }
 
-func TestWithoutDevicePluginsTheirDirectoryIsNotNeeded(t *testing.T) {
+func TestPluginNeedsNoDirectoryWithoutDevicePlugins(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "1", sysfstest.HCA{})
 	n.options.DevicePlugin = false
@@ -114,7 +114,7 @@ func TestWithoutDevicePluginsTheirDirectoryIsNotNeeded(t *testing.T) {
 	awaitDevices(t, client, "device", func(d map[string]resourceapi.Device) bool { return len(d) == 1 })
 }
 
-func TestAPortIsADeviceThatSaysWhatItIs(t *testing.T) {
+func TestDRAPublishesAPortWithItsAttributes(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "1", sysfstest.HCA{Nets: []string{"ibp3s0"}, PKeys: []string{"0xffff", "0x8012", "0x0000"}})
 	n.options.DevicePlugin = false
@@ -183,7 +183,7 @@ func TestTaintsFollowThePortAndTheDevicePlugin(t *testing.T) {
 	})
 }
 
-func TestAnExclusivePoolsHCAsAreGivenWhole(t *testing.T) {
+func TestDRAGivesHCAsOfAnExclusivePoolWhole(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "0", sysfstest.HCA{Ports: 2})
 	n.addHCA(0x5d, "0", sysfstest.HCA{Ethernet: true, Nets: []string{"ens2f0"}})
@@ -271,7 +271,7 @@ func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 	return edits, ""
 }
 
-func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
+func TestDRAGivesAContainerItsPortsAndTheirNames(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	client := n.withAPI()
@@ -342,7 +342,7 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 
 // There is no event for new firmware, so only the periodic discovery finds it. The start makes a few discoveries of its own, which
 // may find as many changes, but not all six, each of which waits for the previous one.
-func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {
+func TestScannerFindsDevicesWithoutAnEvent(t *testing.T) {
 	n := newNode(t)
 	device := n.addHCA(0x3a, "0", sysfstest.HCA{})
 	n.options.DevicePlugin = false

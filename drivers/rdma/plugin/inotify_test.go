@@ -11,7 +11,7 @@ import (
 
 // The role watches three kinds of files: its configuration, the kubelet's socket, and device nodes. The seed's periodic discovery
 // is every 300 s.
-func TestTheRDMARoleWorksWithoutInotify(t *testing.T) {
+func TestPluginRunsWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

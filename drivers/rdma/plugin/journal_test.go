@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-func TestTheStateOfTheDevicesIsLoggedWhenItChanges(t *testing.T) {
+func TestJournalLogsChangesOfDevices(t *testing.T) {
 	var lines []string
 	log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	selection := &pool.Selection{Pools: []pool.Pool{{Members: []pool.Member{{HCA: &inventory.HCA{}}}}}}

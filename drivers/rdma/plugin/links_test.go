@@ -52,7 +52,7 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 }
 
 // The kernel reports a link through rtnetlink; the devices are then discovered again, long before the periodic discovery.
-func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
+func TestLinksTriggerADiscovery(t *testing.T) {
 	namespace, links := network(t)
 	scanner := newScanner(inventory.Roots{}, nil)
 	e := &events{ports: health.New(t.TempDir(), clock.RealClock{}), scanner: scanner}

@@ -144,7 +144,7 @@ gpufabric_rdma_scrape_complete{part="holders"} 1
 	}
 }
 
-func TestAScrapeWithoutTheKubeletHasThePortsAllTheSame(t *testing.T) {
+func TestMetricsHavePortsWithoutTheKubelet(t *testing.T) {
 	tree, view := twoPorts(t)
 	e := newPortMetrics(tree.Sys, t.TempDir())
 	e.holders = func() ([]holder, error) { return nil, errors.New("no kubelet") }

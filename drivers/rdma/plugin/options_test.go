@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-func TestEveryWrongFlagIsNamed(t *testing.T) {
+func TestOptionsNameEveryWrongFlag(t *testing.T) {
 	o := Options{Node: options.Node{DriverRoot: "/", DevRoot: "/dev", CDIRoot: "/cdi", KubeletRoot: "kubelet", StateDir: "/state",
 		NodeName: "n1"}}
 	if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "--kubelet-root") || strings.Contains(err.Error(), "--slots") {

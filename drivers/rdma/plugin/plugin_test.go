@@ -157,7 +157,7 @@ func TestUnitOfConfigFileGivesEveryHCAOfThePool(t *testing.T) {
 	}
 }
 
-func TestAPodOfADividedPoolGetsOnlyItsHCAsDeviceNodes(t *testing.T) {
+func TestAllocateGivesOnlyTheDeviceNodesOfTheHCA(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -191,7 +191,7 @@ func TestAPodOfADividedPoolGetsOnlyItsHCAsDeviceNodes(t *testing.T) {
 	}
 }
 
-func TestAThousandPodsOnOneHCA(t *testing.T) {
+func TestAllocateServesAThousandPodsOnOneHCA(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp3s0"}})
 	n.configure(seed)
@@ -213,7 +213,7 @@ func TestAThousandPodsOnOneHCA(t *testing.T) {
 	}
 }
 
-func TestAPodWithSeveralUnitsGetsSeveralHCAs(t *testing.T) {
+func TestAllocateSpreadsUnitsOverHCAs(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -231,7 +231,7 @@ func TestAPodWithSeveralUnitsGetsSeveralHCAs(t *testing.T) {
 	}
 }
 
-func TestAPortThatGoesDownTakesItsHCAsUnitsAndComesBack(t *testing.T) {
+func TestPluginWithdrawsUnitsWhileAPortIsDown(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		ethernet bool // an IPoIB interface's carrier is not its port's
@@ -288,7 +288,7 @@ func TestAPortThatGoesDownTakesItsHCAsUnitsAndComesBack(t *testing.T) {
 	}
 }
 
-func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
+func TestPluginKeepsAllocatableOverAKubeletRestart(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -318,7 +318,7 @@ func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
 	}
 }
 
-func TestARestartedPluginKeepsEachUnitOnItsHCA(t *testing.T) {
+func TestPluginKeepsUnitsOnTheirHCAOverARestart(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -340,7 +340,7 @@ func TestARestartedPluginKeepsEachUnitOnItsHCA(t *testing.T) {
 	}
 }
 
-func TestTheConfigurationIsRereadAndTheLastGoodOneStays(t *testing.T) {
+func TestPluginReadsTheConfigurationAgain(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -358,7 +358,7 @@ func TestTheConfigurationIsRereadAndTheLastGoodOneStays(t *testing.T) {
 	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_b", 30)
 }
 
-func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
+func TestPluginKeepsUnitsOfAnHCAThatComesBack(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()
@@ -386,7 +386,7 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
-func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
+func TestPluginKeepsUnitsOfAnHCAThatIsMissingAtStart(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	boot := filepath.Join(filepath.Dir(n.options.ProcDevices), "sys/kernel/random/boot_id")
@@ -423,7 +423,7 @@ func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
-func TestTheRoleStartsWithoutAnything(t *testing.T) {
+func TestPluginStartsWithoutHardware(t *testing.T) {
 	n := newNode(t)
 	n.tree.Remove("class/infiniband")
 	if err := os.RemoveAll(n.tree.Dev); err != nil {
@@ -452,7 +452,7 @@ func TestHardwareThatComesAfterTheStartIsFound(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
-func TestADamagedLayoutIsSetAside(t *testing.T) {
+func TestPluginSetsADamagedLayoutAside(t *testing.T) {
 	n := newNode(t)
 	n.two()
 	n.start()

@@ -35,7 +35,7 @@ func (h eventSource) Next() (uverbs.Event, error) {
 func (eventSource) Close() error { return nil }
 
 // The bubble's clock does not advance while the test waits, so no periodic reading happens: only the event makes the ports be read.
-func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
+func TestPortEventTriggersAReading(t *testing.T) {
 	tree := sysfstest.New(t)
 	first := tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}})
 	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"}})

@@ -38,7 +38,7 @@ func (l *reportsTaken) Report(_ context.Context, pool string, entry *v1alpha1.RD
 	return nil
 }
 
-func TestAReportIsWrittenOnceAndAgainWhereTheAPIServerDidNotTakeIt(t *testing.T) {
+func TestReporterRetriesOnlyRefusedReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l := &reportsTaken{}

@@ -104,7 +104,7 @@ func TestPoolsOfTheFileAndOfTheAPIAreServedTogether(t *testing.T) {
 	}
 }
 
-func TestTwoRDMAPoolsThatClaimOneDeviceAreReportedOnBoth(t *testing.T) {
+func TestReportNamesAConflictOnBothPools(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp3s0"}})
 	a := newAPI(n)
@@ -141,7 +141,7 @@ func TestReportsSayWhatIsWrong(t *testing.T) {
 }
 
 // The reports of a thousand nodes are in one object.
-func TestAReportOfManyDevicesIsShort(t *testing.T) {
+func TestReportIsShortForManyDevices(t *testing.T) {
 	n := newNode(t)
 	for i := range 40 {
 		n.addHCA(2*i, "0", sysfstest.HCA{})
@@ -159,7 +159,7 @@ func TestAReportOfManyDevicesIsShort(t *testing.T) {
 	}
 }
 
-func TestTheKubeletIsServedWhileTheAPIServerIsAway(t *testing.T) {
+func TestPluginServesTheKubeletWithoutTheAPIServer(t *testing.T) {
 	n := newNode(t)
 	first, _ := n.two()
 	a := newAPI(n)

@@ -52,7 +52,7 @@ func TestEventsThatComeTogetherAreOneDiscovery(t *testing.T) {
 	})
 }
 
-func TestADeviceThatCannotBeReadIsRetriedLessAndLessOften(t *testing.T) {
+func TestScannerRetriesAnUnreadableDeviceLessOften(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}})
 	tree.Write(device+"/ports/1/state", "")

@@ -58,7 +58,7 @@ func next(t *testing.T, opened chan string) string {
 	}
 }
 
-func TestAnHCAThatWentIsOpenedAgainAndAVirtualOneIsNot(t *testing.T) {
+func TestVerbsEventsReopenAnHCAButNotAVirtualOne(t *testing.T) {
 	n := newNode(t)
 	parent := "pci0000:3a/0000:3a:00.0"
 	physical := sysfstest.Function{Parent: parent, Address: "0000:3b:00.0", TotalVFs: 4, VFs: 1}

@@ -7,7 +7,7 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-func TestOnlyListedImagesRunPrivileged(t *testing.T) {
+func TestImagesRunPrivilegedOnlyWhenListed(t *testing.T) {
 	for _, test := range []struct {
 		entry, image string
 		want         bool

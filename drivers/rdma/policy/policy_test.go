@@ -169,7 +169,7 @@ func names(t *testing.T, c client.Client) []string {
 	return list
 }
 
-func TestTheSeedsPolicyApplies(t *testing.T) {
+func TestPolicyOfTheSeedApplies(t *testing.T) {
 	c := serve(t)
 	addNode(t, c, "nic-a", "4.15.0-109-generic", false)
 	addNode(t, c, "both-b", "4.15.0-109-generic", true)
@@ -398,7 +398,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 }
 
 // A resource's name may have capitals and underscores, an RDMAPool's may not.
-func TestEveryResourceGetsAPoolOfItsOwn(t *testing.T) {
+func TestPolicyMakesAPoolForEachResource(t *testing.T) {
 	made := func(resources ...string) map[string]string {
 		var list []string
 		for _, name := range resources {

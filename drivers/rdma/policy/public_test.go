@@ -89,7 +89,7 @@ func TestPublicPoliciesRunThePublicImages(t *testing.T) {
 	}
 }
 
-func TestAPIServerAcceptsEveryPublicShapeOfAPolicy(t *testing.T) {
+func TestPolicyOfEveryPublicShapeIsAccepted(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds/mellanox.com_nicclusterpolicies.yaml")
 	c, err := client.New(config, client.Options{})
 	must(t, err)

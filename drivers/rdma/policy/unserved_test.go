@@ -219,7 +219,7 @@ func count(path string, t reflect.Type) []string {
 
 // The comparison of a policy with its type is worth as much as the type: a field that the type has and no code uses would count as
 // served. So each field, when it changes, changes what is made, or is named.
-func TestEveryFieldOfThePolicyTypeIsUsedOrNamed(t *testing.T) {
+func TestPolicyUsesOrNamesEveryField(t *testing.T) {
 	image := mellanox.ImageSpec{Image: "i", Repository: "registry.example/r", Version: "v", ImagePullSecrets: []string{"s"}}
 	probe := &mellanox.ProbeSpec{InitialDelaySeconds: 1, PeriodSeconds: 2, FailureThreshold: 3, TimeoutSeconds: 4}
 	config := ptr.To(`{"configList": [{"resourceName": "a", "devices": ["ib0"]}]}`)

@@ -23,7 +23,7 @@ func set(name, strategy, state string) *appsv1.DaemonSet {
 	return s
 }
 
-func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
+func TestUpgradeKeepsTheLimitOfNodes(t *testing.T) {
 	const on, off = "RollingUpdate", "OnDelete"
 	asked := func(limit int32) *mellanox.UpgradePolicySpec {
 		return &mellanox.UpgradePolicySpec{AutoUpgrade: true, MaxParallelUpgrades: &limit}
@@ -70,9 +70,9 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy allows, and they are
+// TestUpgradeEndsWithinTheLimit plays the DaemonSet controller: it replaces as many pods as the strategy allows, and they are
 // up one step later.
-func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
+func TestUpgradeEndsWithinTheLimit(t *testing.T) {
 	limit := int32(3)
 	u := upgradeOf(&mellanox.UpgradePolicySpec{AutoUpgrade: true, MaxParallelUpgrades: &limit})
 	made := []*appsv1.DaemonSet{set("a", "OnDelete", strings.Repeat("b", 10)), set("b", "OnDelete", strings.Repeat("b", 10)),

@@ -36,7 +36,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-func TestADivisionIsEvenAndMovesAsFewUnitsAsItMust(t *testing.T) {
+func TestLayoutDividesEvenlyAndMovesFewUnits(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	all := []string{"a", "b", "c", "d", "e", "f"}
 	var layout pool.Layout

@@ -205,7 +205,7 @@ func TestPoolsThatWantOneDevice(t *testing.T) {
 	}
 }
 
-func TestTheTroubleOfAMemberIsThatOfAllItsPorts(t *testing.T) {
+func TestMemberTroubleIsThatOfAllItsPorts(t *testing.T) {
 	devices := node()
 	m := pool.Member{HCA: &devices.HCAs[5], Ports: []int{1, 2}}
 	states := map[health.Key]health.State{

@@ -251,7 +251,7 @@ func TestInitContainersStandFirstWhereOneAsks(t *testing.T) {
 	}
 }
 
-func TestAnInitContainersShareIsFreeWhenItHasEnded(t *testing.T) {
+func TestShareOfAnInitContainerIsFreeWhenItHasEnded(t *testing.T) {
 	const init, sidecar = "", corev1.ContainerRestartPolicyAlways
 	for _, test := range []struct {
 		name         string
@@ -346,7 +346,7 @@ func TestMemoryWithoutANumberIsOneGPUs(t *testing.T) {
 	}
 }
 
-func TestAPodGroupIsNamedByEitherOfVolcanosKeys(t *testing.T) {
+func TestPodGroupIsNamedByEitherOfVolcanosKeys(t *testing.T) {
 	named := func(key string) *corev1.Pod {
 		return pod(map[string]string{key: "train", annotation.PodGroup: "spread"}, [3]int64{1, 1, 0})
 	}

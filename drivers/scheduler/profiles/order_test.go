@@ -111,7 +111,7 @@ func TestGPUsAreInThePolicysOrder(t *testing.T) {
 	}
 }
 
-func TestANodesScoreIsWhatIsAllocatedOfItsGPUs(t *testing.T) {
+func TestScoreIsTheAllocatedPartOfTheGPUs(t *testing.T) {
 	all := append(published("n", "a", "b"), published("m", "c")...)
 	all[1].Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	state := allocated("n-gpu", map[string]int64{"gpu-0-shared": 10, "gpu-1-shared": 20})
@@ -145,7 +145,7 @@ func TestANodesScoreIsWhatIsAllocatedOfItsGPUs(t *testing.T) {
 	}
 }
 
-func TestTheClassSaysThePolicy(t *testing.T) {
+func TestPolicyComesFromTheClass(t *testing.T) {
 	owned := []metav1.OwnerReference{{APIVersion: "gpufabric.io/v1alpha1", Kind: "VGPUProfile", Name: "p", Controller: ptr.To(true)}}
 	for _, test := range []struct {
 		name    string
@@ -170,7 +170,7 @@ func TestTheClassSaysThePolicy(t *testing.T) {
 	}
 }
 
-func TestAPodsOwnPolicyComesFirst(t *testing.T) {
+func TestPolicyOfThePodTakesPrecedence(t *testing.T) {
 	defaults := cards.Policies{Node: cards.Binpack, Card: cards.Binpack}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{cards.CardPolicyAnnotation: "spread"}}}
 	if got, err := defaults.Of(pod); err != nil || got != (cards.Policies{Node: cards.Binpack, Card: cards.Spread}) {

@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-func TestALockHoldsForFiveMinutes(t *testing.T) {
+func TestLockLastsFiveMinutes(t *testing.T) {
 	now := time.Date(2026, 11, 22, 2, 0, 0, 0, time.UTC)
 	for value, want := range map[string]bool{
 		"":                                    false,
@@ -72,7 +72,7 @@ func attempt() fwk.CycleState {
 	return state
 }
 
-func TestAnAttemptThatFailsUnlocksTheNode(t *testing.T) {
+func TestLockIsReleasedWhenAnAttemptFails(t *testing.T) {
 	p, client := locking(t, "")
 	client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("refused")
@@ -109,7 +109,7 @@ func TestAnothersLockIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
+func TestLockDetectsAnotherOwner(t *testing.T) {
 	p, client := locking(t, "")
 	client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		theirs := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n",
@@ -125,7 +125,7 @@ func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 }
 
 // The node's plugin removed the lock when it had served the pod: no work is left when the pod goes.
-func TestALockThatWasTakenOffIsForgotten(t *testing.T) {
+func TestLockForgetsARemovedLock(t *testing.T) {
 	p, client := locking(t, "")
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
 		t.Fatal(status)
@@ -148,7 +148,7 @@ func TestALockThatWasTakenOffIsForgotten(t *testing.T) {
 	}
 }
 
-func TestASuccessorOfTheSameNameTakesOverNothing(t *testing.T) {
+func TestLockIsNotTakenOverByASuccessorOfTheSameName(t *testing.T) {
 	p, client := locking(t, "")
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
 		t.Fatal(status)

@@ -39,7 +39,7 @@ func refused(t *testing.T, p *Plugin, client *fake.Clientset) {
 }
 
 // The scheduler's clock is at 2025-11-13T02:13:20Z.
-func TestALockThatADeadSchedulerLeftGoes(t *testing.T) {
+func TestOrphanLockOfADeadSchedulerIsRemoved(t *testing.T) {
 	const left = "2025-11-13T02:12:59.123456789Z"
 	served := map[string]string{annotation.BindTime: "1762999979", annotation.BindPhase: "success"}
 	allocating := map[string]string{annotation.BindTime: "1762999979", annotation.BindPhase: bindAllocating}
@@ -76,7 +76,7 @@ func TestALockThatADeadSchedulerLeftGoes(t *testing.T) {
 }
 
 // The pod of a dead scheduler's lock was bound and never served. At its end the lock goes, as this scheduler's own would.
-func TestALockOfABoundPodIsTakenOver(t *testing.T) {
+func TestOrphanLockOfABoundPodIsTakenOver(t *testing.T) {
 	const left = "2025-11-13T02:12:59.123456789Z"
 	p, client := locking(t, left)
 	pod := waiting(map[string]string{annotation.BindTime: "1762999979", annotation.BindPhase: bindAllocating})
@@ -101,7 +101,7 @@ func TestALockOfABoundPodIsTakenOver(t *testing.T) {
 	}
 }
 
-func TestALockOfThisSchedulersIsNoOrphan(t *testing.T) {
+func TestOrphanExcludesLocksOfThisScheduler(t *testing.T) {
 	p, client := locking(t, "")
 	p.now = func() time.Time { return time.Unix(1763000000, 500) } // clocks do not show whole seconds
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {

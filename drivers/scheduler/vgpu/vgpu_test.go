@@ -74,7 +74,7 @@ func binder(t *testing.T, answer func(*corev1.Binding) error) *Plugin {
 	return p
 }
 
-func TestAPodIsBoundWithItsShares(t *testing.T) {
+func TestPluginBindsAPodWithItsShares(t *testing.T) {
 	var bound *corev1.Binding
 	p := binder(t, func(b *corev1.Binding) error {
 		bound = b
@@ -95,14 +95,14 @@ func TestAPodIsBoundWithItsShares(t *testing.T) {
 	}
 }
 
-func TestAnotherPodIsTheNextBinders(t *testing.T) {
+func TestPluginLeavesAnotherPodToTheNextBinder(t *testing.T) {
 	p := binder(t, func(*corev1.Binding) error { return errors.New("it was bound") })
 	if status := p.Bind(t.Context(), framework.NewCycleState(), waiting(nil), "n"); status.Code() != fwk.Skip {
 		t.Errorf("status %v, want it skipped", status)
 	}
 }
 
-func TestAPodThatCannotBeBoundGivesItsSharesBack(t *testing.T) {
+func TestPluginFreesSharesOfAPodThatIsNotBound(t *testing.T) {
 	p := binder(t, func(*corev1.Binding) error { return errors.New("refused") })
 	if status := p.Bind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Error ||
 		!strings.Contains(status.Message(), "bind pod default/p to node n with its shares: refused") {
@@ -116,7 +116,7 @@ func TestAPodThatCannotBeBoundGivesItsSharesBack(t *testing.T) {
 	}
 }
 
-func TestTheLedgerPrefersAnnotationsToItsOwnMemory(t *testing.T) {
+func TestLedgerPrefersAnnotationsToItsMemory(t *testing.T) {
 	l := newLedger(resources, always)
 	l.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 1}}})
 	written := func(node, devices string) map[string]string {
@@ -154,7 +154,7 @@ func TestTheLedgerPrefersAnnotationsToItsOwnMemory(t *testing.T) {
 }
 
 // The pod was deleted during a cycle, which sees the pods that existed when it began.
-func TestTheLedgerKeepsNothingOfAPodThatIsGone(t *testing.T) {
+func TestLedgerForgetsAPodThatIsGone(t *testing.T) {
 	gone := false
 	l := newLedger(resources, func(*corev1.Pod) bool { return !gone })
 	seen := waiting(map[string]string{annotation.PodNode: "n", annotation.PodDevices: uuid + ",NVIDIA,2,0:;"})
@@ -203,7 +203,7 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	}
 }
 
-func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
+func TestPluginRetriesAPodWhoseAnnotationsChange(t *testing.T) {
 	mode := func(uid types.UID, mode string) *corev1.Pod {
 		p := waiting(map[string]string{annotation.PodMode: mode})
 		p.UID = uid

@@ -152,7 +152,7 @@ func TestCandidatesAreThoseThatAnAllocationCanBeFor(t *testing.T) {
 	}
 }
 
-func TestAPodThatAsksForNothingHasNothing(t *testing.T) {
+func TestAssignmentIsEmptyWithoutARequest(t *testing.T) {
 	forged := a + ",NVIDIA,1,2:;"
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod

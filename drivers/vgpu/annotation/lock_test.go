@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestALockIsThePodsItWasTakenFor(t *testing.T) {
+func TestLockBelongsToItsPod(t *testing.T) {
 	const bound = "1763777700" // 2025-11-22T02:15:00Z
 	for _, test := range []struct {
 		name, lock, bindTime string

@@ -83,7 +83,7 @@ func private(t *testing.T) {
 	}
 }
 
-func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
+func TestBenchMeasuresEachLimiterBesideNone(t *testing.T) {
 	private(t)
 	mount, path := cgrouptest.Make(t)
 	o := machine(t, "615.10")
@@ -146,7 +146,7 @@ func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
 	}
 }
 
-func TestWhatANodeDoesNotHaveIsLeftOutWithItsReason(t *testing.T) {
+func TestBenchSkipsALimiterWithItsReason(t *testing.T) {
 	o := machine(t, "570.158.01")
 	result, err := Run(t.Context(), o)
 	if err != nil {
@@ -164,7 +164,7 @@ func TestWhatANodeDoesNotHaveIsLeftOutWithItsReason(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeMeasuredIsAnErrorInWords(t *testing.T) {
+func TestBenchReportsAnImpossibleMeasurement(t *testing.T) {
 	o := machine(t, "570.158.01")
 	for name, test := range map[string]struct {
 		change func(*Options)

@@ -36,7 +36,7 @@ func limited(t *testing.T) Options {
 
 // How exact a percentage is depends on how busy the test's machine is: see docs/reports/measurements.md. Here each process has work done
 // and is charged for it.
-func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
+func TestSharesMeasureEachPercentageOfCores(t *testing.T) {
 	short.Skip(t, "make test without SHORT=1")
 	o := limited(t)
 	o.Together = []Together{{Cores: []int{75}}, {Lend: true, Cores: []int{25, 75}}, {Lend: true, Graph: true, Cores: []int{50, 50}}}
@@ -79,7 +79,7 @@ func TestEachPercentageOfCoresIsMeasured(t *testing.T) {
 	}
 }
 
-func TestALimitThatIsNotInForceIsAnError(t *testing.T) {
+func TestSharesRejectALimitThatIsNotInForce(t *testing.T) {
 	private(t)
 	o := machine(t, "570.158.01")
 	o.Seconds, o.Rounds, o.Library = 1, 1, o.CUDA // it can be loaded, and limits nothing
@@ -93,7 +93,7 @@ func TestALimitThatIsNotInForceIsAnError(t *testing.T) {
 	}
 }
 
-func TestAGPUThatOthersUseIsLeftToThem(t *testing.T) {
+func TestSharesSkipAGPUInUse(t *testing.T) {
 	o := machine(t, "570.158.01")
 	r, err := o.look()
 	if err != nil || r.others != 0 {
@@ -122,7 +122,7 @@ func TestAGPUThatOthersUseIsLeftToThem(t *testing.T) {
 	}
 }
 
-func TestTheTableSaysWhatWasMissed(t *testing.T) {
+func TestTableMarksMissedGoals(t *testing.T) {
 	busy := filepath.Join(t.TempDir(), "loadavg")
 	if err := os.WriteFile(busy, []byte("9001.25 4.01 3.14 5/678 91011\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ The GPU or its machine was not as fast all the time: what is measured again shou
 	}
 }
 
-func TestTheCommandPrintsTheTables(t *testing.T) {
+func TestCommandPrintsTheTables(t *testing.T) {
 	o := machine(t, "570.158.01")
 	command := Command(host.Host{NVML: func(string) nvml.Interface { return o.NVML }})
 	var out, reported strings.Builder
@@ -179,7 +179,7 @@ func TestTheCommandPrintsTheTables(t *testing.T) {
 	}
 }
 
-func TestTheMeasurementsDurationIsBounded(t *testing.T) {
+func TestSharesBoundTheDuration(t *testing.T) {
 	for _, seconds := range []string{"1", "301", "-1", "x"} {
 		command := benchCommand(host.Host{})
 		command.SetArgs([]string{"--seconds=" + seconds})

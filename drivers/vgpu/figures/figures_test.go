@@ -28,7 +28,7 @@ func serve(t *testing.T, path string, f Figures) (stop func()) {
 	}
 }
 
-func TestWhatOneGivesTheOtherReads(t *testing.T) {
+func TestFiguresAreReadAsWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), Socket)
 	if err := os.WriteFile(path, nil, 0o600); err != nil { // a leftover of an earlier run
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestWhatOneGivesTheOtherReads(t *testing.T) {
 	}
 }
 
-func TestAClientThatNeverReadsDelaysNobody(t *testing.T) {
+func TestFiguresAreNotDelayedByASlowClient(t *testing.T) {
 	path := filepath.Join(t.TempDir(), Socket)
 	stop := serve(t, path, Figures{Factor: 1})
 	for range 50 {
@@ -65,7 +65,7 @@ func TestAClientThatNeverReadsDelaysNobody(t *testing.T) {
 	stop()
 }
 
-func TestWhatAMonitorIsGivenIsBounded(t *testing.T) {
+func TestFiguresAreBounded(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"no JSON":   {"hello", "invalid character"},
 		"no factor": {`{"gpus": []}`, "the unit of memory is 0 MiB"},

@@ -24,7 +24,7 @@ func share(memory int64, cores int) []annotation.Share {
 }
 
 // A namespace's names are its own: the error reaches the pod of another namespace.
-func TestARefusalNamesNoHolderOfAnotherNamespace(t *testing.T) {
+func TestHoldingsNameNoHolderOfAnotherNamespace(t *testing.T) {
 	var book Book
 	for i, holder := range []string{"secret/payroll", "secret/merger", "mine/earlier"} {
 		namespace, _, _ := strings.Cut(holder, "/")
@@ -114,7 +114,7 @@ func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 }
 
 // A container on a failed GPU, or with a share that grew by rounding, still has its share when the GPU is healthy again.
-func TestWhatAContainerHasIsBookedWhateverIsWrongWithIt(t *testing.T) {
+func TestHoldingsBookEvenAWrongShare(t *testing.T) {
 	var book Book
 	d := sharedGPUs()
 	d.Cards[0].Healthy, d.Cards[0].Reason = false, "XID 48"
@@ -138,8 +138,8 @@ func TestConcurrentTakesNeverOverbook(t *testing.T) {
 	}
 }
 
-// TestAPodsContainersCountByWhatTheyHaveAtOneTime books all of a pod's containers before they run, as the kubelet does without NRI.
-func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
+// TestHoldingsCountConcurrentContainers books all of a pod's containers before they run, as the kubelet does without NRI.
+func TestHoldingsCountConcurrentContainers(t *testing.T) {
 	type container struct {
 		memory int64
 		cores  int

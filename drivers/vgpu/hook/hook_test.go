@@ -178,7 +178,7 @@ func TestCreateContainerLooksAgainWhereTheCacheIsOld(t *testing.T) {
 	}
 }
 
-func TestTheRuntimeIsAnsweredInTimeWhereTheAPIServerIsNot(t *testing.T) {
+func TestHookAnswersInTimeWithoutTheAPIServer(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
 	h, w := setup(t, p)
 	delete(w.cached, "train")
@@ -235,7 +235,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 }
 
 // The device of an allocation mounts a file that does not exist, and only the hook removes that mount.
-func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
+func TestHookAloneLetsAContainerStart(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,100,0:;", "main")
 	h, _ := setup(t, p)
 	directory := t.TempDir()
@@ -258,7 +258,7 @@ func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
 	}
 }
 
-func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
+func TestHookGivesAMIGInstanceAndNoLimiter(t *testing.T) {
 	p := pod("train", uuid+"[0-1],NVIDIA,300,0:;", "main")
 	h, w := setup(t, p)
 	h.SharedGPUs().Cards[0].Mode = annotation.ModeMIG
@@ -280,7 +280,7 @@ func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 	}
 }
 
-func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
+func TestHookKeepsSharesForASecondSandbox(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
 	h, _ := setup(t, p)
 	first, second := sandbox(p), sandbox(p)
@@ -310,7 +310,7 @@ func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
 	}
 }
 
-func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *testing.T) {
+func TestHookRejectsADisabledLimiter(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,30:;", "main")
 	for _, test := range []struct {
 		variable    string
@@ -391,7 +391,7 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 
 // If a directory cannot be removed, or its removal takes long, pods must still get their shares: the runtime drops a plugin that
 // fails or takes two seconds.
-func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
+func TestHookDoesNotWaitForDirectories(t *testing.T) {
 	h, _ := setup(t)
 	if err := os.WriteFile(h.Limiter.Containers, nil, 0o600); err != nil { // not even a directory
 		t.Fatal(err)
@@ -436,7 +436,7 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 }
 
 // Otherwise a tenant who may write a pod's annotations could give a running container more, or another GPU, at its next start.
-func TestAContainerThatIsStartedAgainGetsWhatItFirstHad(t *testing.T) {
+func TestHookGivesARestartedContainerItsShares(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
 	h, w := setup(t, p)
 	memory := func(h *Hook) string {

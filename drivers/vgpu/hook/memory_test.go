@@ -114,7 +114,7 @@ func limitedPod(l *limiting, p *corev1.Pod) *corev1.Pod {
 	return q
 }
 
-func TestTheDriverLimitsAContainerFromBeforeItsStartToItsEnd(t *testing.T) {
+func TestHookLimitsMemoryByTheDriver(t *testing.T) {
 	p := pod("train", "", "main")
 	l := setupLimiting(t, p)
 	p = limitedPod(l, p)
@@ -140,7 +140,7 @@ func TestTheDriverLimitsAContainerFromBeforeItsStartToItsEnd(t *testing.T) {
 	}
 }
 
-func TestAContainerThatTheDriverDoesNotTakeIsNotStarted(t *testing.T) {
+func TestHookFailsAContainerThatTheDriverRejects(t *testing.T) {
 	p := pod("train", "", "main")
 	l := setupLimiting(t, p)
 	p = limitedPod(l, p)
@@ -165,7 +165,7 @@ func TestAContainerThatTheDriverDoesNotTakeIsNotStarted(t *testing.T) {
 	}
 }
 
-func TestARestartedPluginLeavesNoStaleLimit(t *testing.T) {
+func TestHookLeavesNoStaleLimitAfterARestart(t *testing.T) {
 	names := []string{"runs", "late", "waits", "ended"}
 	var pods []*corev1.Pod
 	for _, name := range names {

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/gpu/limiter/account"
 )
 
-func TestTheBackendIsChosenByWhatTheNodeHas(t *testing.T) {
+func TestBackendIsChosenByTheNode(t *testing.T) {
 	old := errors.New("the driver 570.1 has no such call")
 	for _, test := range []struct {
 		wish, directory string
@@ -127,7 +127,7 @@ func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
 }
 
 // The library then limits cores alone: it must not count memory that the driver counts, nor show another amount.
-func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
+func TestBackendLibraryLimitsCoresBesideTheDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		directory string
 		limits    []Limit
@@ -173,7 +173,7 @@ func TestWhereTheDriverLimitsMemoryTheLibraryLimitsCores(t *testing.T) {
 	}
 }
 
-func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
+func TestBackendGivesAWholeGPUNoLibrary(t *testing.T) {
 	for _, backend := range []Backend{Native, Library, HAMiCore} {
 		l := ours(t)
 		l.Backend = backend
@@ -185,7 +185,7 @@ func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
 }
 
 // Leftovers of an earlier run of the container must not count as in use, or be trusted.
-func TestAContainerThatIsStartedAgainFindsEmptyDirectories(t *testing.T) {
+func TestInjectionEmptiesDirectoriesOfARestart(t *testing.T) {
 	l, c := ours(t), Container{"uid-1", "main"}
 	limits := []Limit{{uuid, 10240, 0}}
 	for range 3 {

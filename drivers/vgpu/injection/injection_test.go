@@ -113,7 +113,7 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 
 // Containers of two tenants share nothing through their limiters: no lock that one could keep, and no file system that one
 // could fill.
-func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
+func TestInjectionGivesEachContainerALockAndABound(t *testing.T) {
 	l := hami(t)
 	a, b := Container{"uid-1", "main"}, Container{"uid-2", "main"}
 	l.Bytes = 4 << 20
@@ -195,7 +195,7 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 }
 
 // A directory that could not be removed yet keeps its name, and a container that is made again has another one.
-func TestADirectoryIsRemovedBesideOneSetAsideEarlier(t *testing.T) {
+func TestInjectionRemovesADirectoryBesideAnOlderOne(t *testing.T) {
 	l := hami(t)
 	c := Container{"uid-1", "main"}
 	for range 2 {

@@ -84,7 +84,7 @@ func (n *node) end(name string) {
 	}
 }
 
-func TestTheSmallestInstanceThatSatisfiesIsGiven(t *testing.T) {
+func TestAllocateGivesTheSmallestInstance(t *testing.T) {
 	for _, test := range []struct {
 		memory int64
 		cores  int
@@ -130,7 +130,7 @@ func TestSevenFitAndTheEighthIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestThePlacementThatBlocksTheFewestOthersIsTaken(t *testing.T) {
+func TestAllocateTakesThePlacementThatBlocksFewest(t *testing.T) {
 	n := start(t)
 	for i, memory := range []int64{3000, 19000} {
 		if _, err := n.give(fmt.Sprint("train-", i), n.memory(0, memory)); err != nil {
@@ -154,7 +154,7 @@ var groups = []settings.Geometry{
 // whole is the layout of a GPU with a single instance.
 var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 39936, Count: 1}}}
 
-func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
+func TestSlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 	for _, test := range []struct {
 		group, position int
 		want            string // the existing instances, or the error
@@ -181,7 +181,7 @@ func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 	}
 }
 
-func TestAGeometryThatTheGPULacksIsRefusedInWords(t *testing.T) {
+func TestSlotRejectsAGeometryThatTheGPULacks(t *testing.T) {
 	for group, want := range map[int]string{2: "1g.6gb is not a MIG profile", 3: "do not fit the GPU together"} {
 		n := start(t, groups[group])
 		if _, err := n.give("train", n.slot(0, 0)); err == nil || !strings.Contains(err.Error(), want) {
@@ -190,7 +190,7 @@ func TestAGeometryThatTheGPULacksIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
+func TestSlotRefusalNamesNoPodOfAnotherNamespace(t *testing.T) {
 	n := start(t, whole, groups[0])
 	if _, err := n.Give(t.Context(), Owner{PodUID: "u1", Container: "main", Namespace: "secret", Pod: "payroll"},
 		[]Ask{n.slot(0, 0)}); err != nil {
@@ -204,7 +204,7 @@ func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
 }
 
 // Volcano writes a geometry's name (mig.go of its scheduler, encodeMIGID); ours writes its index in the list.
-func TestASlotIsNamedByItsGeometryOrByItsPlace(t *testing.T) {
+func TestSlotIsNamedByGeometryOrPlace(t *testing.T) {
 	named := slices.Clone(groups[:2])
 	named[0].Name, named[1].Name = "group1", "group2"
 	for slot, want := range map[annotation.MIGSlot]string{
@@ -223,7 +223,7 @@ func TestASlotIsNamedByItsGeometryOrByItsPlace(t *testing.T) {
 }
 
 // Volcano does not count a slot as given within a session (device_info.go of its scheduler), so it gives one to several pods.
-func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
+func TestSlotInUseIsReplacedByAnEqualFreeOne(t *testing.T) {
 	n := start(t, groups[:2]...)
 	for i, want := range []string{"14@0", "14@2", "14@4"} {
 		given, err := n.give(fmt.Sprintf("pod-%d", i), n.slot(1, 1))
@@ -248,7 +248,7 @@ func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 	}
 }
 
-func TestTwoPodsNeverHaveOneSlot(t *testing.T) {
+func TestSlotIsNeverGivenTwice(t *testing.T) {
 	n := start(t, whole, groups[0])
 	if _, err := n.give("first", n.slot(0, 0)); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestGeometriesThatPromiseMoreThanTheDriverGivesAreNamed(t *testing.T) {
 	}
 }
 
-func TestAContainerThatStartsAgainHasTheSameInstances(t *testing.T) {
+func TestAllocateGivesTheSameInstancesAfterARestart(t *testing.T) {
 	n := start(t)
 	first, err := n.give("train", n.memory(0, 3000), n.memory(1, 9000))
 	if err != nil {
@@ -285,7 +285,7 @@ func TestAContainerThatStartsAgainHasTheSameInstances(t *testing.T) {
 	}
 }
 
-func TestAfterACrashAnInstanceIsItsContainersOrGone(t *testing.T) {
+func TestInstancesAreConsistentAfterACrash(t *testing.T) {
 	n := start(t)
 	for _, name := range []string{"lives", "ended"} {
 		if _, err := n.give(name, n.memory(0, 3000)); err != nil {
@@ -305,7 +305,7 @@ func TestAfterACrashAnInstanceIsItsContainersOrGone(t *testing.T) {
 	n.stands(fmt.Sprintf("19@%d", given[0].Start))
 }
 
-func TestAfterARebootInstancesAreMadeAgain(t *testing.T) {
+func TestInstancesAreMadeAgainAfterAReboot(t *testing.T) {
 	n := start(t)
 	before, err := n.give("train", n.memory(0, 3000))
 	if err != nil {
@@ -319,7 +319,7 @@ func TestAfterARebootInstancesAreMadeAgain(t *testing.T) {
 	}
 }
 
-func TestAnIdleInstanceIsUsedAndKept(t *testing.T) {
+func TestAllocateUsesAndKeepsAnIdleInstance(t *testing.T) {
 	n := start(t)
 	if _, err := n.give("before", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
@@ -339,7 +339,7 @@ func TestAnIdleInstanceIsUsedAndKept(t *testing.T) {
 	n.stands("0@0")
 }
 
-func TestAHalfMadeAllocationIsTakenBack(t *testing.T) {
+func TestAllocateUndoesAHalfMadeAllocation(t *testing.T) {
 	n := start(t)
 	n.machine.GPUs[1].FailCompute = 1
 	if _, err := n.give("train", n.memory(0, 3000), n.memory(1, 3000)); err == nil {
@@ -351,7 +351,7 @@ func TestAHalfMadeAllocationIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestAnInstanceInUseIsRemovedOnceItIsFree(t *testing.T) {
+func TestInstancesInUseAreRemovedWhenFree(t *testing.T) {
 	n := start(t)
 	if _, err := n.give("train", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
@@ -365,7 +365,7 @@ func TestAnInstanceInUseIsRemovedOnceItIsFree(t *testing.T) {
 	n.stands()
 }
 
-func TestAFaultyPlacementIsNotGiven(t *testing.T) {
+func TestAllocateSkipsAFaultyPlacement(t *testing.T) {
 	n := start(t)
 	n.options.Faulty = func(_ string, at inventory.Placement) error {
 		if at.Start >= 4 {
@@ -380,7 +380,7 @@ func TestAFaultyPlacementIsNotGiven(t *testing.T) {
 	}
 }
 
-func TestAnAllocationThatTakesLongIsFoundByTheNextTry(t *testing.T) {
+func TestAllocateFindsASlowAllocationAtTheNextTry(t *testing.T) {
 	n := start(t)
 	proceed := make(chan struct{})
 	n.machine.GPUs[0].BeforeMIG = func() { <-proceed }
@@ -400,7 +400,7 @@ func TestAnAllocationThatTakesLongIsFoundByTheNextTry(t *testing.T) {
 }
 
 // A pod is deleted while its instance waits for another's to be made on the same GPU.
-func TestAnAllocationToAPodThatEndedMeanwhileIsTakenBack(t *testing.T) {
+func TestAllocateUndoesAnAllocationToAnEndedPod(t *testing.T) {
 	n := start(t)
 	unlock, err := n.gpus.Lock(t.Context(), n.read.GPUs[0].UUID)
 	if err != nil {

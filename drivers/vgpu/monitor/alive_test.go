@@ -25,7 +25,7 @@ func (s stuck) Figures() (figures.Figures, bool) {
 
 func (stuck) Containers() []Container { return nil }
 
-func TestAMonitorThatIsStuckInAScrapeIsNotHealthy(t *testing.T) {
+func TestMonitorIsUnhealthyWhenAScrapeHangs(t *testing.T) {
 	source := stuck{asked: make(chan struct{}), release: make(chan struct{})}
 	var now atomic.Int64
 	now.Store(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC).Unix())

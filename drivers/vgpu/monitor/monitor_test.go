@@ -137,7 +137,7 @@ vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",p
 }
 
 // It has no limiter inside, and so no region.
-func TestTheDriverSaysWhatAContainerUsesThatItLimits(t *testing.T) {
+func TestMonitorReadsUsageFromTheDriver(t *testing.T) {
 	limited, other := pod("limited", 1024), pod("other", 1024)
 	node := machine{containers: []Container{limited, other},
 		used: []figures.Use{{PodUID: limited.PodUID, Container: limited.Name, UUID: "GPU-other", Bytes: 1},
@@ -169,7 +169,7 @@ func TestSeriesAreThereFromAllocationOn(t *testing.T) {
 }
 
 // The plugin restarts while containers run: their limits and use are known without it.
-func TestWithoutThePluginTheContainersSeriesStay(t *testing.T) {
+func TestMonitorKeepsSeriesWithoutThePlugin(t *testing.T) {
 	c := New(Options{Source: machine{containers: []Container{pod("running", 1024), pod("whole", 0)}, away: true}, Directory: t.TempDir(),
 		Now: time.Now})
 	for name, want := range map[string]int{"vGPU_device_memory_limit_in_bytes": 2, "HostGPUMemoryUsage": 0, "HostCoreUtilization": 0} {
@@ -195,7 +195,7 @@ func TestByteCountsAreLabelsOnlyWhereAskedFor(t *testing.T) {
 	}
 }
 
-func TestAHostileDirectoryCostsOneContainersUseAndNoMore(t *testing.T) {
+func TestMonitorSkipsAHostileDirectory(t *testing.T) {
 	directory := t.TempDir()
 	hostile, good := pod("hostile", 1024), pod("good", 1024)
 	path := filepath.Join(directory, "uid-hostile_pod1-ctr")
@@ -247,7 +247,7 @@ func BenchmarkScrapeOf200Containers(b *testing.B) {
 }
 
 // The limiter lists a container's GPUs in CUDA's order, the annotation in the scheduler's.
-func TestTheUseOfTwoGPUsIsNotSwapped(t *testing.T) {
+func TestMonitorDoesNotSwapTwoGPUs(t *testing.T) {
 	const second = "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
 	directory := t.TempDir()
 	two := pod("two", 1)

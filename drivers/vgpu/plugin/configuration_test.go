@@ -13,7 +13,7 @@ import (
 )
 
 // Volcano's scheduler reads its ConfigMap in kube-system; the public plugin mounts one of its own namespace.
-func TestTheConfigurationIsReadWhereVolcanoKeepsIt(t *testing.T) {
+func TestConfigurationIsReadFromVolcanosConfigMap(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "device-config.yaml")
 	if err := os.WriteFile(file, []byte("nvidia:\n  deviceSplitCount: 3\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -53,7 +53,7 @@ func heldBy(t *testing.T, shared drain.Directory, want string) {
 	}
 }
 
-func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
+func TestPluginSharesNoGPUsWhileDrained(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	root, shared := t.TempDir(), drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
@@ -106,7 +106,7 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 }
 
 // The monitor reads files of tenants. It has no device and no part of the driver, and holds no GPU of a drained node.
-func TestTheMonitorOpensNoGPU(t *testing.T) {
+func TestMonitorDoesNotOpenGPUs(t *testing.T) {
 	address, root := free(t), t.TempDir()
 	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, _ string, api *fake.Clientset) error {
 		return RunMonitor(ctx, o, false, api)

@@ -64,7 +64,7 @@ func machineAt(t *testing.T, root string, run func(context.Context, *Options, st
 	return api
 }
 
-func TestAnL40SNodeHasTheCountsOfItsCards(t *testing.T) {
+func TestPluginCountsTheGPUsOfAnL40SNode(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
@@ -88,7 +88,7 @@ func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
 		func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 16 MiB" })
 }
 
-func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
+func TestMonitorShowsLimitsFromAllocationOn(t *testing.T) {
 	address := free(t)
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
@@ -169,7 +169,7 @@ func TestDeviceNodesThatComeLateAreGivenToContainers(t *testing.T) {
 }
 
 // A node whose driver is being upgraded: the role answers its probes and shares no GPU.
-func TestTheRoleWaitsForItsDriver(t *testing.T) {
+func TestPluginWaitsForTheDriver(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	address, root := free(t), t.TempDir()

@@ -34,7 +34,7 @@ import (
 	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
+func TestPluginReportsABrokenGPUToKubeletAndScheduler(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	uuid := n.machine.GPUs[0].UUID
@@ -58,7 +58,7 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	}
 }
 
-func TestAGPUThatDidNotAnswerAtTheStartIsSharedWhenItDoes(t *testing.T) {
+func TestPluginSharesAGPUThatAnswersLate(t *testing.T) {
 	machine := gputest.New(t, 2)
 	var back atomic.Bool
 	answers := machine.DeviceGetHandleByIndexFunc
@@ -155,7 +155,7 @@ func TestNodesCountInTheLargestUnitThatOneOfThemNeeds(t *testing.T) {
 	}
 }
 
-func TestANodeFollowsTheClustersUnit(t *testing.T) {
+func TestPluginFollowsTheClustersUnit(t *testing.T) {
 	n := start(t, "--namespace=gpufabric-system")
 	n.annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 1 MiB" })
 	if _, err := (agreement{Client: n.api, Namespace: "gpufabric-system"}).Agree(t.Context(), 16); err != nil {
@@ -165,7 +165,7 @@ func TestANodeFollowsTheClustersUnit(t *testing.T) {
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 2*2560)
 }
 
-func TestAMalformedUnitIsWrittenAgain(t *testing.T) {
+func TestPluginRepairsAMalformedUnit(t *testing.T) {
 	api := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: agreementName},
 		Data: map[string]string{agreementKey: "-3 bananas"}})
 	if got, err := (agreement{Client: api, Namespace: "n"}).Agree(t.Context(), 8); err != nil || got != 8 {
@@ -173,7 +173,7 @@ func TestAMalformedUnitIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestAfterTwoHundredPodsNothingIsHeld(t *testing.T) {
+func TestPluginHoldsNothingAfterTwoHundredPods(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	whole := n.machine.GPUs[0].UUID + ",NVIDIA,4096,0:;"
@@ -228,7 +228,7 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 }
 
 // A variable of ours would be the second of its name where the pod sets NVIDIA_VISIBLE_DEVICES itself, and the pod's own would win.
-func TestWithNRIAnAllocationHasTheStopDeviceAndNoVariable(t *testing.T) {
+func TestAllocateWithNRIGivesTheStopDeviceAndNoVariable(t *testing.T) {
 	n := withoutNRI(t, fake.NewClientset(), "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
 	n.nri = true
 	ofMemory, err := memory{n}.Allocate(t.Context(), []string{"0"})
@@ -244,7 +244,7 @@ func TestWithNRIAnAllocationHasTheStopDeviceAndNoVariable(t *testing.T) {
 }
 
 // The list of pods does not show the first pod's refusal yet when the kubelet allocates for the second.
-func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
+func TestAllocateIgnoresRefusedPods(t *testing.T) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	api := fake.NewClientset()
 	waits := func(name string, units int) {

@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
-func TestTheVGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
+func TestPluginRunsWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-func TestAContainerGetsTheImagesLibraryAndItsLimits(t *testing.T) {
+func TestAllocateGivesTheLibraryAndTheLimits(t *testing.T) {
 	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestAContainerGetsTheImagesLibraryAndItsLimits(t *testing.T) {
 	}
 }
 
-func TestABackendThatTheNodeLacksIsRefusedInWords(t *testing.T) {
+func TestPluginRejectsABackendThatTheNodeLacks(t *testing.T) {
 	o := Options{Limits: string(injection.Library), LimiterLibrary: filepath.Join(t.TempDir(), "missing")}
 	if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "--limiter-library") {
 		t.Errorf("got %v", err)
@@ -117,7 +117,7 @@ func runNative(t *testing.T, driver string, flags ...string) *node {
 }
 
 // The node's annotation names it: the driver has priority over the library, which is used where the driver cannot limit memory.
-func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
+func TestPluginChoosesTheBestBackendOfTheDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver string
 		flags  []string
@@ -144,7 +144,7 @@ func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
 }
 
 // The driver limits memory alone, so the library is there too, for cores.
-func TestANodeWhoseDriverLimitsMemoryHasTheLibraryForCores(t *testing.T) {
+func TestPluginUsesTheLibraryForCoresBesideTheDriver(t *testing.T) {
 	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestANodeWhoseDriverLimitsMemoryHasTheLibraryForCores(t *testing.T) {
 	}
 }
 
-func TestADriverThatCannotLimitIsNamedWhereItWasAskedTo(t *testing.T) {
+func TestPluginNamesADriverThatCannotLimit(t *testing.T) {
 	o := Options{Limits: string(injection.Native)}
 	_, _, err := o.limiter(t.Context(), errors.New("the driver 570.158.01 has no such call"))
 	if err == nil || !strings.Contains(err.Error(), "--limits=native: the driver 570.158.01 has no such call") {

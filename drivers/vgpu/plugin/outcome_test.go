@@ -71,7 +71,7 @@ func checkPhases(t *testing.T, o *outcome, client *fake.Clientset, results []res
 	}
 }
 
-func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
+func TestOutcomeIsSuccessAfterASecondTry(t *testing.T) {
 	o, client, _ := telling(t)
 	full := errors.New("the GPU is full")
 	checkPhases(t, o, client, []result{
@@ -85,7 +85,7 @@ func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
 }
 
 // The runtime's call ended after the pod: it is not reported any more.
-func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
+func TestOutcomeForgetsEndedPods(t *testing.T) {
 	o, client, pod := telling(t)
 	// The fake API server sends a watch only later changes, and the informer lists before it watches.
 	watching := make(chan struct{})
@@ -130,7 +130,7 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 	remembers(0)
 }
 
-func TestOnlyThePodsOwnLockIsRemovedFromTheNode(t *testing.T) {
+func TestOutcomeRemovesOnlyThePodsLock(t *testing.T) {
 	const own, others = "2025-11-22T02:14:59Z", "2025-11-22T02:15:03Z"
 	for _, test := range []struct {
 		name, lock, meanwhile, want string
@@ -176,7 +176,7 @@ func TestOnlyThePodsOwnLockIsRemovedFromTheNode(t *testing.T) {
 	}
 }
 
-func TestAResultIsReportedOnceTheAPIServerAcceptsIt(t *testing.T) {
+func TestOutcomeIsReportedWhenTheAPIServerAcceptsIt(t *testing.T) {
 	o, client, _ := telling(t)
 	refusals := 3
 	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -188,7 +188,7 @@ func TestAResultIsReportedOnceTheAPIServerAcceptsIt(t *testing.T) {
 
 // The pod of a Job that has ended keeps its sandbox until somebody deletes it; schedulers give its instance to the next pod at
 // once.
-func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) {
+func TestOutcomeFreesInstancesOfAnEndedPodWithASandbox(t *testing.T) {
 	machine, state := gputest.New(t, 2), t.TempDir()
 	read, err := inventory.Reader{NVML: machine, Locate: func(busID string) (inventory.Place, error) {
 		return inventory.Place{BusID: busID},
@@ -223,7 +223,7 @@ func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) 
 }
 
 // The plugin was killed between the answer to the kubelet and the patch of the pod.
-func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *testing.T) {
+func TestOutcomeWithoutNRISurvivesAPluginCrash(t *testing.T) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
 		return &corev1.Pod{
@@ -277,7 +277,7 @@ func (hearing) Failed(*corev1.Pod, string, error) {}
 
 func (hearing) Partitioned(*corev1.Pod, string, []instances.Instance) {}
 
-func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
+func TestPluginRaisesAUnitThatWasMadeSmaller(t *testing.T) {
 	n := start(t, "--namespace=gpufabric-system", "--device-memory-scaling=8")
 	n.annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 8 MiB" })
 	maps := n.api.CoreV1().ConfigMaps("gpufabric-system")
@@ -304,7 +304,7 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 	}
 }
 
-func TestAPodSaysWhatLimitsEachOfItsContainers(t *testing.T) {
+func TestOutcomeNamesTheLimiterOfEachContainer(t *testing.T) {
 	o, client, _ := telling(t)
 	checkPhases(t, o, client, []result{{container: "main", by: injection.Library}, {container: "side", by: injection.Whole}},
 		"allocating", annotation.BindSuccess)

@@ -177,7 +177,7 @@ func (n *node) phase(name, want string) *corev1.Pod {
 	return pod
 }
 
-func TestTheNodeShowsItsSharesToKubeletAndScheduler(t *testing.T) {
+func TestPluginPublishesSharesToKubeletAndScheduler(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-cores", 200)
@@ -191,14 +191,14 @@ func TestTheNodeShowsItsSharesToKubeletAndScheduler(t *testing.T) {
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 }
 
-func TestTheHandshakeIsAnsweredWhenTheSchedulerAsks(t *testing.T) {
+func TestRegisterAnswersTheSchedulersHandshake(t *testing.T) {
 	n := start(t)
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 	n.ask()
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 }
 
-func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
+func TestPluginWritesNothingWithoutAChange(t *testing.T) {
 	n := start(t)
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 	n.annotation(annotation.NodeRegister, func(got string) bool { return got != "" })
@@ -246,7 +246,7 @@ func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	}
 }
 
-func TestWithoutNRIAnUnambiguousAllocationIsServed(t *testing.T) {
+func TestAllocateWithoutNRIServesAnUnambiguousPod(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	uuid := n.machine.GPUs[1].UUID
@@ -272,7 +272,7 @@ func TestWithoutNRIAnUnambiguousAllocationIsServed(t *testing.T) {
 	}
 }
 
-func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
+func TestPluginFreesTheShareOfAnEndedPod(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	whole := n.machine.GPUs[0].UUID + ",NVIDIA,4096,0:;"
@@ -316,7 +316,7 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 	}
 }
 
-func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T) {
+func TestAllocateWithoutNRICountsInitContainersOnce(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	first, second := n.machine.GPUs[0].UUID+",NVIDIA,4096,0:", n.machine.GPUs[1].UUID+",NVIDIA,4096,0:"
@@ -344,7 +344,7 @@ func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T
 	}
 }
 
-func TestWithoutNRIAnAmbiguousAllocationIsRefusedInWords(t *testing.T) {
+func TestAllocateWithoutNRIRejectsAnAmbiguousPod(t *testing.T) {
 	n := start(t)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	for _, name := range []string{"first", "second"} {
@@ -359,7 +359,7 @@ func TestWithoutNRIAnAmbiguousAllocationIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestWithAConfiguredRuntimeNothingIsGivenUntilItIsConnected(t *testing.T) {
+func TestAllocateWaitsForAConfiguredRuntime(t *testing.T) {
 	n := start(t, "--nri-socket="+t.TempDir()+"/nri.sock")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	n.schedule("train", n.machine.GPUs[0].UUID+",NVIDIA,1024,0:;", "main")

@@ -42,7 +42,7 @@ func refuse(t *testing.T, patience time.Duration, results ...result) []*corev1.P
 
 // A pod that the kubelet admitted and the node must refuse would wait in CreateContainerError for ever, and its controller would
 // make no replacement.
-func TestAPodThatIsRefusedForTooLongIsFailedWithTheReason(t *testing.T) {
+func TestRefusalFailsThePodAfterThePatience(t *testing.T) {
 	full := errors.New("the GPU is full")
 	refused := result{container: "main", why: full}
 	after := refuse(t, 2*time.Minute, refused, refused, refused)
@@ -56,7 +56,7 @@ func TestAPodThatIsRefusedForTooLongIsFailedWithTheReason(t *testing.T) {
 	}
 }
 
-func TestAPodThatIsServedAtLastIsNotFailed(t *testing.T) {
+func TestRefusalDoesNotFailAServedPod(t *testing.T) {
 	refused, served := result{container: "main", why: errors.New("unhealthy")}, result{container: "main"}
 	for _, pod := range refuse(t, 2*time.Minute, refused, refused, served, refused, refused) {
 		if pod.Status.Phase == corev1.PodFailed {
@@ -65,7 +65,7 @@ func TestAPodThatIsServedAtLastIsNotFailed(t *testing.T) {
 	}
 }
 
-func TestWithoutPatienceSetNoPodIsFailed(t *testing.T) {
+func TestRefusalFailsNoPodWithoutPatience(t *testing.T) {
 	refused := result{container: "main", why: errors.New("unhealthy")}
 	after := refuse(t, 0, refused, refused, refused, refused)
 	if after[3].Status.Phase == corev1.PodFailed {

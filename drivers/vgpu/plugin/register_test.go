@@ -47,7 +47,7 @@ func register(ctx context.Context, api *fake.Clientset, after func(time.Duration
 	return ended
 }
 
-func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testing.T) {
+func TestRegisterRetriesAfterAFailure(t *testing.T) {
 	const refusals = 10
 	api, written := refusing(refusals)
 	var pauses []time.Duration
@@ -86,7 +86,7 @@ func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testin
 	}
 }
 
-func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
+func TestRegisterEndsWithTheRole(t *testing.T) {
 	api, _ := refusing(1)
 	waits := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -103,7 +103,7 @@ func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
 
 // Volcano 1.15.0 requests a report at every event of a node. With a plugin that answers at once, its scheduler wrote one Node 641 times in
 // 10 s.
-func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
+func TestRegisterAnswersAHandshakeEveryThirtySecondsAtMost(t *testing.T) {
 	now := time.Unix(1763000000, 0)
 	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	gpus := &sharedgpus.Set{Factor: 10, Cards: []sharedgpus.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"},

@@ -14,7 +14,7 @@ func pod(name string, uid types.UID, phase corev1.PodPhase) *corev1.Pod {
 		Status: corev1.PodStatus{Phase: phase}}
 }
 
-func TestTheWatchReportsEveryPodThatEnds(t *testing.T) {
+func TestWatchReportsEveryPodThatEnds(t *testing.T) {
 	client := fake.NewClientset(pod("done", "uid-done", corev1.PodSucceeded), pod("train", "uid-1", corev1.PodRunning))
 	ended := make(chan types.UID, 8)
 	if _, err := Watch(t.Context(), client, "n", func(pod *corev1.Pod) { ended <- pod.UID }); err != nil {

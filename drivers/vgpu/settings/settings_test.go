@@ -172,7 +172,7 @@ func TestVolcanoKnowsOnlyItsOwnResources(t *testing.T) {
 	}
 }
 
-func TestAGeometryIsKnownByOneName(t *testing.T) {
+func TestSettingsNameAGeometryOnce(t *testing.T) {
 	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano reads no slot",
 		"twice": "already"} {
 		s := Default()

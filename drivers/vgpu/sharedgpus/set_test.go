@@ -119,7 +119,7 @@ func TestLayLeavesHiddenGPUsOut(t *testing.T) {
 }
 
 // Volcano's scheduler uses the mode of a node's last GPU for all of them, and takes the unit of memory only from gpuMemoryFactor.
-func TestWhatVolcanoCannotFollowIsReportedAndNotShared(t *testing.T) {
+func TestSetReportsGPUsThatVolcanoCannotFollow(t *testing.T) {
 	mig := &inventory.MIG{Profiles: []inventory.Profile{{Name: "1g.5gb", MaxInstances: 7}}}
 	for name, test := range map[string]struct {
 		mode   annotation.Mode

@@ -70,7 +70,7 @@ func TestSmallestSaysWhyThereIsNone(t *testing.T) {
 	}
 }
 
-func TestAFactorThatTheKubeletCannotCountInIsRefused(t *testing.T) {
+func TestUnitsRejectAFactorBeyondTheKubelet(t *testing.T) {
 	for name, test := range map[string]struct {
 		factor int
 		memory []int64

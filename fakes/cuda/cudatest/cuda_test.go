@@ -166,7 +166,7 @@ func TestMemoryShowsInNVMLOfTheSameNode(t *testing.T) {
 	}
 }
 
-func TestAProcessThatDiesLeavesNothing(t *testing.T) {
+func TestProcessLeavesNothingWhenItDies(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -182,7 +182,7 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 }
 
 // A container's processes have their own PIDs, and when the container is killed no process in it remains to clean up.
-func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
+func TestProcessInAnotherPIDNamespaceLeavesNothingWhenKilled(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t, "client"), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID}
@@ -211,7 +211,7 @@ func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
 	other.say("info", fmt.Sprintf("0 %d %d", uint64(46068-609)<<20, uint64(46068-609)<<20))
 }
 
-func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
+func TestKernelMakesTheGPUBusyForItsTime(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -237,7 +237,7 @@ func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
 
 // docs.nvidia.com/cuda/cuda-driver-api: the input of cuModuleLoadData, the result of cuModuleGetFunction, and the parameters of
 // cuLaunchKernel.
-func TestAModuleHasTheKernelsOfItsText(t *testing.T) {
+func TestModuleHasTheKernelsOfItsText(t *testing.T) {
 	const invalidValue, invalidImage, invalidPTX, notFound = "1", "200", "218", "500"
 	root, _ := node(t, "l40s-8")
 	c := start(t, root)
@@ -260,7 +260,7 @@ func TestAModuleHasTheKernelsOfItsText(t *testing.T) {
 	c.say("function any_0ms", "0 0 0") // a binary is not read
 }
 
-func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
+func TestKernelWaitSurvivesASignal(t *testing.T) {
 	root, _ := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -274,7 +274,7 @@ func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
 	}
 }
 
-func TestMoreThanAnyGPUHasIsOutOfMemory(t *testing.T) {
+func TestAllocationBeyondTheGPUIsOutOfMemory(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -287,7 +287,7 @@ func TestMoreThanAnyGPUHasIsOutOfMemory(t *testing.T) {
 	}
 }
 
-func TestThePrimaryContextIsNotDestroyed(t *testing.T) {
+func TestPrimaryContextIsNotDestroyed(t *testing.T) {
 	root, _ := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -297,7 +297,7 @@ func TestThePrimaryContextIsNotDestroyed(t *testing.T) {
 }
 
 // Libraries push the context that they work in, and pop it to leave their caller's as it was.
-func TestAThreadHasAStackOfContexts(t *testing.T) {
+func TestThreadHasAStackOfContexts(t *testing.T) {
 	const destroyed, invalid = "709", "201"
 	root, _ := node(t, "l40s-8")
 	c := start(t, root)
@@ -344,7 +344,7 @@ func TestVisibleDevices(t *testing.T) {
 	}
 }
 
-func TestAMIGDeviceHasItsOwnMemoryAndIsInUse(t *testing.T) {
+func TestMIGDeviceHasItsOwnMemoryAndIsInUse(t *testing.T) {
 	root, lib := node(t, "a100-40")
 	d, _ := lib.DeviceGetHandleByIndex(0)
 	if err := fault.Apply(root, "mig-mode", fault.Arguments{"gpu": "0"}); err != nil { // a change of mode is pending there until a reset

@@ -56,7 +56,7 @@ func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload, container s
 }
 
 // The program finds CUDA's functions by dlopen and dlsym, as PyTorch and Triton do.
-func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
+func TestLimiterBoundsTwoProcessesTogether(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 10240)
 	first, second := start(t, root, preload), start(t, root, preload)
@@ -83,7 +83,7 @@ func TestTwoProcessesOfAContainerKeepToItsShareTogether(t *testing.T) {
 }
 
 // The cost for a program without CUDA is that of loading a library: its page faults, since the processor's time depends on the machine.
-func TestAProgramWithoutCUDAPaysNothing(t *testing.T) {
+func TestLimiterCostsNothingWithoutCUDA(t *testing.T) {
 	_, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 10240)
 	faults := func(env ...string) int64 {

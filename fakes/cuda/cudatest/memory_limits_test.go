@@ -44,7 +44,7 @@ func (c *client) join(cgroup string) {
 	}
 }
 
-func TestTheDriverLimitsACgroupToItsMemory(t *testing.T) {
+func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
 	_, parent := cgrouptest.Make(t)
 	leaf := filepath.Join(parent, "container")
 	if err := os.Mkdir(leaf, 0o755); err != nil {
@@ -92,7 +92,7 @@ func TestTheDriverLimitsACgroupToItsMemory(t *testing.T) {
 
 // nvml.h calls the soft limit guaranteed. The guarantee remains for a cgroup that was removed before the limit was released (NVIDIA
 // Dynamo's documentation).
-func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
+func TestDriverDeniesReservedMemoryToOthers(t *testing.T) {
 	_, parent := cgrouptest.Make(t)
 	leaf := filepath.Join(parent, "container")
 	if err := os.Mkdir(leaf, 0o755); err != nil {

@@ -50,7 +50,7 @@ func wantUsed(t *testing.T, lib nvml.Interface, when string, want uint64) {
 }
 
 // "reserved" answers with MiB: reserved by the pool, its maximum, used, its maximum; the same of graphs.
-func TestAPoolGivesBackWhatIsAboveItsThresholdWhenSynchronized(t *testing.T) {
+func TestPoolReleasesMemoryAboveItsThreshold(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", fmt.Sprintf("async %d", 3*mib), "0")
@@ -83,7 +83,7 @@ func TestPoolsRefuseWhatTheDriverRefuses(t *testing.T) {
 		"from 1", invalid, "async 512", "0", "freeasync", "0", "freeasync", invalid, "free", invalid)
 }
 
-func TestAGraphTakesItsMemoryWhenItIsLaunched(t *testing.T) {
+func TestGraphTakesItsMemoryWhenItIsLaunched(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", fmt.Sprintf("graph 0 %d", 100*mib), "0", "instantiate 0", "0")

@@ -65,7 +65,7 @@ func TestOldVersionsStayInTheirStructures(t *testing.T) {
 
 // A driver may be installed after the library was loaded and started without success: the library must not remember where it
 // looked.
-func TestALibraryThatStartedBeforeItsDriverFindsItLater(t *testing.T) {
+func TestLibraryFindsADriverThatComesLater(t *testing.T) {
 	root, cmd := client(t)
 	elsewhere := filepath.Join(t.TempDir(), "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
 	library, err := os.ReadFile(cmd.Args[1])
@@ -85,7 +85,7 @@ func TestALibraryThatStartedBeforeItsDriverFindsItLater(t *testing.T) {
 	}
 }
 
-func TestASignalDoesNotCutADelayShort(t *testing.T) {
+func TestDelaySurvivesASignal(t *testing.T) {
 	root, cmd := client(t, "slow")
 	if err := fault.Apply(root, "delay", fault.Arguments{"function": "nvmlDeviceGetName", "ms": "300"}); err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestASignalDoesNotCutADelayShort(t *testing.T) {
 	}
 }
 
-func TestAProgramsLongNameLeavesTheTraceWhole(t *testing.T) {
+func TestTraceIsWholeForALongProgramName(t *testing.T) {
 	_, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
 	file := filepath.Join(t.TempDir(), "trace")
 	cmd.Env = append(os.Environ(), "FAKEFABRIC_TRACE="+file)
@@ -113,7 +113,7 @@ func TestAProgramsLongNameLeavesTheTraceWhole(t *testing.T) {
 }
 
 // nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH (18).
-func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
+func TestLibraryDoesNotStartWithModulesOfAnotherVersion(t *testing.T) {
 	root, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
 	if err := fault.Apply(root, "driver-version", fault.Arguments{"version": "535.261.03"}); err != nil {
 		t.Fatal(err)

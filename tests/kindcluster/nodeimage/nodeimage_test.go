@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/build/images"
 )
 
-func TestTheSetupScriptIsValidBash(t *testing.T) {
+func TestSetupScriptIsValidBash(t *testing.T) {
 	check := exec.CommandContext(t.Context(), "bash", "-n")
 	check.Stdin = strings.NewReader(setup)
 	if said, err := check.CombinedOutput(); err != nil {

@@ -47,7 +47,7 @@ func TestPushStoresWhereContainerdAsks(t *testing.T) {
 	}
 }
 
-func TestABadReferenceIsNamed(t *testing.T) {
+func TestRegistryNamesABadReference(t *testing.T) {
 	err := Registry{Address: "127.0.0.1:1"}.Push(t.Context(), "Not A Name", nil)
 	if err == nil || !strings.Contains(err.Error(), "Not A Name") {
 		t.Errorf("error %v, want one that names the reference", err)

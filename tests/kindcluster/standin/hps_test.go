@@ -44,7 +44,7 @@ func train(t *testing.T, root, hca string) (said string, err error) {
 	return string(out), err
 }
 
-func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
+func TestTrainingOpensItsDevices(t *testing.T) {
 	for _, hca := range []string{"=mlx5_3:1", ""} {
 		said, err := train(t, given(t), hca)
 		if err != nil {
@@ -66,7 +66,7 @@ func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 	}
 }
 
-func TestTheTrainingFailsWhereThePodLacksARequestedDevice(t *testing.T) {
+func TestTrainingFailsWithoutARequestedDevice(t *testing.T) {
 	add := func(node string) func(*testing.T, string) {
 		return func(t *testing.T, root string) { write(t, filepath.Join(root, node), "") }
 	}

@@ -55,7 +55,7 @@ func versions(t *testing.T, events string) (byObject map[string][]string, repeat
 	return byObject, repeated
 }
 
-func TestADisturbedWatchKeepsEachObjectsOrderAndLosesNothing(t *testing.T) {
+func TestDisorderKeepsTheOrderOfEachObject(t *testing.T) {
 	var events string
 	for version := range 60 {
 		events += change("MODIFIED", string(rune('a'+version%3)), version)
@@ -99,7 +99,7 @@ func TestADisturbedWatchKeepsEachObjectsOrderAndLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAWatchPassesAsItIsOnceTheDisturbanceStops(t *testing.T) {
+func TestDisorderEndsWithTheDisturbance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := change("ADDED", "a", 1) + change("MODIFIED", "a", 2) + change("DELETED", "a", 3) + `{"type":"BOOKMARK","object":{}}` + "\n"
 		var p Proxy
@@ -111,7 +111,7 @@ func TestAWatchPassesAsItIsOnceTheDisturbanceStops(t *testing.T) {
 	})
 }
 
-func TestOnlyAnotherObjectsChangeOvertakes(t *testing.T) {
+func TestDisorderReordersOnlyAcrossObjects(t *testing.T) {
 	bookmark := `{"type":"BOOKMARK","object":{"metadata":{"uid":"b"}}}` + "\n"
 	for name, test := range map[string]struct {
 		next, line string

@@ -80,7 +80,7 @@ func token(subject string) string {
 	return "Bearer " + encode([]byte(`{}`)) + "." + encode([]byte(`{"sub":"`+subject+`"}`)) + ".signature"
 }
 
-func TestATapSeesWhoWritesWhatAndCutsWhereItSays(t *testing.T) {
+func TestTapSeesWritesAndCutsThem(t *testing.T) {
 	const path, account = "/api/v1/namespaces/n/pods", "system:serviceaccount:n:writer"
 	want := Write{User: account, Method: http.MethodPost, Path: path, Body: []byte("body")}
 	for name, test := range map[string]struct {
@@ -122,7 +122,7 @@ func TestATapSeesWhoWritesWhatAndCutsWhereItSays(t *testing.T) {
 	}
 }
 
-func TestATapSeesNoReads(t *testing.T) {
+func TestTapSeesNoReads(t *testing.T) {
 	s := open(t, done)
 	s.proxy.Tap(Tap{Before: func(w Write) bool { t.Errorf("it saw %s %s", w.Method, w.Path); return true }})
 	if answer, err := s.ask(t, http.MethodGet, "/api/v1/pods", ""); err != nil || answer != "done" {
@@ -130,7 +130,7 @@ func TestATapSeesNoReads(t *testing.T) {
 	}
 }
 
-func TestAWatchIsAskedForAsJSONWhereTheClientTakesIt(t *testing.T) {
+func TestProxyRequestsWatchesAsJSON(t *testing.T) {
 	const protobuf = "application/vnd.kubernetes.protobuf"
 	for name, test := range map[string]struct{ accept, want string }{
 		"either":               {protobuf + ",application/json", "application/json"},
@@ -150,14 +150,14 @@ func TestAWatchIsAskedForAsJSONWhereTheClientTakesIt(t *testing.T) {
 	}
 }
 
-func TestARefusedWatchIsPassedOn(t *testing.T) {
+func TestProxyForwardsARefusedWatch(t *testing.T) {
 	s := open(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "too old", http.StatusGone) })
 	if answer, err := s.ask(t, http.MethodGet, "/api/v1/pods?watch=1", ""); err != nil || !strings.Contains(answer, "too old") {
 		t.Errorf("the client got %q, %v", answer, err)
 	}
 }
 
-func TestTheRequesterIsTheTokensSubject(t *testing.T) {
+func TestProxyTakesTheRequesterFromTheToken(t *testing.T) {
 	for name, test := range map[string]struct{ authorization, want string }{
 		"a service account":      {token("system:serviceaccount:a:b"), "system:serviceaccount:a:b"},
 		"a token without parts":  {"Bearer secret", ""},
@@ -175,7 +175,7 @@ func TestTheRequesterIsTheTokensSubject(t *testing.T) {
 	}
 }
 
-func TestAnAuthorityThatIsNoCertificateIsRefused(t *testing.T) {
+func TestProxyRejectsAnInvalidAuthority(t *testing.T) {
 	if p, err := Open("https://127.0.0.1:1", []byte("nothing"), tls.Certificate{}); err == nil {
 		p.Close()
 		t.Error("a proxy was opened; want the reason why not")

@@ -49,9 +49,9 @@ type answer struct {
 	took    time.Duration // the command that gave it
 }
 
-// TestTheFirstCauseIsFoundOnACluster injects each cause into the running cluster and asks until the first cause is right and
+// TestDoctorFindsTheFirstCauseOnACluster injects each cause into the running cluster and asks until the first cause is right and
 // remains so.
-func TestTheFirstCauseIsFoundOnACluster(t *testing.T) {
+func TestDoctorFindsTheFirstCauseOnACluster(t *testing.T) {
 	t.Run("nothing is found on a healthy cluster", func(t *testing.T) {
 		(&ground{Namespace: shared.Namespace(t), t: t}).awaitHealth()
 	})

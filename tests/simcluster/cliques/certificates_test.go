@@ -46,7 +46,7 @@ func says(conn net.Conn) error {
 	return err
 }
 
-func TestOnlyWhoHasTheCliquesCertificateIsTakenForAPeer(t *testing.T) {
+func TestCertificatesAdmitOnlyTheCliquesPeers(t *testing.T) {
 	n := shared.Namespace(t)
 	twoDomains(t, n) // the daemons run
 	address, uid := daemonOf(t, 0)

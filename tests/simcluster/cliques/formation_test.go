@@ -72,7 +72,7 @@ func TestFourDomainsOfFourPodsRunOnOneNodeEachByItsOwnChannel(t *testing.T) {
 	}
 }
 
-func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
+func TestFormationGivesOneChannelOnAllNodes(t *testing.T) {
 	n := shared.Namespace(t)
 	form := func(name string) {
 		n.Domain(name, nodes)
@@ -99,7 +99,7 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 
 // A domain that holds all channels leaves none. The scheduler knows, so that another domain's pod waits without a node: it could run in
 // another clique, if there were one.
-func TestAPodThatNoChannelIsLeftForStaysPendingUntilThereIsOne(t *testing.T) {
+func TestFormationDelaysPodsWithoutAChannel(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Apply(`
 apiVersion: resource.nvidia.com/v1beta1

@@ -88,7 +88,7 @@ func reportedAndReady(t *testing.T, n *fixture.Namespace, imports []*imex.Import
 	}
 }
 
-func TestTheEndOfASessionIsReportedToEveryDomainOfItsNode(t *testing.T) {
+func TestHealingReportsASessionsEndToAllDomains(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *fixture.Namespace){
 		"its daemon fails": func(t *testing.T, _ *fixture.Namespace) { spoil(t, 0, imex.Faults{Failures: 1}) },
 		"its daemon's container is killed": func(_ *testing.T, n *fixture.Namespace) {
@@ -158,7 +158,7 @@ func awaitTaint(t *testing.T, node, want string) {
 	}
 }
 
-func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
+func TestHealingKeepsPodsOffANodeWithoutADaemon(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(3)
 	awaitTaint(t, node, "")
@@ -172,7 +172,7 @@ func TestANodeWhoseDaemonStaysDownGetsNoNewPodsUntilItIsReady(t *testing.T) {
 	n.AwaitDomain("late", domain.ReadyOn(1))
 }
 
-func TestANamespaceThatIsDeletedUnderItsPodsReleasesItsChannels(t *testing.T) {
+func TestHealingReleasesChannelsOfADeletedNamespace(t *testing.T) {
 	n := shared.Namespace(t)
 	var uids []string
 	for i := range 2 {

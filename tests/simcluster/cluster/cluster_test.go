@@ -36,7 +36,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestEveryNodeIsReadyAndDownLeavesNothing(t *testing.T) {
+func TestClusterIsReadyAndDownLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	binaries, err := controlplane.Binaries(ctx)
@@ -72,7 +72,7 @@ func TestEveryNodeIsReadyAndDownLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatACrashLeftIsNamedWithTheRemedyAndDownRemovesIt(t *testing.T) {
+func TestDownRemovesWhatACrashLeft(t *testing.T) {
 	dir := shortDir(t)
 	if err := os.WriteFile(filepath.Join(dir, "simcluster.json"), []byte(`{"nodes":3}`), 0o644); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestWhatACrashLeftIsNamedWithTheRemedyAndDownRemovesIt(t *testing.T) {
 	}
 }
 
-func TestADirectoryOfAnotherIsNeverRemoved(t *testing.T) {
+func TestDownKeepsForeignDirectories(t *testing.T) {
 	dir := shortDir(t)
 	precious := filepath.Join(dir, "precious")
 	if err := os.WriteFile(precious, []byte("x"), 0o644); err != nil {

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
-func TestTheEndOfASessionIsReportedToAffectedPodsOnly(t *testing.T) {
+func TestCasualtiesReportToAffectedPodsOnly(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 12
 	imports := form(n, t, first, 2)

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
-func TestANodeWhosePeersCannotReachItIsNamedAndLosesNothing(t *testing.T) {
+func TestConnectionsNameANodeThatPeersCannotReach(t *testing.T) {
 	const first, size = 3, 3
 	n := shared.Namespace(t)
 	imports := form(n, t, first, size)

@@ -27,7 +27,7 @@ func TestDeletingADomainLeavesNothing(t *testing.T) {
 	n.AwaitNothingLeft(uid)
 }
 
-func TestADomainDeletedUnderItsPodsEndsWithThem(t *testing.T) {
+func TestDeletionEndsWithTheDomainsPods(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 1)
 	n.Pod("member", "d-channel", "")

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-func TestAPluginKilledWhilePodsRunServesTheirEndAndTheNext(t *testing.T) {
+func TestPluginKilledWhilePodsRunServesTheNext(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 1)
 	n.Pod("first", "d-channel", cluster.NodeName(5))
@@ -22,7 +22,7 @@ func TestAPluginKilledWhilePodsRunServesTheirEndAndTheNext(t *testing.T) {
 	n.AwaitPod("second", fixture.Running)
 }
 
-func TestAPluginKilledBeforeItsFirstClaimServesIt(t *testing.T) {
+func TestPluginKilledBeforeItsFirstClaimServesIt(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 1)
 	n.KillPlugin("compute-domain-plugin", 6)
@@ -31,7 +31,7 @@ func TestAPluginKilledBeforeItsFirstClaimServesIt(t *testing.T) {
 	n.AwaitDomain("d", domain.ReadyOn(1))
 }
 
-func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
+func TestControllerKilledDuringFormationFinishesIt(t *testing.T) {
 	n := shared.Namespace(t)
 	const size = 4
 	n.Domain("d", size)

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-func TestADomainIsReadyWithEveryNodeItsAddressCliqueAndIndex(t *testing.T) {
+func TestFormationReportsAddressCliqueAndIndex(t *testing.T) {
 	n := shared.Namespace(t)
 	const size = 3
 	n.Domain("d", size)
@@ -40,7 +40,7 @@ func TestADomainIsReadyWithEveryNodeItsAddressCliqueAndIndex(t *testing.T) {
 	}
 }
 
-func TestAPodReceivesItsChannelAndNothingElse(t *testing.T) {
+func TestFormationGivesAPodOnlyItsChannel(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 1)
 	n.Pod("member", "d-channel", "")
@@ -63,7 +63,7 @@ func TestAPodReceivesItsChannelAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestTwoDomainsFormSideBySide(t *testing.T) {
+func TestFormationOfTwoDomains(t *testing.T) {
 	n := shared.Namespace(t)
 	const size = 4
 	for d := range 2 {
@@ -84,7 +84,7 @@ func TestTwoDomainsFormSideBySide(t *testing.T) {
 	}
 }
 
-func TestADomainOverTheWholeRackIsReady(t *testing.T) {
+func TestFormationOverTheWholeRack(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("rack", nodes)
 	for i := range nodes {
@@ -103,7 +103,7 @@ func TestADomainOverTheWholeRackIsReady(t *testing.T) {
 	}
 }
 
-func TestADomainThatNamesNoNumberIsReadyAtOnce(t *testing.T) {
+func TestFormationIsReadyAtOnceWithoutANumber(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 0)
 	n.AwaitDomain("d", func(d domain.Domain) bool { return d.Status == domain.Ready })
@@ -111,7 +111,7 @@ func TestADomainThatNamesNoNumberIsReadyAtOnce(t *testing.T) {
 	n.AwaitPod("member", fixture.Running)
 }
 
-func TestADomainThatWaitsSaysForHowMany(t *testing.T) {
+func TestFormationReportsTheNumberOfMissingNodes(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("d", 3)
 	n.Pod("member", "d-channel", "")

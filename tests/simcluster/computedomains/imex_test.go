@@ -37,7 +37,7 @@ func form(n *fixture.Namespace, t *testing.T, first, size int) []*imex.Import {
 	return imports
 }
 
-func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
+func TestIMEXReplacesOnlyFailedOrHungDaemons(t *testing.T) {
 	for name, spoil := range map[string]imex.Faults{"it becomes UNAVAILABLE": {Failures: 1}, "it hangs": {Silent: "*"}} {
 		t.Run(name, func(t *testing.T) {
 			n := shared.Namespace(t)
@@ -80,7 +80,7 @@ func TestOnlyADaemonThatFailsOrHangsIsReplaced(t *testing.T) {
 	}
 }
 
-func TestADomainThatIsDeletedTakesNoMemoryFromItsPods(t *testing.T) {
+func TestIMEXKeepsMemoryOfPodsOfADeletedDomain(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 15
 	imports := form(n, t, first, 2)
@@ -97,7 +97,7 @@ func TestADomainThatIsDeletedTakesNoMemoryFromItsPods(t *testing.T) {
 	n.AwaitDomainGone("d")
 }
 
-func TestAPodThatComesOrGoesTakesNoMemoryFromTheOthers(t *testing.T) {
+func TestIMEXKeepsMemoryWhenAPodComesOrGoes(t *testing.T) {
 	n := shared.Namespace(t)
 	const first = 9
 	imports := form(n, t, first, 2)

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
-func TestAClaimOfAnotherNamespaceNeverGetsAChannelAndIsToldWhy(t *testing.T) {
+func TestRefusalOfAClaimOfAnotherNamespace(t *testing.T) {
 	owner := shared.Namespace(t)
 	owner.Domain("d", 1)
 	uid := owner.AwaitDomain("d", func(d domain.Domain) bool { return d.UID != "" }).UID
@@ -48,7 +48,7 @@ spec:
 	}
 }
 
-func TestTheAPIServerRefusesDomainsWithMistakesAndNamesTheField(t *testing.T) {
+func TestRefusalNamesTheFieldOfAWrongDomain(t *testing.T) {
 	n := shared.Namespace(t)
 	for name, test := range map[string]struct{ spec, want string }{
 		"a negative number of nodes": {"{numNodes: -1, channel: {resourceClaimTemplate: {name: x}}}", "spec.numNodes"},

@@ -15,9 +15,9 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer rolls out broken versions of a plugin through Kubernetes' own DaemonSet
+// TestRolloutStopsAtAPluginThatCrashesOrHangs rolls out broken versions of a plugin through Kubernetes' own DaemonSet
 // controller. Two of 18 nodes get the new version (10 %, rounded up), and the others keep the one that serves.
-func TestARolloutStopsAtAPluginThatCrashesOrDoesNotAnswer(t *testing.T) {
+func TestRolloutStopsAtAPluginThatCrashesOrHangs(t *testing.T) {
 	const name, batch = "gpufabric-compute-domain-plugin", 2
 	sets := shared.Client.AppsV1().DaemonSets(fixture.System)
 	standing, err := sets.Get(t.Context(), name, metav1.GetOptions{})

@@ -23,7 +23,7 @@ func binaries(t *testing.T) map[string]string {
 	return paths
 }
 
-func TestAControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
+func TestControlPlaneServesAndLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	dir := t.TempDir()
@@ -105,7 +105,7 @@ func TestControlPlaneRejectsVersionThatItCannotEmulate(t *testing.T) {
 	}
 }
 
-func TestAPortInUseIsNamedWithTheRemedy(t *testing.T) {
+func TestControlPlaneNamesAPortInUse(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestAPortInUseIsNamedWithTheRemedy(t *testing.T) {
 	}
 }
 
-func TestAMissingBinaryIsNamed(t *testing.T) {
+func TestControlPlaneNamesAMissingBinary(t *testing.T) {
 	_, err := controlplane.Start(context.Background(), controlplane.Options{Dir: t.TempDir()})
 	if err == nil || !strings.Contains(err.Error(), "no path of etcd") {
 		t.Errorf("got %v; want the missing program's name", err)

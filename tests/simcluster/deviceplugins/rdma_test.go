@@ -21,7 +21,7 @@ func unschedulable(pod *corev1.Pod) bool {
 	})
 }
 
-func TestTheSeedsRDMAPodsRunWithTheSeedsConfiguration(t *testing.T) {
+func TestRDMARunsTheSeedsPods(t *testing.T) {
 	n := shared.Namespace(t)
 	n.RemoveAtEnd(fixture.ConfigMaps, "kube-system", "rdma-devices")
 	n.ApplyFile("examples/manifests/rdma-devices-configmap.yaml")
@@ -38,7 +38,7 @@ func TestTheSeedsRDMAPodsRunWithTheSeedsConfiguration(t *testing.T) {
 	}
 }
 
-func TestAPoolsUnitsAreCountedAndTheNextPodWaits(t *testing.T) {
+func TestRDMACountsUnitsAndTheNextPodWaits(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Pool("few", `{resourceName: few, rdmaHcaMax: 3, selectors: {vendors: ["15b3"]}}`)
 	n.AwaitAllocatable(cluster.NodeName(0), "rdma/few", 3)
@@ -50,7 +50,7 @@ func TestAPoolsUnitsAreCountedAndTheNextPodWaits(t *testing.T) {
 	n.AwaitPod("late", fixture.Running)
 }
 
-func TestAnExclusivePoolsNICsGoToOnePodEachAndDRACannotAllocateThem(t *testing.T) {
+func TestRDMAExclusivePoolIsNotAllocatedByDRA(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Pool("whole", `{resourceName: whole, mode: Exclusive, selectors: {vendors: ["15b3"]}}`)
 	n.AwaitAllocatable(cluster.NodeName(1), "rdma/whole", 1)

@@ -87,7 +87,7 @@ func schedule(ctx context.Context, n *fixture.Namespace, name, node, devices str
 	return nil
 }
 
-func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
+func TestVGPUShareReachesItsContainer(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(0)
 	awaitShares(n, node)
@@ -110,7 +110,7 @@ func TestAShareReachesItsContainerAsVolcanoSaysIt(t *testing.T) {
 	n.AwaitPod("half", func(pod *corev1.Pod) bool { return pod.Annotations["volcano.sh/bind-phase"] == "success" })
 }
 
-func TestAShareOfAGPUThatTheNodeLacksIsRefusedInWords(t *testing.T) {
+func TestVGPUShareOfAMissingGPUIsRefused(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(1)
 	awaitShares(n, node)

@@ -25,7 +25,7 @@ func unschedulable(pod *corev1.Pod) bool {
 	})
 }
 
-func TestEachPodOfANodeGetsAGPUOfItsOwnAndTheNextOneWaits(t *testing.T) {
+func TestGPUIsGivenToOnePodAndTheNextWaits(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Template("gpu", "gpu.nvidia.com", "")
 	seen := map[string]string{}
@@ -54,7 +54,7 @@ func TestEachPodOfANodeGetsAGPUOfItsOwnAndTheNextOneWaits(t *testing.T) {
 	}
 }
 
-func TestAMIGInstanceIsMadeForItsPodAndRemovedWithIt(t *testing.T) {
+func TestMIGInstanceIsMadeAndRemovedWithItsPod(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Template("small", "mig.nvidia.com", `device.attributes['gpu.nvidia.com'].profile == '1g.23gb'`)
 	for _, name := range []string{"first", "second"} {
@@ -81,7 +81,7 @@ func TestAMIGInstanceIsMadeForItsPodAndRemovedWithIt(t *testing.T) {
 	}
 }
 
-func TestAGPUWithInstancesIsNotGivenOutWhole(t *testing.T) {
+func TestGPUWithInstancesIsNotGivenWhole(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Template("gpu", "gpu.nvidia.com", "")
 	n.Template("small", "mig.nvidia.com", `device.attributes['gpu.nvidia.com'].profile == '1g.23gb'`)
@@ -96,7 +96,7 @@ func TestAGPUWithInstancesIsNotGivenOutWhole(t *testing.T) {
 	n.AwaitPod("late", unschedulable)
 }
 
-func TestTwoContainersOfAPodShareItsGPU(t *testing.T) {
+func TestGPUIsSharedByContainersOfAPod(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Template("gpu", "gpu.nvidia.com", "")
 	n.Apply(`
@@ -153,7 +153,7 @@ spec:
 	n.AwaitPod("two", fixture.Running)
 }
 
-func TestTheExtendedResourceIsServedByDRA(t *testing.T) {
+func TestGPUExtendedResourceIsServedByDRA(t *testing.T) {
 	n := shared.Namespace(t)
 	n.LimitPod("two", "", "nvidia.com/gpu: 2")
 	pod := n.AwaitPod("two", fixture.Running)
@@ -165,7 +165,7 @@ func TestTheExtendedResourceIsServedByDRA(t *testing.T) {
 	}
 }
 
-func TestTheSeedsTrainingPodRunsUnchanged(t *testing.T) {
+func TestGPUServesTheSeedsTrainingPod(t *testing.T) {
 	n := shared.Namespace(t)
 	n.ApplyFile("examples/manifests/cuda-training-pod.yaml")
 	n.AwaitPod("cuda-training", fixture.Running)
@@ -174,7 +174,7 @@ func TestTheSeedsTrainingPodRunsUnchanged(t *testing.T) {
 	}
 }
 
-func TestTheExampleOfThreeMIGDevicesFitsTheGB200sOfTheDemo(t *testing.T) {
+func TestMIGExampleFitsTheDemosGB200(t *testing.T) {
 	n := shared.Namespace(t)
 	n.ApplyFile("examples/manifests/gpu-mig-of-one-parent.yaml")
 	n.AwaitPod("mig-of-one-parent", fixture.Running)
@@ -191,7 +191,7 @@ func TestTheExampleOfThreeMIGDevicesFitsTheGB200sOfTheDemo(t *testing.T) {
 	}
 }
 
-func TestAClaimWithAWrongConfigurationIsRefusedAndSaysWhy(t *testing.T) {
+func TestGPUClaimWithAWrongConfigurationIsRefused(t *testing.T) {
 	n := shared.Namespace(t)
 	err := n.TryApply(`
 apiVersion: resource.k8s.io/v1

@@ -80,7 +80,7 @@ func awaitJobs(t *testing.T, namespace string, count int) {
 }
 
 // The Jobs run as they would on a cluster: by the Job controller and the scheduler, in pods that see their node's hardware.
-func TestThePreflightsJobsSayWhatTheirNodesHave(t *testing.T) {
+func TestPreflightJobsReportTheirNodes(t *testing.T) {
 	n := shared.Namespace(t)
 	// On one node no kernel module is loaded.
 	lacking := 2

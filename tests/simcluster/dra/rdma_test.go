@@ -22,7 +22,7 @@ import (
 
 var verbs = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
 
-func TestANICReachesItsPodThroughDRA(t *testing.T) {
+func TestRDMAGivesAPodItsNIC(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Template("nic", "rdma.gpufabric.io", "")
 	n.ClaimPod("client", "", "nic")
@@ -35,7 +35,7 @@ func TestANICReachesItsPodThroughDRA(t *testing.T) {
 	}
 }
 
-func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
+func TestRDMAGivesEachPodOfAnExclusivePoolItsNIC(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Pool("all", `{resourceName: every_hca, mode: Exclusive, selectors: {vendors: ["15b3"]}}`)
 	n.Template("nic", "rdma.gpufabric.io", `device.attributes['rdma.gpufabric.io'].?pool.orValue('') == 'rdma/every_hca'`)
@@ -50,7 +50,7 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 }
 
 // No machine here has RDMA's exclusive mode. So the test can only check that the example's pod gets an Event about the missing mode.
-func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
+func TestRDMAExclusiveExampleNamesWhatTheNodeLacks(t *testing.T) {
 	const example = "examples/manifests/rdma-exclusive.yaml"
 	t.Run("a device that is given whole", func(t *testing.T) {
 		n := shared.Namespace(t)
@@ -97,7 +97,7 @@ func otherNICs(slice *resourceapi.ResourceSlice, whole bool) bool {
 	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return (d.AllowMultipleAllocations == nil) != whole })
 }
 
-func TestTheSeedsRDMAPodsGetTheirSharesThroughDRA(t *testing.T) {
+func TestRDMAServesTheSeedsPodsByDRA(t *testing.T) {
 	const resource = "rdma/hca_shared_devices_a"
 	n := shared.Namespace(t)
 	n.RemoveAtEnd(fixture.ConfigMaps, "kube-system", "rdma-devices")
@@ -132,7 +132,7 @@ func TestTheSeedsRDMAPodsGetTheirSharesThroughDRA(t *testing.T) {
 	}
 }
 
-func TestAGPUComesWithTheNICNearestToIt(t *testing.T) {
+func TestRDMAGivesTheNICNearestToTheGPU(t *testing.T) {
 	n := shared.Namespace(t)
 	n.RemoveAtEnd(fixture.RDMAPools, "", "rails")
 	n.ApplyFile("examples/manifests/rdma-gpu-aligned.yaml")

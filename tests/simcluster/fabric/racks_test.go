@@ -6,7 +6,7 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-func TestAProfileWithFewerNodesThanAskedIsRepeatedAndThatIsReported(t *testing.T) {
+func TestRacksRepeatASmallProfile(t *testing.T) {
 	for name, test := range map[string]struct {
 		profile string
 		nodes   int
@@ -33,7 +33,7 @@ func TestAProfileWithFewerNodesThanAskedIsRepeatedAndThatIsReported(t *testing.T
 	}
 }
 
-func TestARepeatedRackIsAnotherCliqueOfOtherMachines(t *testing.T) {
+func TestRacksThatRepeatAreOtherCliques(t *testing.T) {
 	p, err := profile.Load("gb200-nvl72")
 	if err != nil {
 		t.Fatal(err)

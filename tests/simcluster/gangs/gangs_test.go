@@ -193,7 +193,7 @@ func TestKueuePlacesAJobOfSixteenInOneCliqueOfTwo(t *testing.T) {
 	g.end("train")
 }
 
-func TestAGangThatFitsNoCliqueWaitsAndKueueSaysWhy(t *testing.T) {
+func TestGangThatFitsNoCliqueWaits(t *testing.T) {
 	g := newGround(t)
 	g.job("large", 20)
 	said := g.workloadOf("large", "QuotaReserved=False", "topology")

@@ -99,7 +99,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
+func TestServiceServesDomainsByAChannelEach(t *testing.T) {
 	n := shared.Namespace(t)
 	for i := range nodes {
 		start(t, i, 0, 1)
@@ -132,7 +132,7 @@ func TestTheNodesOwnServicesServeDomainsByAChannelEach(t *testing.T) {
 	}
 }
 
-func TestAPodWaitsUntilTheServiceOfItsNodeListsTheDomainsNodes(t *testing.T) {
+func TestServiceDelaysAPodUntilItListsTheNodes(t *testing.T) {
 	n := shared.Namespace(t)
 	start(t, 0, 0, 1)
 	n.Domain("d", nodes)

@@ -296,7 +296,7 @@ func TestDomainsRunToTheirEndWhileTheModeGoesToCliqueAndBack(t *testing.T) {
 	g.nothingLeft()
 }
 
-func TestAnImpatientSwitchBackLeavesNoDomainWaitingForEver(t *testing.T) {
+func TestModesLeaveNoDomainWaitingAfterAQuickSwitch(t *testing.T) {
 	g := newGround(t)
 	g.make("old", 1)
 	g.runs("old", 0, 0)
@@ -322,7 +322,7 @@ func TestAnImpatientSwitchBackLeavesNoDomainWaitingForEver(t *testing.T) {
 	g.nothingLeft()
 }
 
-func TestTheModeGoesToTheNodesServicesAndBackUnderADomain(t *testing.T) {
+func TestModesChangeToHostAndBackUnderADomain(t *testing.T) {
 	g := newGround(t)
 	g.make("old", 1)
 	g.runs("old", 0, 0)

@@ -8,7 +8,7 @@ import (
 
 // A process is found from the moment when Start returns, though its environment is laid out after the exec that Start waits for.
 // Without the wait in Start, a few of these processes are missed on a busy machine.
-func TestAStartedProcessIsFoundAtOnce(t *testing.T) {
+func TestProcessIsFoundAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	for range 200 {
 		p, err := process.Start(process.Spec{Name: "left", ClusterDir: dir, LogDir: dir, Path: "/bin/sleep", Args: []string{"600"}})
@@ -24,7 +24,7 @@ func TestAStartedProcessIsFoundAtOnce(t *testing.T) {
 }
 
 // A program that ends at once is no reason to wait.
-func TestAProcessThatEndsAtOnceIsStarted(t *testing.T) {
+func TestProcessThatEndsAtOnceCountsAsStarted(t *testing.T) {
 	dir := t.TempDir()
 	p, err := process.Start(process.Spec{Name: "brief", ClusterDir: dir, LogDir: dir, Path: "/bin/true"})
 	if err != nil {

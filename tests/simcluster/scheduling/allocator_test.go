@@ -54,10 +54,10 @@ func BenchmarkAPodOnEveryNode(b *testing.B) {
 	}
 }
 
-// TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes compares how much the allocator allocates on its heap for a pod.
+// TestAllocatorCostOfAWholeGPUIsThePublicDrivers compares how much the allocator allocates on its heap for a pod.
 // Unlike times, this is the same on a busy machine. The driver may cost a twentieth more than the public one, since it
 // publishes three more attributes for each GPU.
-func TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes(t *testing.T) {
+func TestAllocatorCostOfAWholeGPUIsThePublicDrivers(t *testing.T) {
 	m, err := NewMachine(t.Context(), "h100-hgx")
 	if err != nil {
 		t.Fatal(err)

@@ -7,9 +7,9 @@ import (
 	"gpufabric.io/tests/simcluster/scheduling"
 )
 
-// TestEveryRowIsScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and
+// TestRowsAreScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and
 // does not judge any figure.
-func TestEveryRowIsScheduledOnASmallCluster(t *testing.T) {
+func TestRowsAreScheduledOnASmallCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a control plane; -short asks for none")
 	}

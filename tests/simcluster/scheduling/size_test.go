@@ -11,9 +11,9 @@ import (
 // encoding and with all fields of the object.
 const mostBytes = 8_000
 
-// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs, with default settings
+// TestSlicesOfEightGPUsAreUnderEightKilobytes bounds what each fake machine publishes of its GPUs, with default settings
 // and with shareable GPUs.
-func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {
+func TestSlicesOfEightGPUsAreUnderEightKilobytes(t *testing.T) {
 	for _, name := range profile.Names() {
 		m, err := NewMachine(t.Context(), name)
 		if err != nil {

@@ -51,7 +51,7 @@ func TestContainersNameWhatIsMountedAndTheKernelsFiles(t *testing.T) {
 	}
 }
 
-func TestAPodGetsItsOwnAddressBackButNoOthers(t *testing.T) {
+func TestPathsGiveAPodOnlyItsOwnAddressBack(t *testing.T) {
 	addresses := NewAddresses(0, 3)
 	first, err := addresses.Take("")
 	if err != nil {
@@ -73,7 +73,7 @@ func TestAPodGetsItsOwnAddressBackButNoOthers(t *testing.T) {
 	}
 }
 
-func TestANodesAddressesRunOut(t *testing.T) {
+func TestPathsReportExhaustedAddresses(t *testing.T) {
 	addresses := NewAddresses(0, 0)
 	seen := map[string]bool{addresses.Node(): true}
 	for range podsPerNode {

@@ -200,7 +200,7 @@ func (f fixture) awaitPod(ctx context.Context, t *testing.T, name string, done f
 
 func running(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning }
 
-func TestAPodReceivesWhatADriverInADaemonSetPrepares(t *testing.T) {
+func TestNodeGivesAPodPreparedDevices(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	f := start(ctx, t, 2)
@@ -234,7 +234,7 @@ func TestAPodReceivesWhatADriverInADaemonSetPrepares(t *testing.T) {
 	}
 }
 
-func TestAKilledPluginComesBackAndServesTheNextPod(t *testing.T) {
+func TestNodeRestartsAKilledPlugin(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	f := start(ctx, t, 1)
@@ -276,7 +276,7 @@ spec:
   - {name: main, image: busybox, resources: {limits: {example.test/gadget: 2}}}
 `
 
-func TestAPodReceivesWhatADevicePluginAllocates(t *testing.T) {
+func TestNodeGivesAPodAllocatedDevices(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	f := start(ctx, t, 1)

@@ -70,7 +70,7 @@ func holds(t *testing.T, dir string, want map[string]string) {
 	}
 }
 
-func TestAFullDiskKeepsWhatIsThereAndTakesNoMore(t *testing.T) {
+func TestDiskRejectsWritesWhenFull(t *testing.T) {
 	dir, _ := fullDir(t)
 	if content, err := os.ReadFile(filepath.Join(dir, "claims", "before")); err != nil || string(content) != "kept" {
 		t.Errorf("the file that was there: %q, %v", content, err)
@@ -80,7 +80,7 @@ func TestAFullDiskKeepsWhatIsThereAndTakesNoMore(t *testing.T) {
 	}
 }
 
-func TestADiskWithRoomAgainTakesFilesWhichStayWhenItIsTakenAway(t *testing.T) {
+func TestDiskKeepsFilesWhenItIsRemoved(t *testing.T) {
 	dir, empty := fullDir(t)
 	if err := empty(); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestADiskWithRoomAgainTakesFilesWhichStayWhenItIsTakenAway(t *testing.T) {
 	holds(t, dir, map[string]string{"new": "made meanwhile"})
 }
 
-func TestADiskThatIsStillFullLeavesNoBallastWhenItIsTakenAway(t *testing.T) {
+func TestDiskLeavesNoBallastWhenItIsRemoved(t *testing.T) {
 	dir, _ := fullDir(t)
 	if err := Release(dir); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestADiskThatIsStillFullLeavesNoBallastWhenItIsTakenAway(t *testing.T) {
 	}
 }
 
-func TestADiskMayBeFilledAgain(t *testing.T) {
+func TestDiskMayBeFilledAgain(t *testing.T) {
 	dir, empty := fullDir(t)
 	if err := empty(); err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestADiskMayBeFilledAgain(t *testing.T) {
 	}
 }
 
-func TestASocketStaysWhereItWasMade(t *testing.T) {
+func TestDiskLeavesSocketsInPlace(t *testing.T) {
 	if !Inside() {
 		t.Skipf("no mounts without root here: %v", whyNone)
 	}
@@ -157,7 +157,7 @@ func TestASocketStaysWhereItWasMade(t *testing.T) {
 	_ = connection.Close()
 }
 
-func TestADirectoryThatIsNotThereIsNamed(t *testing.T) {
+func TestDiskNamesAMissingDirectory(t *testing.T) {
 	if !Inside() {
 		t.Skipf("no mounts without root here: %v", whyNone)
 	}

@@ -43,7 +43,7 @@ const (
 	most = 30
 )
 
-func TestThePluginStaysSmallThroughTwoHundredPods(t *testing.T) {
+func TestPluginStaysSmallThroughTwoHundredPods(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped: it starts a control plane and waits for the plugin to give memory back; -short asks for neither")
 	}

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestOneProcessesClockIsSteppedAndItsTimersAreNot(t *testing.T) {
+func TestClockStepDoesNotMoveTimers(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), clockEnv+"=1")
 	ask, err := cmd.StdinPipe()

@@ -50,7 +50,7 @@ func TestMigPartedsFileIsAcceptedAsItIs(t *testing.T) {
 	}
 }
 
-func TestAWrongLayoutIsRefusedByFieldAndValue(t *testing.T) {
+func TestMIGLayoutErrorNamesFieldAndValue(t *testing.T) {
 	for name, c := range map[string]struct{ layout, config, want string }{
 		"a layout that config lacks": {"other", partedFile,
 			`spec.layout: Invalid value: "other": config has no layout of that name; it has all-disabled, mixed`},

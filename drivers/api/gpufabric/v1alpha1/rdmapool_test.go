@@ -9,9 +9,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestWhatAnRDMAPoolMayNotSay has a table of wrong specs, with the path of each problem and a part of its message. The mistakes of
+// TestRDMAPoolRejectsWrongSpecs has a table of wrong specs, with the path of each problem and a part of its message. The mistakes of
 // config.json have a table of their own, in rdma/config.
-func TestWhatAnRDMAPoolMayNotSay(t *testing.T) {
+func TestRDMAPoolRejectsWrongSpecs(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for _, test := range []struct {
 		name, spec string
@@ -111,7 +111,7 @@ func TestWhatAnRDMAPoolMayNotSay(t *testing.T) {
 	}
 }
 
-func TestWhatAnRDMAPoolMaySay(t *testing.T) {
+func TestRDMAPoolAcceptsValidSpecs(t *testing.T) {
 	for _, text := range []string{
 		`{resourceName: hca_shared_devices_a, rdmaHcaMax: 1000, selectors: {vendors: [15B3], deviceIDs: ["1021"], ifNames: [ibp3s0], drivers: ` +
 			`[mlx5_core], linkTypes: [infiniband, ether]}}`,

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-func TestAWrongProfileIsRefusedByFieldAndValue(t *testing.T) {
+func TestVGPUProfileErrorNamesFieldAndValue(t *testing.T) {
 	q := func(text string) *resource.Quantity { v := resource.MustParse(text); return &v }
 	for name, c := range map[string]struct {
 		spec VGPUProfileSpec

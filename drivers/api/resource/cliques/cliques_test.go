@@ -32,7 +32,7 @@ func ill(nodes []Node, why string, which ...int) []Node {
 	return nodes
 }
 
-func TestADomainThatFitsNoCliqueSaysWhereAndWhy(t *testing.T) {
+func TestWarningNamesCliqueAndCause(t *testing.T) {
 	few := append(ill(rack(first, "r3", 18), "cordoned", 7, 11), rack(second, "r4", 12)...)
 	odd := rack(first, "r3", 4)
 	odd[2].Rack = ""
@@ -79,7 +79,7 @@ func TestADomainThatFitsNoCliqueSaysWhereAndWhy(t *testing.T) {
 
 // The API server may cut a warning of more than 256 bytes (k8s.io/apiserver, warnings). Labels have at most 63; the names of nodes
 // have no such limit in practice.
-func TestTheLineThatSaysHowManyFitIsNotCut(t *testing.T) {
+func TestWarningIsNotTruncated(t *testing.T) {
 	nodes := rack(strings.Repeat("c", 63), strings.Repeat("r", 63), 18)
 	if line := Fit(nodes, 1_000_000).Warnings()[0]; len(line) > 256 {
 		t.Errorf("%d bytes: %s", len(line), line)
@@ -100,7 +100,7 @@ func device(name, kind string, taints ...resourceapi.DeviceTaint) *resourceapi.D
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: &kind}}}
 }
 
-func TestWhatKeepsDomainsOffANode(t *testing.T) {
+func TestHealthyExcludesNodesWithACause(t *testing.T) {
 	const imex, gpus = "compute-domain.nvidia.com", "gpu.nvidia.com"
 	taint := func(key, value string, effect resourceapi.DeviceTaintEffect) resourceapi.DeviceTaint {
 		return resourceapi.DeviceTaint{Key: key, Value: value, Effect: effect}
@@ -155,7 +155,7 @@ func TestWhatKeepsDomainsOffANode(t *testing.T) {
 	}
 }
 
-func TestWhereNobodyPublishesChannelsTheirAbsenceSaysNothing(t *testing.T) {
+func TestHealthyIgnoresChannelsWhenNonePublishes(t *testing.T) {
 	var s Survey
 	s.AddNode(node("a", first, nil))
 	if nodes := s.Nodes(); len(nodes) != 1 || nodes[0].Why != "" {
@@ -168,7 +168,7 @@ func TestWhereNobodyPublishesChannelsTheirAbsenceSaysNothing(t *testing.T) {
 	}
 }
 
-func TestARackIsNamedByTheFirstLabelThatANodeHas(t *testing.T) {
+func TestRackIsNamedByTheFirstLabel(t *testing.T) {
 	labels := map[string]string{"network.topology.nvidia.com/leaf": "leaf", "network.topology.nvidia.com/accelerator": "nvl"}
 	if rack := RackOf(labels); rack != "nvl" {
 		t.Errorf("rack %q", rack)

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-func TestADomainsSpecIsRefusedByField(t *testing.T) {
+func TestComputeDomainErrorNamesTheField(t *testing.T) {
 	right := ComputeDomainSpec{NumNodes: 2, Channel: ComputeDomainChannelSpec{
 		ResourceClaimTemplate: ComputeDomainResourceClaimTemplate{Name: "rack-channel"}}}
 	for name, test := range map[string]struct {

@@ -179,7 +179,7 @@ var wrong = []struct {
 	{"a domain that is a number", ComputeDomainDriver, channel(`,"domainID":7`), []string{`domainID: Invalid value: 7`, `a word`}},
 }
 
-func TestAWrongConfigurationIsRefusedByFieldAndValue(t *testing.T) {
+func TestValidationNamesFieldAndValue(t *testing.T) {
 	if len(wrong) < 60 {
 		t.Errorf("%d cases", len(wrong))
 	}
@@ -219,7 +219,7 @@ var right = map[string]string{
 	"a MIG device with MPS": mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10}}`),
 }
 
-func TestAConfigurationOfExistingManifestsIsAccepted(t *testing.T) {
+func TestValidationAcceptsExistingManifests(t *testing.T) {
 	for name, raw := range right {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Decode(GPUDriver, []byte(raw)); err != nil {
@@ -229,7 +229,7 @@ func TestAConfigurationOfExistingManifestsIsAccepted(t *testing.T) {
 	}
 }
 
-func TestAnRDMAConfigurationIsAcceptedAndDefaulted(t *testing.T) {
+func TestValidationDefaultsAnRDMAConfiguration(t *testing.T) {
 	config, err := Decode(RDMADriver, []byte(rdma(`"network":"Exclusive"`)))
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestConfigurationsOfOneClaimMayOverlap(t *testing.T) {
 	}
 }
 
-func TestADeviceClassIsCheckedToo(t *testing.T) {
+func TestValidationChecksDeviceClasses(t *testing.T) {
 	spec := &resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: config(GPUDriver,
 		gpu(`{}`)).DeviceConfiguration}}}
 	errs := DeviceClass(spec, field.NewPath("spec"))
@@ -285,7 +285,7 @@ func TestADeviceClassIsCheckedToo(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsRefusedInClaimsAndClassesAlikeAtItsField(t *testing.T) {
+func TestValidationIsEqualForClaimsAndClasses(t *testing.T) {
 	for _, c := range wrong {
 		t.Run(c.name, func(t *testing.T) {
 			one := config(c.driver, c.raw)
@@ -329,7 +329,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 // Only the author of a DeviceClass may set the time slice for all shares of a GPU.
-func TestAShareClaimsNoTimeSlice(t *testing.T) {
+func TestValidationRejectsATimeSliceOfAShare(t *testing.T) {
 	amount := func(names ...resourceapi.QualifiedName) *resourceapi.CapacityRequirements {
 		c := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
 		for _, name := range names {

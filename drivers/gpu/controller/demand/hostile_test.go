@@ -159,7 +159,7 @@ func TestDeciderDropsCutWhenLayoutByHandComesMeanwhile(t *testing.T) {
 }
 
 // Two controllers decide by turns, each without knowing the other, while claims get every device that is published.
-func TestTwoDecidersNeverCutWhatAClaimHas(t *testing.T) {
+func TestDecideNeverCutsAClaimedDeviceWithTwoDeciders(t *testing.T) {
 	for first := range 8 {
 		t.Run(fmt.Sprintf("the second begins after %d rounds", first), func(t *testing.T) {
 			c := newCluster(t, "n1")

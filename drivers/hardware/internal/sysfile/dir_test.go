@@ -39,7 +39,7 @@ func open(t *testing.T, path string) *sysfile.Dir {
 	return dir
 }
 
-func TestWhatIsBelowADirectoryIsReadThroughIt(t *testing.T) {
+func TestDirReadsFilesBelowIt(t *testing.T) {
 	root := write(t, map[string]string{"device/ports/1/lid": "0x12\n", "device/ports/1/state": "?\n", "net/ens2f0/mtu": "9000\n"})
 	dir := open(t, filepath.Join(root, "device"))
 	port := dir.Below("ports/1")
@@ -67,7 +67,7 @@ func TestWhatIsBelowADirectoryIsReadThroughIt(t *testing.T) {
 }
 
 // The kernel returns the entries of a large directory one buffer at a time, unsorted.
-func TestEveryEntryOfALargeDirectoryIsListedInOrder(t *testing.T) {
+func TestDirListsALargeDirectoryInOrder(t *testing.T) {
 	files := make(map[string]string)
 	var want []string
 	for i := range 1000 {

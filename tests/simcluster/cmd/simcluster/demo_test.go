@@ -13,10 +13,10 @@ import (
 	"gpufabric.io/build/repository"
 )
 
-// TestTheREADMEShowsWhatTheDemoPrints runs `simcluster demo`, which is `make demo` without Docker, and compares README.md with
+// TestREADMEShowsTheDemosOutput runs `simcluster demo`, which is `make demo` without Docker, and compares README.md with
 // its output: each line that README.md shows is printed, in that order; "..." stands for lines that are left out. Times,
 // addresses and numbers may differ.
-func TestTheREADMEShowsWhatTheDemoPrints(t *testing.T) {
+func TestREADMEShowsTheDemosOutput(t *testing.T) {
 	if testing.Short() {
 		t.Skip("brings a cluster of 18 simulated nodes up, for about a minute; -short does not")
 	}
@@ -64,7 +64,7 @@ func notPrinted(shown, printed string) string {
 	return ""
 }
 
-func TestALineThatTheDemoDoesNotPrintIsNamed(t *testing.T) {
+func TestREADMECheckNamesAMissingLine(t *testing.T) {
 	const printed = "[1/2] a cluster ... 4.4 s\n[2/2] a domain ... \n      0/18\nnode-0006  4  127.16.6.9  Ready\n"
 	if line := notPrinted("[1/2] a cluster ... 39 s\n...\nnode-0001  4  127.16.7.1   Ready\n", printed); line != "" {
 		t.Errorf("%q is printed", line)

@@ -130,7 +130,7 @@ func serving(t *testing.T, dir string) {
 	t.Fatal("the cluster did not start")
 }
 
-func TestWhatAKilledUpLeavesIsNamedAndDownRemovesIt(t *testing.T) {
+func TestDownRemovesWhatAKilledUpLeaves(t *testing.T) {
 	dir := newDir(t)
 	up, said := simcluster(t.Context(), dir, "up", "--nodes=2")
 	if err := up.Start(); err != nil {
@@ -181,7 +181,7 @@ func TestWhatAKilledUpLeavesIsNamedAndDownRemovesIt(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-func TestAnInterruptedUpLeavesNothing(t *testing.T) {
+func TestUpLeavesNothingWhenInterrupted(t *testing.T) {
 	dir := newDir(t)
 	up, said := simcluster(t.Context(), dir, "up", "--nodes=200")
 	if err := up.Start(); err != nil {

@@ -9,10 +9,10 @@ import (
 	"gpufabric.io/build/short"
 )
 
-// TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has,
+// TestRolesRunOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has,
 // comes back when all plugins end in one moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the
 // bus. It does not judge any figure.
-func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {
+func TestRolesRunOnEveryNodeOfARack(t *testing.T) {
 	short.Skip(t, "make test-sim without SHORT=1")
 	if testing.Short() {
 		t.Skip("starts a cluster of 18 nodes; -short asks for none")

@@ -75,9 +75,7 @@ func (n *node) see(object *corev1.Node) {
 	if labels := labelsOf(object); labels != n.labels.Now() {
 		n.labels.Set(labels)
 	}
-	if pause := drain.PauseOf(object.Labels); pause != n.pause.Now() {
-		n.pause.Set(pause)
-	}
+	drain.See(&n.pause, object)
 }
 
 // follow keeps the labels current until ctx ends.

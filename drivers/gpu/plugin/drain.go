@@ -203,11 +203,11 @@ func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	var err error
 	switch order {
 	case "drain":
-		if err = s.operator.Disown(); err == nil {
+		if err = s.operator.TakeOver(ctx); err == nil {
 			err = s.drain(ctx, say)
 		}
 	case "undrain":
-		err = errors.Join(s.undrain(), s.operator.Disown())
+		err = errors.Join(s.undrain(), s.operator.Disown(ctx))
 	default:
 		err = fmt.Errorf("order %q is not known: drain and undrain are", order)
 	}

@@ -88,9 +88,9 @@ func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) err
 	}
 	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.SharedDirectory(at.stateDir)), Files: &filewatch.Watcher{}}}
 	if what == "undrain" {
-		return errors.Join(d.shared.Set(drain.None), d.shared.Disown())
+		return errors.Join(d.shared.Set(drain.None), d.shared.Disown(ctx))
 	}
-	if err := errors.Join(d.shared.Disown(), d.shared.Set(drain.Draining)); err != nil {
+	if err := errors.Join(d.shared.TakeOver(ctx), d.shared.Set(drain.Draining)); err != nil {
 		return err
 	}
 	err := d.awaitOthers(ctx, func(format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) })

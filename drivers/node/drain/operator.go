@@ -12,9 +12,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -32,8 +34,15 @@ const (
 	deployLabels = "nvidia.com/gpu.deploy."
 	pausedFor    = "paused-for-"
 
-	// operatorFile has the label for which the node is drained. A node without it is drained by an administrator, or not at all.
-	operatorFile = "operator"
+	// operatorFile has the label for which the node is drained, and the resource version of the Node that had it; or administrator. A node
+	// without it is drained by an administrator, or not at all.
+	operatorFile  = "operator"
+	administrator = "administrator"
+
+	// operatorLock is locked by whoever decides by operatorFile. Each holder writes some files at most.
+	operatorLock         = "operator.lock"
+	operatorLockInterval = 20 * time.Millisecond
+	operatorLockPatience = 15 * time.Second
 
 	// operatorPause is the time between two tries to drain a node whose labels stay.
 	operatorPause = 10 * time.Second
@@ -45,6 +54,17 @@ type Pause struct {
 	Known bool
 	// By is the label with the request, as KEY=VALUE; empty: there is none.
 	By string
+	// Version is the Node's resource version at which that was first seen. The roles of a node see the labels at different times.
+	Version string
+}
+
+// See updates pause from a state of the Node.
+func See(pause *observed.Value[Pause], node *corev1.Node) {
+	now, last := PauseOf(node.Labels), pause.Now()
+	if now.Known != last.Known || now.By != last.By {
+		now.Version = node.ResourceVersion
+		pause.Set(now)
+	}
 }
 
 // PauseOf reads a node's labels. Of several labels it names the first.
@@ -68,12 +88,8 @@ func WatchPause(ctx context.Context, client kubernetes.Interface, node string, p
 		return obj, nil
 	})).Core().V1().Nodes().Informer()
 	see := func(obj any) {
-		n, is := obj.(*corev1.Node)
-		if !is || n.Name != node {
-			return
-		}
-		if now := PauseOf(n.Labels); now != pause.Now() {
-			pause.Set(now)
+		if n, is := obj.(*corev1.Node); is && n.Name == node {
+			See(pause, n)
 		}
 	}
 	if _, err := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, obj any) { see(obj) }}); err != nil {
@@ -104,9 +120,20 @@ type Operator struct {
 func AllRoles(d Directory, pause *observed.Value[Pause]) *Operator {
 	return &Operator{
 		Directory: d, Pause: pause,
-		Drain:   func(context.Context, string) error { return d.Set(Draining) },
+		Drain:   func(ctx context.Context, _ string) error { return d.begin(ctx) },
 		Undrain: func() error { return d.Set(None) },
 	}
+}
+
+// begin makes the roles of a node close NVML for a label, unless the phase says so already, or another role has ended the drain meanwhile.
+func (d Directory) begin(ctx context.Context) error {
+	return d.locked(ctx, func() error {
+		phase, err := d.Phase()
+		if err != nil || phase != None || d.By() == "" {
+			return err
+		}
+		return d.Set(Draining)
+	})
 }
 
 // Run follows the labels until ctx ends.
@@ -147,38 +174,71 @@ func (o *Operator) turn(ctx context.Context, pause Pause, changed <-chan struct{
 		case <-ctx.Done():
 		}
 	})
-	err := o.obey(ctx, pause.By)
+	err := o.obey(ctx, pause)
 	if ctx.Err() != nil {
 		return nil // the labels have changed
 	}
 	return err
 }
 
-func (o *Operator) obey(ctx context.Context, by string) error {
-	ours := o.By() != ""
-	switch {
-	case by == "" && !ours && !o.isActive():
+func (o *Operator) obey(ctx context.Context, pause Pause) error {
+	if pause.By == "" {
+		if o.read().by == "" && !o.isActive() {
+			return nil
+		}
+		return o.locked(ctx, func() error { return o.resume(ctx, pause) })
+	}
+	mine := false
+	err := o.locked(ctx, func() (err error) {
+		mine, err = o.own(ctx, pause)
+		return err
+	})
+	if err != nil || !mine {
+		return err
+	}
+	o.setActive(true)
+	klog.FromContext(ctx).Info("NVIDIA's GPU operator requests that clients of the driver leave the node", "label", pause.By)
+	return o.Drain(ctx, pause.By)
+}
+
+// resume ends the drain for a label when no label pauses clients any more. It leaves alone a drain that an administrator has taken over,
+// and one for a label that was set after the state of the Node that this role has seen: another role was faster.
+func (o *Operator) resume(ctx context.Context, pause Pause) error {
+	switch last := o.read(); {
+	case last.by == administrator:
+		o.setActive(false)
 		return nil
-	case by == "":
-		klog.FromContext(ctx).Info("NVIDIA's GPU operator lets clients of the driver come back")
-		if err := o.Undrain(); err != nil {
-			return err
-		}
-		return o.Disown()
-	case !ours:
+	case last.by != "" && older(pause.Version, last.version):
+		return nil
+	}
+	klog.FromContext(ctx).Info("NVIDIA's GPU operator lets clients of the driver come back")
+	if err := o.Undrain(); err != nil {
+		return err
+	}
+	o.setActive(false)
+	return o.forget()
+}
+
+// own records the label for which the node is drained. It returns false where an administrator has drained the node.
+func (o *Operator) own(ctx context.Context, pause Pause) (mine bool, err error) {
+	last := o.read()
+	if last.by == "" || last.by == administrator {
 		if phase, err := o.Phase(); phase != None {
-			klog.FromContext(ctx).Info("An administrator has drained the node before NVIDIA's GPU operator asked for it", "label", by)
-			return err
-		}
-		if err := o.own(by); err != nil {
-			return err
+			klog.FromContext(ctx).Info("An administrator has drained the node before NVIDIA's GPU operator asked for it", "label", pause.By)
+			return false, err
 		}
 	}
-	o.mu.Lock()
-	o.active = true
-	o.mu.Unlock()
-	klog.FromContext(ctx).Info("NVIDIA's GPU operator requests that clients of the driver leave the node", "label", by)
-	return o.Drain(ctx, by)
+	// Of a label that several roles have seen, the newest state of the Node counts: a role that is late must not end the drain.
+	if last.by == pause.By && !older(last.version, pause.Version) || older(pause.Version, last.version) {
+		return true, nil
+	}
+	return true, o.write(record{by: pause.By, version: pause.Version})
+}
+
+// older reports whether one resource version is certainly older than another.
+func older(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err == nil && order < 0
 }
 
 func (o *Operator) isActive() bool {
@@ -187,39 +247,98 @@ func (o *Operator) isActive() bool {
 	return o.active
 }
 
-// Disown makes the drain an administrator's, or records that there is none.
-func (o *Operator) Disown() error {
+func (o *Operator) setActive(active bool) {
 	o.mu.Lock()
-	o.active = false
-	o.mu.Unlock()
-	return o.Directory.Disown()
+	defer o.mu.Unlock()
+	o.active = active
+}
+
+// TakeOver makes the drain an administrator's, for all roles.
+func (o *Operator) TakeOver(ctx context.Context) error {
+	o.setActive(false)
+	return o.Directory.TakeOver(ctx)
+}
+
+// Disown records that the node is not drained.
+func (o *Operator) Disown(ctx context.Context) error {
+	o.setActive(false)
+	return o.Directory.Disown(ctx)
+}
+
+// TakeOver makes the drain an administrator's: no label ends it.
+func (d Directory) TakeOver(ctx context.Context) error {
+	return d.locked(ctx, func() error { return d.write(record{by: administrator}) })
 }
 
 // Disown removes the record of the label for which the node is drained.
-func (d Directory) Disown() error {
+func (d Directory) Disown(ctx context.Context) error { return d.locked(ctx, d.forget) }
+
+// record is the content of operatorFile.
+type record struct{ by, version string }
+
+// read returns the record; the zero value: there is none.
+func (d Directory) read() record {
+	text, err := os.ReadFile(d.file(operatorFile))
+	if err != nil || d.Path == "" {
+		return record{}
+	}
+	by, version, _ := strings.Cut(strings.TrimSpace(string(text[:min(len(text), 1000)])), "\n")
+	return record{by: by, version: version}
+}
+
+func (d Directory) write(r record) error {
+	if err := (atomicfile.Writer{}).Write(d.file(operatorFile), []byte(r.by+"\n"+r.version+"\n"), 0o644); err != nil {
+		return fmt.Errorf("remember for which label the node's GPUs are drained: %w", err)
+	}
+	return nil
+}
+
+func (d Directory) forget() error {
 	if err := os.Remove(d.file(operatorFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget for which label the node's GPUs are drained: %w", err)
 	}
 	return nil
 }
 
-func (d Directory) own(by string) error {
+// locked runs a function while no other role decides by operatorFile. A role that takes no part in drains has no such file.
+func (d Directory) locked(ctx context.Context, decide func() error) error {
+	if d.Path == "" {
+		return nil
+	}
 	if err := d.make(); err != nil {
 		return err
 	}
-	if err := (atomicfile.Writer{}).Write(d.file(operatorFile), []byte(by+"\n"), 0o644); err != nil {
-		return fmt.Errorf("remember for which label the node's GPUs are drained: %w", err)
+	path := d.file(operatorLock)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("decide whose drain the node's is: %w", err)
 	}
-	return nil
+	defer func() { _ = file.Close() }() // this releases the lock, too
+	ctx, cancel := context.WithTimeout(ctx, operatorLockPatience)
+	defer cancel()
+	for {
+		err := flock(file, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return decide()
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("decide whose drain the node's is: lock %s: %w", path, err)
+		}
+		select {
+		case <-time.After(operatorLockInterval):
+		case <-ctx.Done():
+			return fmt.Errorf("decide whose drain the node's is: %s is locked by another role or command of this node for %s: end the one that "+
+				"hangs", path, operatorLockPatience)
+		}
+	}
 }
 
 // By is the label of NVIDIA's GPU operator for which the node is drained; empty: none.
 func (d Directory) By() string {
-	text, err := os.ReadFile(d.file(operatorFile))
-	if err != nil || d.Path == "" {
-		return ""
+	if by := d.read().by; by != administrator {
+		return by
 	}
-	return strings.TrimSpace(string(text[:min(len(text), 1000)]))
+	return ""
 }
 
 // Until is in words when the drain ends.

@@ -25,6 +25,9 @@ const ReleaseSocket = "release.sock"
 // orderTimeout bounds one order.
 const orderTimeout = 30 * time.Second
 
+// acceptPause is the time between two connections where the first failed.
+const acceptPause = 200 * time.Millisecond
+
 // The orders, each with a claim: its UID, or NAMESPACE/NAME.
 const (
 	orderRelease = "release"
@@ -40,12 +43,27 @@ func (p *Plugin) takeOrders(ctx context.Context) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
-	for {
+	p.serveOrders(ctx, listener)
+}
+
+// serveOrders takes orders from a listener, one at a time, until ctx ends. A connection that fails, for want of a file descriptor as a
+// rule, is not the end.
+func (p *Plugin) serveOrders(ctx context.Context, listener net.Listener) {
+	for failed := false; ctx.Err() == nil; {
 		conn, err := listener.Accept()
-		if err != nil {
-			return // it was closed
+		if err == nil {
+			failed = false
+			p.obey(ctx, conn)
+			continue
 		}
-		p.obey(ctx, conn) // one at a time
+		if !failed && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "gpufabric release is not served at the moment", "tryingAgainEvery", acceptPause)
+		}
+		failed = true
+		select {
+		case <-time.After(acceptPause):
+		case <-ctx.Done():
+		}
 	}
 }
 

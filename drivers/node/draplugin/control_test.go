@@ -2,15 +2,32 @@ package draplugin
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/host"
 )
+
+// lacking is a listener in a process that has no file descriptor left for its first connection.
+type lacking struct {
+	net.Listener
+	failed bool
+}
+
+func (l *lacking) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, &net.OpError{Op: "accept", Net: "unix", Err: unix.EMFILE}
+	}
+	return l.Listener.Accept()
+}
 
 // ordered is a bench that takes orders, in a directory with a short name: a socket's path has at most 107 bytes.
 func ordered(t *testing.T) (*bench, pods) {
@@ -30,16 +47,9 @@ func ordered(t *testing.T) (*bench, pods) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.wg.Go(func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			b.obey(b.ctx, conn)
-		}
-	})
-	t.Cleanup(func() { _ = listener.Close() }) // before the bench waits for its goroutines
+	ctx, stop := context.WithCancel(b.ctx)
+	b.wg.Go(func() { b.serveOrders(ctx, &lacking{Listener: listener}) })
+	t.Cleanup(func() { stop(); _ = listener.Close() }) // before the bench waits for its goroutines
 	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket's mode is %v (%v), want 0600", info.Mode(), err)
 	}

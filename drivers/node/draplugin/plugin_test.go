@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -326,6 +327,27 @@ func TestReportKeepsOtherDriversConditions(t *testing.T) {
 		return
 	}
 	t.Error("nothing was patched")
+}
+
+// A claim can be given other devices, of another node, while its failure here is reported.
+func TestReportWritesNoConditionWhenTheClaimWasAllocatedAgain(t *testing.T) {
+	claim := claimOf("u1", "d0")
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
+	b.kind.prepare = func(context.Context, *Claim, Progress) (*Prepared, error) { return nil, errors.New("no") }
+	patches := 0
+	b.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		patches++
+		again := claim.DeepCopy()
+		again.Status.Allocation.Devices.Results[0].Pool = "another-node"
+		if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), again, again.Namespace); err != nil {
+			t.Error(err)
+		}
+		return true, nil, apierrors.NewConflict(resourceapi.Resource("resourceclaims"), claim.Name, errors.New("it was allocated again"))
+	})
+	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	if patches != 1 {
+		t.Errorf("the condition was written %d times", patches)
+	}
 }
 
 func TestPrepareFailsOnlyItsClaimOnPanic(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -124,8 +125,8 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 			return err
 		}
 		newest, getErr := claims.Get(ctx, claim.Name, metav1.GetOptions{})
-		if getErr != nil || newest.UID != claim.UID || newest.Status.Allocation == nil {
-			return getErr
+		if getErr != nil || newest.UID != claim.UID || !equality.Semantic.DeepEqual(newest.Status.Allocation, claim.Status.Allocation) {
+			return getErr // a claim that was allocated again may have devices of another node, of which this one knows nothing
 		}
 		claim = newest
 		return err

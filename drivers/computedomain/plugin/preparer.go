@@ -73,13 +73,13 @@ type preparation struct {
 // Prepare implements draplugin.Preparer.
 func (k *preparer) Prepare(ctx context.Context, allocated *draplugin.Claim, progress draplugin.Progress) (*draplugin.Prepared, error) {
 	claim := preparation{allocated, progress}
+	configs, err := configsOf(claim.Devices)
+	if err != nil {
+		return nil, err
+	}
 	prepared := &draplugin.Prepared{Edits: make([]specs.ContainerEdits, len(claim.Devices))}
 	var data claimData
-	for i, device := range claim.Devices {
-		config, err := configOf(device)
-		if err != nil {
-			return nil, err
-		}
+	for i, config := range configs {
 		switch config := config.(type) {
 		case *v1beta1.ComputeDomainChannelConfig:
 			data.Channel = types.UID(config.DomainID)
@@ -102,6 +102,28 @@ func (k *preparer) Prepare(ctx context.Context, allocated *draplugin.Claim, prog
 	}
 	prepared.Data = data
 	return prepared, nil
+}
+
+// configsOf returns the configuration of each device. The channels of a claim are of one domain: its record, the node's labels and the
+// domain's number are kept for one. A second one would lose its number while the claim's containers have its channel.
+func configsOf(devices []draplugin.AllocatedDevice) ([]v1beta1.Config, error) {
+	configs := make([]v1beta1.Config, len(devices))
+	domain := ""
+	for i, device := range devices {
+		config, err := configOf(device)
+		if err != nil {
+			return nil, err
+		}
+		if channel, is := config.(*v1beta1.ComputeDomainChannelConfig); is {
+			if domain != "" && channel.DomainID != domain {
+				return nil, draplugin.Refuse("InvalidConfig", "request %s: domainID %s, where another request of the claim has %s: a claim has channels "+
+					"of one ComputeDomain; make a claim from the ResourceClaimTemplate of each", device.Request, channel.DomainID, domain)
+			}
+			domain = channel.DomainID
+		}
+		configs[i] = config
+	}
+	return configs, nil
 }
 
 // configOf returns a device's strongest configuration, which must be of the device's kind.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -169,6 +171,28 @@ func channelClaim(namespace string, mode v1beta1.AllocationMode) *resourceapi.Re
 	})
 }
 
+// twoDomainsClaim is a claim with a channel of each of two domains. The scheduler gives a shared channel any number of times.
+func twoDomainsClaim(first, second string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{}
+	for request, domain := range map[string]string{"first": first, "second": second} {
+		one := claimFor("user", computedomain.ChannelDevice, v1beta1.ComputeDomainChannelConfig{
+			TypeMeta: meta("ComputeDomainChannelConfig"), DomainID: domain,
+		})
+		devices := &one.Status.Allocation.Devices
+		devices.Results[0].Request, devices.Results[0].ShareID = request, ptr.To(types.UID(request))
+		devices.Config[0].Requests = []string{request}
+		if claim.Status.Allocation != nil {
+			all := &claim.Status.Allocation.Devices
+			devices.Results, devices.Config = append(devices.Results, all.Results...), append(devices.Config, all.Config...)
+		}
+		claim = one
+	}
+	slices.SortFunc(claim.Status.Allocation.Devices.Results, func(a, b resourceapi.DeviceRequestAllocationResult) int {
+		return strings.Compare(a.Request, b.Request)
+	})
+	return claim
+}
+
 func daemonClaim(namespace string) *resourceapi.ResourceClaim {
 	claim := claimFor(namespace, computedomain.DaemonDevice, v1beta1.ComputeDomainDaemonConfig{
 		TypeMeta: meta("ComputeDomainDaemonConfig"), DomainID: string(domainUID),
@@ -312,6 +336,8 @@ func TestWrongClaimsAreRefusedWithTheReason(t *testing.T) {
 		"an empty domain": {claimFor("user", computedomain.ChannelDevice,
 			v1beta1.ComputeDomainChannelConfig{TypeMeta: meta("ComputeDomainChannelConfig")}), inFabric,
 			[]string{"domainID", "status.allocation.devices.config[0]"}},
+		"two domains": {twoDomainsClaim(string(domainUID), foreign), inFabric,
+			[]string{"request second: domainID " + foreign, string(domainUID), "one ComputeDomain"}},
 		"no JSON":                          {claimFor("user", computedomain.ChannelDevice, "nonsense"), inFabric, []string{"not a JSON object"}},
 		"a daemon in a tenant's namespace": {daemonClaim("user"), inFabric, []string{"namespace user", system}},
 		"a daemon without its domain":      {unannotated, inFabric, []string{computedomain.AnnotationName}},

@@ -67,7 +67,8 @@ func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, erro
 }
 
 // warnings name the claim's configurations that apply to none of its devices, such as a MigDeviceConfig for a request that got a whole
-// GPU. A configuration for a request with alternatives may be for one that was not chosen.
+// GPU, or a configuration of a device that is only observed. A configuration for a request with alternatives may be for one that was not
+// chosen.
 func (p *preparation) warnings() []draplugin.Remark {
 	var out []draplugin.Remark
 	for i, c := range p.claim.Status.Allocation.Devices.Config {
@@ -83,12 +84,12 @@ func (p *preparation) warnings() []draplugin.Remark {
 		path, used := draplugin.ConfigPath(i), false
 		for j, d := range p.devices {
 			applies := slices.ContainsFunc(p.claim.Devices[j].Configs, func(o draplugin.OpaqueConfig) bool { return o.Path == path })
-			used = used || applies && forMIG == (d.Form == devices.MIG)
+			used = used || applies && forMIG == (d.Form == devices.MIG) && !p.claim.Devices[j].Admin()
 		}
 		if !used {
 			out = append(out, draplugin.Remark{Reason: "ConfigWithoutEffect", Message: fmt.Sprintf(
-				"%s has no effect: GpuConfig is for whole GPUs and shares, MigDeviceConfig for MIG devices, and the claim has no such device in %s",
-				path, requestsOf(c.Requests))})
+				"%s has no effect: GpuConfig is for whole GPUs and shares, MigDeviceConfig for MIG devices, neither for adminAccess, and the claim "+
+					"has no such device in %s", path, requestsOf(c.Requests))})
 		}
 	}
 	return out

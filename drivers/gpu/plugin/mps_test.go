@@ -188,3 +188,12 @@ func TestPrepareReportsConfigurationThatAppliesToNoDevice(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+func TestPrepareReportsConfigurationOfADeviceThatIsOnlyObserved(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	b.mustPrepare(b.claim("u1", []string{gpuConfig(`{"strategy":"MPS"}`)}, device{name: "gpu-0", admin: true}))
+	const want = "config[0].opaque.parameters has no effect"
+	if got := b.event("ResourceClaim", "ConfigWithoutEffect"); !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

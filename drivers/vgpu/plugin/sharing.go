@@ -208,6 +208,10 @@ func (s *sharing) reportWithoutEffect(ctx context.Context) {
 		klog.FromContext(ctx).Info("An entry of the node configuration has no effect", "entry", entry, "node", s.options.NodeName)
 		s.trouble("ConfigWithoutEffect", "config.json: "+entry+" does not name this node, which is "+s.options.NodeName)
 	}
+	for _, entry := range s.config.Shadowed() {
+		klog.FromContext(ctx).Info("An entry of the MIG layouts has no effect", "entry", entry)
+		s.trouble("ConfigWithoutEffect", "device-config.yaml: "+entry)
+	}
 }
 
 // registrar returns the writer of the node's annotations for the scheduler.

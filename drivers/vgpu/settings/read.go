@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 
+	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -143,7 +144,14 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("config.json: something follows the object at byte %d, and would have no effect: remove it", decoder.InputOffset())
 	}
-	var errs []error
+	var all any
+	errs, err := kjson.UnmarshalStrict(text, &all, kjson.DisallowDuplicateFields)
+	if err != nil {
+		return fmt.Errorf("config.json: %w", err)
+	}
+	for i, twice := range errs {
+		errs[i] = fmt.Errorf("%w: the first would have no effect: remove one", twice)
+	}
 	chosen := *s
 	seen := map[string]int{}
 	for i, entry := range read.NodeConfig {

@@ -227,6 +227,25 @@ func (s *Settings) ModeOf(uuid string) annotation.Mode {
 	return s.Mode
 }
 
+// Shadowed returns the product names of knownMigGeometries that can never be chosen: of a product that has such a name an earlier entry has
+// a part of it.
+func (s *Settings) Shadowed() []string {
+	var out []string
+	for m, model := range s.Geometries {
+		for _, name := range model.Models {
+			for earlier := range m {
+				i := slices.IndexFunc(s.Geometries[earlier].Models, func(other string) bool { return strings.Contains(name, other) })
+				if i >= 0 {
+					out = append(out, fmt.Sprintf("knownMigGeometries[%d].models %q is never used: such a GPU has the layouts of "+
+						"knownMigGeometries[%d], for %q; put the longer name first", m, name, earlier, s.Geometries[earlier].Models[i]))
+					break
+				}
+			}
+		}
+	}
+	return out
+}
+
 // GeometriesOf returns the layouts allowed for a product, first choice first; none where the administrator named none for it.
 func (s *Settings) GeometriesOf(product string) []Geometry {
 	for _, model := range s.Geometries {

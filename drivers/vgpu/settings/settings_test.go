@@ -140,15 +140,17 @@ func TestApplyNodeConfigNamesEntriesForTheNodeUnderAnotherName(t *testing.T) {
 
 func TestApplyNodeConfigRefuses(t *testing.T) {
 	for text, part := range map[string]string{
-		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                       "already",
-		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                            "name is needed",
-		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:             `"fast"`,
-		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:              "mixed",
-		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`: "filterdevices.uuid[0]",
-		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:    "filterdevices.index[0]",
-		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:            "gpumodes[x]",
-		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                          "speed",
-		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                   "follows the object",
+		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                                      "already",
+		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                                           "name is needed",
+		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:                            `"fast"`,
+		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:                             "mixed",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`:                "filterdevices.uuid[0]",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:                   "filterdevices.index[0]",
+		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:                           "gpumodes[x]",
+		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                                         "speed",
+		`{"nodeconfig": [{"name": "a"}], "nodeconfig": []}`:                                   `duplicate field "nodeconfig": the first would have no effect`,
+		`{"nodeconfig": [{"name": "b", "gpumodes": {"GPU-1": "mig", "GPU-1": "hami-core"}}]}`: `duplicate field`,
+		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                                  "follows the object",
 		`{"nodeconfig": `: "config.json",
 	} {
 		s := Default()
@@ -200,4 +202,21 @@ func FuzzApply(f *testing.F) {
 		_ = s.ApplyNodeConfig([]byte(node), "n")
 		_ = s.Validate()
 	})
+}
+
+func TestShadowedNamesModelsThatAreNeverUsed(t *testing.T) {
+	s := Default()
+	for _, models := range [][]string{{"A100-SXM4-40GB", "A100-PCIE-40GB"}, {"A100"}, {"A100-SXM4-80GB", "A30"}, {"A30"}, {"H100"}} {
+		s.Geometries = append(s.Geometries, ModelGeometries{Models: models})
+	}
+	got := strings.Join(s.Shadowed(), "\n")
+	for _, want := range []string{`[2].models "A100-SXM4-80GB" is never used: such a GPU has the layouts of knownMigGeometries[1], for "A100"`,
+		`[3].models "A30" is never used: such a GPU has the layouts of knownMigGeometries[2], for "A30"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in:\n%s", want, got)
+		}
+	}
+	if n := len(s.Shadowed()); n != 2 {
+		t.Errorf("%d names, want 2:\n%s", n, got)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -53,6 +54,7 @@ type Store[T any] struct {
 	extension string
 	only      []string // nil: all
 	writer    atomicfile.Writer
+	readFile  func(path string) ([]byte, error)
 	mode      fs.FileMode
 	asideDesc *prometheus.Desc
 
@@ -75,10 +77,14 @@ type Options struct {
 	// Mode is that of new files; 0: 0600.
 	Mode   fs.FileMode
 	Writer atomicfile.Writer
+
+	// read is os.ReadFile; tests replace it.
+	read func(path string) ([]byte, error)
 }
 
 // Open reads every value. It sets files that cannot be read aside and returns them; they are no error. An error means that the
-// directory itself cannot be used.
+// directory itself cannot be used, or that this process or the kernel lacks what it takes to read a file at the moment. Such a file is
+// intact and stays where it is.
 func Open[T any](o Options, kind Format[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
@@ -90,10 +96,10 @@ func Open[T any](o Options, kind Format[T]) (*Store[T], []Unreadable, error) {
 	if s.mode == 0 {
 		s.mode = 0o600
 	}
-	if err := os.MkdirAll(s.dir, 0o750); err != nil {
-		return fail(err)
+	if s.readFile = o.read; s.readFile == nil {
+		s.readFile = os.ReadFile
 	}
-	if _, err := os.ReadDir(s.dir); err != nil { // a search for names does not report this
+	if err := os.MkdirAll(s.dir, 0o750); err != nil {
 		return fail(err)
 	}
 	names, err := s.names()
@@ -103,6 +109,9 @@ func Open[T any](o Options, kind Format[T]) (*Store[T], []Unreadable, error) {
 	var unreadable []Unreadable
 	for _, name := range names {
 		if err := s.read(name); err != nil {
+			if passes(err) {
+				return fail(err)
+			}
 			u := s.setAside(name, err)
 			if u.MovedTo == "" {
 				s.stuck[name] = true
@@ -130,17 +139,20 @@ func (s *Store[T]) names() ([]string, error) {
 			return nil, err
 		}
 	}
-	files, err := fs.Glob(os.DirFS(s.dir), "*"+s.extension)
+	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, file := range files {
-		name := strings.TrimSuffix(file, s.extension)
-		if strings.HasPrefix(name, ".") || !s.has(name) {
+	for _, entry := range entries {
+		name, found := entry.Name(), entry.IsDir()
+		if !s.nested() {
+			name, found = strings.CutSuffix(name, s.extension)
+		}
+		if !found || strings.HasPrefix(name, ".") || !s.has(name) {
 			continue
 		}
-		if info, err := os.Lstat(s.path(name)); err == nil && info.IsDir() {
+		if info, err := os.Lstat(s.path(name)); errors.Is(err, fs.ErrNotExist) || err == nil && info.IsDir() {
 			continue
 		}
 		if s.nested() {
@@ -158,8 +170,13 @@ func (s *Store[T]) has(name string) bool { return s.only == nil || slices.Contai
 
 func (s *Store[T]) path(name string) string { return filepath.Join(s.dir, name+s.extension) }
 
+// passes reports whether an error is no fault of the file: there is no file descriptor or memory left at the moment.
+func passes(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+}
+
 func (s *Store[T]) read(name string) error {
-	data, err := os.ReadFile(s.path(name))
+	data, err := s.readFile(s.path(name))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -170,6 +171,34 @@ func TestStoreSupportsDirectoryPerValue(t *testing.T) {
 }
 
 // Its owner assumes the worst of the file's content for as long as the file exists.
+// A plugin that starts without a file descriptor left must not start without its records: their devices would have no holder.
+func TestOpenFailsWhenAFileCannotBeReadAtTheMoment(t *testing.T) {
+	for _, extension := range []string{".thing", "/thing.json"} {
+		dir := t.TempDir()
+		options := Options{Directory: dir, Extension: extension}
+		s, _, err := Open(options, kind())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			if err := s.Put(name, thing{Name: name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, lack := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
+			options.read = func(path string) ([]byte, error) { return nil, &os.PathError{Op: "open", Path: path, Err: lack} }
+			if _, unreadable, err := Open(options, kind()); !errors.Is(err, lack) || len(unreadable) > 0 {
+				t.Errorf("%v: %v, set aside: %v", lack, err, unreadable)
+			}
+		}
+		options.read = nil
+		again, unreadable, err := Open(options, kind())
+		if err != nil || len(unreadable) > 0 || len(again.All()) != 2 {
+			t.Errorf("afterwards: %v, %v, %v", again.All(), unreadable, err)
+		}
+	}
+}
+
 func TestStoreKeepsFileThatCannotBeSetAside(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "faults.json")

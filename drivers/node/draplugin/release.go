@@ -97,7 +97,10 @@ func (p *Plugin) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) [
 			pods, uids = append(pods, claimstate.Pod{UID: consumer.UID, Name: claim.Namespace + "/" + consumer.Name}), append(uids, consumer.UID)
 		}
 	}
-	found := p.cgroups.Find(ctx, uids...)
+	found, err := p.cgroups.Find(ctx, uids...)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The cgroups of a claim's pods are looked for when it is released", "claim", klog.KObj(claim))
+	}
 	for i := range pods {
 		pods[i].Cgroup = found[pods[i].UID]
 	}
@@ -139,11 +142,15 @@ func (p *Plugin) users(ctx context.Context, record claimstate.Record) (users []u
 	known = len(record.Pods) > 0
 	for _, pod := range record.Pods {
 		if pod.Cgroup == "" {
-			pod.Cgroup = p.cgroups.Find(ctx, pod.UID)[pod.UID]
-		}
-		if pod.Cgroup == "" {
-			known = false
-			continue
+			found, err := p.cgroups.Find(ctx, pod.UID)
+			if pod.Cgroup = found[pod.UID]; pod.Cgroup == "" {
+				known = false
+				if err != nil { // it passes, and until then the pod may run
+					klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "pod", pod.Name, "uid", pod.UID)
+					users = append(users, user{Pod: pod})
+				}
+				continue
+			}
 		}
 		live, err := p.cgroups.Live(pod.Cgroup)
 		if err != nil {

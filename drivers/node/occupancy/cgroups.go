@@ -55,11 +55,12 @@ func podOf(base string) types.UID {
 	return types.UID(match[1])
 }
 
-// Find returns the cgroups of pods, as paths below Root. A pod without a cgroup is missing from the result.
-func (c *Cgroups) Find(ctx context.Context, pods ...types.UID) map[types.UID]string {
+// Find returns the cgroups of pods, as paths below Root. A pod without a cgroup is missing from the result. With an error, so may be
+// others: ctx has ended, or this process or the kernel lacks what it takes to read the tree.
+func (c *Cgroups) Find(ctx context.Context, pods ...types.UID) (map[types.UID]string, error) {
 	found := map[types.UID]string{}
 	if c.Root == "" {
-		return found
+		return found, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,9 +74,9 @@ func (c *Cgroups) Find(ctx context.Context, pods ...types.UID) map[types.UID]str
 		}
 	}
 	if len(found) == len(pods) {
-		return found
+		return found, nil
 	}
-	c.walk(ctx, c.start(), func(below string, pod types.UID) {
+	err := c.walk(ctx, c.start(), func(below string, pod types.UID) {
 		if slices.Contains(pods, pod) {
 			found[pod] = below
 		}
@@ -83,7 +84,10 @@ func (c *Cgroups) Find(ctx context.Context, pods ...types.UID) map[types.UID]str
 			c.parents = append(c.parents, parent)
 		}
 	})
-	return found
+	if err != nil {
+		return found, fmt.Errorf("look for pods among the node's cgroups: %w", err)
+	}
+	return found, nil
 }
 
 // baseNames returns the names that a pod's cgroup can have in a directory.
@@ -109,11 +113,17 @@ func (c *Cgroups) start() string {
 }
 
 // walk calls each for the cgroups of pods below a directory. It does not enter them: a container in a pod may have cgroups of its own
-// making, with any name.
-func (c *Cgroups) walk(ctx context.Context, below string, each func(below string, pod types.UID)) {
+// making, with any name. The error is that of a tree that was not read whole.
+func (c *Cgroups) walk(ctx context.Context, below string, each func(below string, pod types.UID)) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	entries, err := os.ReadDir(filepath.Join(c.Root, below))
-	if err != nil || ctx.Err() != nil {
-		return // a cgroup that is gone has no pods
+	switch {
+	case lacking(err):
+		return err
+	case err != nil:
+		return nil // a cgroup that is gone has no pods, and one that is closed to this process has none that it could ever see
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() {
@@ -124,8 +134,16 @@ func (c *Cgroups) walk(ctx context.Context, below string, each func(below string
 			each(path, pod)
 			continue
 		}
-		c.walk(ctx, path, each)
+		if err := c.walk(ctx, path, each); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// lacking reports whether an error passes: of file descriptors or memory that there are none of at the moment.
+func lacking(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // Container is a container with processes.
@@ -147,17 +165,24 @@ type Sight struct {
 }
 
 // Look returns the state of a pod. The kubelet removes the cgroup of a pod that has ended, so a pod without one has no processes where
-// other pods have theirs.
+// other pods have theirs. A pod that may have been overlooked counts as running, with an error.
 func (c *Cgroups) Look(ctx context.Context, pod types.UID) (Sight, error) {
-	below, found := c.Find(ctx, pod)[pod]
-	if !found {
+	all, err := c.Find(ctx, pod)
+	below, found := all[pod]
+	switch {
+	case found:
+	case err != nil:
+		return Sight{Running: true}, err
+	default:
 		return Sight{Known: c.hasPods()}, nil
 	}
 	live, err := c.Live(below)
 	if !live {
 		return Sight{Known: err == nil}, err
 	}
-	return Sight{Running: true, Known: err == nil, Containers: c.Containers(below)}, err
+	containers, unread := c.containers(below)
+	err = errors.Join(err, unread)
+	return Sight{Running: true, Known: err == nil, Containers: containers}, err
 }
 
 // hasPods reports whether the tree has the cgroup of any pod.
@@ -207,24 +232,36 @@ func (c *Cgroups) Live(below string) (bool, error) {
 	return processes > 0 || err != nil, err
 }
 
-// Containers returns the containers of a pod's cgroup that have processes, sorted by ID. The sandbox is one of them.
+// Containers returns the containers of a pod's cgroup that have processes, sorted by ID, as far as they can be read. The sandbox is one of
+// them.
 func (c *Cgroups) Containers(below string) []Container {
+	containers, _ := c.containers(below)
+	return containers
+}
+
+// containers is like Containers. The error is that of containers that may be missing.
+func (c *Cgroups) containers(below string) ([]Container, error) {
 	directory := c.Path(below)
 	entries, err := os.ReadDir(directory)
+	if gone(err) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("list a pod's containers: %w", err)
 	}
 	var containers []Container
+	var errs []error
 	for _, entry := range entries {
 		if !entry.IsDir() {
 			continue
 		}
-		if n, err := count(filepath.Join(directory, entry.Name())); err == nil && n > 0 {
+		n, err := count(filepath.Join(directory, entry.Name()))
+		if errs = append(errs, err); n > 0 {
 			containers = append(containers, Container{ID: containerID(entry.Name()), Processes: n})
 		}
 	}
 	slices.SortFunc(containers, func(a, b Container) int { return strings.Compare(a.ID, b.ID) })
-	return containers
+	return containers, errors.Join(errs...)
 }
 
 // containerID is the ID in a cgroup's base name: <id>, or <runtime>-<id>.scope by systemd.

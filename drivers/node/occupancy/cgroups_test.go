@@ -1,6 +1,7 @@
 package occupancy
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -67,12 +69,12 @@ func TestFindReturnsThePodsCgroupForEachDriverAndVersion(t *testing.T) {
 			}
 			tree := &Cgroups{Root: root}
 			for range 2 { // the second time the parent is known
-				if found := tree.Find(t.Context(), uid)[uid]; found != c.pod {
-					t.Fatalf("found %q, want %q", found, c.pod)
+				if found, err := tree.Find(t.Context(), uid); err != nil || found[uid] != c.pod {
+					t.Fatalf("found %q (%v), want %q", found[uid], err, c.pod)
 				}
 			}
-			if found := tree.Find(t.Context(), "another"); len(found) != 0 {
-				t.Errorf("another pod has %v", found)
+			if found, err := tree.Find(t.Context(), "another"); err != nil || len(found) != 0 {
+				t.Errorf("another pod has %v (%v)", found, err)
 			}
 			if live, err := tree.Live(c.pod); err != nil || !live {
 				t.Errorf("with processes: live %t, %v", live, err)
@@ -149,6 +151,54 @@ func TestLookKnowsAPodsEndOnlyWhereOtherPodsHaveCgroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	look(Sight{}, "a process") // the tree is not to be seen any more
+}
+
+// A look that ends early has not seen every pod. The known parents of pods are not enough: a class of quality of service gets its cgroup
+// with the first pod.
+func TestLookReturnsAnErrorWhenItEndsEarly(t *testing.T) {
+	root := t.TempDir()
+	tree := &Cgroups{Root: root}
+	cgroup(t, root, "pids/kubepods/burstable/podother/c0ffee", "1\n")
+	if sight, err := tree.Look(t.Context(), "other"); err != nil || !sight.Running {
+		t.Fatalf("%+v, %v", sight, err)
+	}
+	cgroup(t, root, "pids/kubepods/pod"+string(uid)+"/c0ffee", "5\n")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if sight, err := tree.Look(ended, uid); err == nil || sight.Known || !sight.Running {
+		t.Errorf("a pod that runs was not looked for: %+v, %v", sight, err)
+	}
+	if sight, err := tree.Look(t.Context(), uid); err != nil || !sight.Running {
+		t.Errorf("%+v, %v", sight, err)
+	}
+	if sight, err := tree.Look(ended, uid); err != nil || !sight.Running {
+		t.Errorf("its parent is known by now: %+v, %v", sight, err)
+	}
+}
+
+func TestLookReturnsAnErrorWhereAContainerCannotBeRead(t *testing.T) {
+	root := t.TempDir()
+	tree := &Cgroups{Root: root}
+	pod := "pids/kubepods/pod" + string(uid)
+	cgroup(t, root, pod+"/c0ffee", "1\n")
+	cgroup(t, root, pod+"/decaf", "")
+	file := filepath.Join(root, pod, "decaf", "cgroup.procs")
+	err := errors.Join(os.WriteFile(filepath.Join(root, pod, tasks), []byte("1\n"), 0o600), os.Remove(file), os.Symlink(file, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sight, err := tree.Look(t.Context(), uid)
+	if err == nil || sight.Known || !sight.Running || !slices.Equal(sight.Containers, []Container{{ID: "c0ffee", Processes: 1}}) {
+		t.Errorf("%+v, %v", sight, err)
+	}
+}
+
+func TestLackingIsAnErrorThatPasses(t *testing.T) {
+	for err, want := range map[error]bool{unix.EMFILE: true, unix.ENFILE: true, unix.ENOMEM: true, unix.ENOENT: false, unix.EACCES: false} {
+		if got := lacking(&os.PathError{Op: "open", Path: "kubepods", Err: err}); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
+	}
 }
 
 func TestDecideHasOneStateForEachRow(t *testing.T) {

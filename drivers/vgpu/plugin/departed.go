@@ -182,14 +182,14 @@ func (d *departed) describe(err error, asker *corev1.Pod) error {
 }
 
 // runs reports whether a container has processes, or any of the pod's where the container is empty. Where the cgroups do not show it the
-// runtime's message counts.
+// runtime's message counts, but a cgroup that exists and cannot be read counts as one with processes.
 func runs(cgroups *occupancy.Cgroups) func(context.Context, string, string) bool {
 	return func(ctx context.Context, pod, container string) bool {
 		sight, err := cgroups.Look(ctx, types.UID(pod))
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "uid", pod)
 		}
-		if container == "" {
+		if container == "" || err != nil { // with an error the container may be one that was not seen
 			return sight.Running
 		}
 		return slices.ContainsFunc(sight.Containers, func(c occupancy.Container) bool { return c.ID == container })

@@ -226,7 +226,7 @@ func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 // runs reports whether a process runs on a GPU, or a pod of a device plugin may use it, or whether that is unknown. A process that has
 // the GPU open without a CUDA context does not show in NVML.
 func (h *handovers) runs(ctx context.Context, uuid string) bool {
-	if len(h.holders.Users(ctx, uuid)) > 0 {
+	if users, err := h.holders.Users(ctx, uuid); len(users) > 0 || err != nil {
 		return true
 	}
 	g := h.kind.Hardware().Node.ByUUID(uuid)

@@ -58,6 +58,7 @@ type Holders struct {
 	current map[string][]types.UID
 	seen    identity // of that checkpoint
 	opened  bool
+	unread  error  // of File, which is tried again
 	trouble string // the last logged error
 }
 
@@ -76,12 +77,12 @@ type User struct {
 
 func (u User) String() string { return fmt.Sprintf("%s of the pod with UID %s", u.Sight, u.Pod) }
 
-// Users returns the pods with processes that may use a device, by the device's key.
-func (h *Holders) Users(ctx context.Context, key string) []User {
+// Users returns the pods with processes that may use a device, by the device's key. With an error there may be more: File cannot be read.
+func (h *Holders) Users(ctx context.Context, key string) ([]User, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.update(ctx)
-	return h.users(ctx, key)
+	return h.users(ctx, key), h.unread
 }
 
 // Forgotten returns the pods that have processes and that the kubelet no longer counts, by the key of the device that they may use.
@@ -126,22 +127,27 @@ func (h *Holders) update(ctx context.Context) {
 	h.trouble = trouble
 }
 
-// load reads File once.
+// load reads File once. A damaged one is set aside.
 func (h *Holders) load() error {
 	if h.opened || h.File == "" {
 		return nil
 	}
-	h.opened = true
 	raw, err := os.ReadFile(h.File)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		h.unread = fmt.Errorf("read the pods that had devices before the role's restart: %w", err)
+		return h.unread
+	}
+	h.opened, h.unread = true, nil
+	if err != nil {
 		return nil
 	}
-	if err == nil {
-		err = json.Unmarshal(raw, &h.pods)
+	var pods map[string][]types.UID
+	if err := json.Unmarshal(raw, &pods); err != nil {
+		aside := h.File + ".unreadable"
+		return errors.Join(fmt.Errorf("read the pods that had devices before the role's restart: %w; set aside as %s: look which pods it "+
+			"names, and delete it when they have ended", err, aside), os.Rename(h.File, aside))
 	}
-	if err != nil {
-		return fmt.Errorf("read the pods that had devices before the role's restart: %w", err)
-	}
+	h.pods = pods
 	return nil
 }
 

@@ -35,14 +35,16 @@ func (r *Resource) exclusive() bool {
 	return ok && r.host.Holders != nil && backend.Exclusive()
 }
 
-// used returns the pods with processes that may use one of the devices.
-func (r *Resource) used(ctx context.Context, ids []string) (id string, users []User) {
+// used returns the pods with processes that may use one of the devices. With an error there may be more.
+func (r *Resource) used(ctx context.Context, ids []string) (id string, users []User, err error) {
 	for _, id := range ids {
-		if users := r.host.Holders.Users(ctx, r.host.Holders.Key(r.name, id)); len(users) > 0 {
-			return id, users
+		users, unread := r.host.Holders.Users(ctx, r.host.Holders.Key(r.name, id))
+		if len(users) > 0 {
+			return id, users, nil
 		}
+		err = unread
 	}
-	return "", nil
+	return "", nil, err
 }
 
 // awaitUnused waits, for endPatience at most, until no pod has a process that may use one of the devices. The pod that gets them has
@@ -56,16 +58,23 @@ func (r *Resource) awaitUnused(ctx context.Context, ids []string) error {
 	tick := time.NewTicker(endInterval / 5)
 	defer tick.Stop()
 	for {
-		id, users := r.used(ctx, ids)
-		if len(users) == 0 {
+		id, users, err := r.used(ctx, ids)
+		if len(users) == 0 && err == nil {
 			return nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			r.host.look()
-			return fmt.Errorf("%s is still used by %s, which the kubelet no longer counts (deleted by force?): it is given to no pod "+
-				"until that has ended (end it with crictl rm --force on the node)", id, describe(users))
+			if len(users) == 0 {
+				return fmt.Errorf("whether a pod still uses the devices %q is not known: %w", ids, err)
+			}
+			why := "which the kubelet no longer counts (deleted by force?)"
+			if slices.ContainsFunc(users, func(u User) bool { return !u.Forgotten }) {
+				why = "which got it under another name of the resource"
+			}
+			return fmt.Errorf("%s is still used by %s, %s: it is given to no pod until that has ended (end it with crictl rm --force on the node)",
+				id, describe(users), why)
 		}
 	}
 }
@@ -75,7 +84,7 @@ func (r *Resource) prefer(ctx context.Context, backend Preferrer, request *plugi
 	available, required, size := request.GetAvailableDeviceIDs(), request.GetMustIncludeDeviceIDs(), int(request.GetAllocationSize())
 	if r.exclusive() {
 		unused := slices.DeleteFunc(slices.Clone(available), func(id string) bool {
-			_, users := r.used(ctx, []string{id})
+			_, users, _ := r.used(ctx, []string{id})
 			return len(users) > 0 && !slices.Contains(required, id)
 		})
 		if len(unused) >= size {

@@ -2,6 +2,7 @@ package deviceplugin_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,11 +32,15 @@ type followed struct {
 
 func follow(t *testing.T, kubelet *kubelettest.Kubelet, dir string) *followed {
 	t.Helper()
+	return followBy(t, kubelet, dir, func(resource, id string) string { return resource + "/" + id })
+}
+
+func followBy(t *testing.T, kubelet *kubelettest.Kubelet, dir string, key func(resource, id string) string) *followed {
+	t.Helper()
 	f := &followed{Kubelet: kubelet, pods: occupancytest.New(t, filepath.Join(dir, "cgroup")),
 		file: filepath.Join(dir, "holders.json")}
 	host := deviceplugin.NewHost(kubelet.Root(), &filewatch.Watcher{}, nil)
-	host.Holders = deviceplugin.NewHolders(kubelet.Root(), &occupancy.Cgroups{Root: filepath.Join(dir, "cgroup")}, f.file,
-		func(resource, id string) string { return resource + "/" + id })
+	host.Holders = deviceplugin.NewHolders(kubelet.Root(), &occupancy.Cgroups{Root: filepath.Join(dir, "cgroup")}, f.file, key)
 	serve(t, host, single{}, devices(2))
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
@@ -128,5 +133,69 @@ func TestAllocateIsServedWhenTheKubeletsCheckpointIsGone(t *testing.T) {
 	f.pods.Run("pod-a")
 	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// The file is read at the first allocation. A read that fails for want of a descriptor or memory must not let the next write replace it.
+func TestAllocateIsRefusedWhileTheRecordOfForgottenPodsCannotBeRead(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	kubelet.Record(widget, nil)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "holders.json")
+	if err := os.Symlink(file, file); err != nil { // it leads to itself, and cannot be opened, by root neither
+		t.Fatal(err)
+	}
+	f := follow(t, kubelet, dir)
+	f.AwaitAllocatable(widget, 2)
+	f.pods.Run("pod-a")
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err == nil || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("allocated under a container that may run: %v", err)
+	}
+	record := []byte(`{"` + widget + `/1":["pod-a"]}`)
+	if err := errors.Join(os.Remove(file), os.WriteFile(file, record, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err == nil || !strings.Contains(err.Error(), "UID pod-a") {
+		t.Errorf("allocated under a running container: %v", err)
+	}
+	f.pods.End("pod-a")
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err != nil {
+		t.Errorf("after the container's end: %v", err)
+	}
+}
+
+func TestHostSetsADamagedRecordOfForgottenPodsAside(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "holders.json"), []byte(`{"a":["pod-a"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, kubelet, dir)
+	f.AwaitAllocatable(widget, 2)
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(f.file + ".unreadable"); err != nil || string(text) != `{"a":["pod-a"` {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// A pool was given another name while a pod has one of its devices.
+func TestAllocateIsRefusedWhileAPodHasTheDeviceUnderAnotherName(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	f := followBy(t, kubelet, t.TempDir(), func(_, id string) string { return id })
+	f.AwaitAllocatable(widget, 2)
+	f.pods.Run("pod-a")
+	f.Record("example.com/former-name", map[string][]string{"pod-a": {"1"}})
+	_, err := f.AllocateIDs(t.Context(), widget, "1")
+	if err == nil || !strings.Contains(err.Error(), "UID pod-a, which got it under another name of the resource") {
+		t.Errorf("allocated under a running container: %v", err)
+	}
+	f.pods.End("pod-a")
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err != nil {
+		t.Errorf("after the container's end: %v", err)
 	}
 }

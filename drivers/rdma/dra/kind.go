@@ -73,7 +73,13 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 		if err != nil {
 			return nil, err
 		}
-		if config.Network == v1alpha1.RDMANetworkExclusive && !d.Admin() {
+		switch {
+		case config.Network != v1alpha1.RDMANetworkExclusive:
+		case d.Admin():
+			prepared.Warnings = append(prepared.Warnings, draplugin.Remark{Reason: "ConfigWithoutEffect", Message: fmt.Sprintf(
+				"network: Exclusive has no effect on %s of request %s: a device with adminAccess is only observed, and stays where it is", d.Device,
+				d.Request)})
+		default:
 			device, err := k.whole(d, port)
 			if err != nil {
 				return nil, err
@@ -100,7 +106,7 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 		}
 	}
 	if len(moved) < len(claim.Devices) && k.pods.Closed() {
-		prepared.Warnings = []draplugin.Remark{{Reason: exclusive.ReasonNotOpened, Message: exclusive.NotOpened}}
+		prepared.Warnings = append(prepared.Warnings, draplugin.Remark{Reason: exclusive.ReasonNotOpened, Message: exclusive.NotOpened})
 	}
 	if len(moved) > 0 {
 		if err := k.grant(claim, moved, prepared); err != nil {

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/hardware/driver"
@@ -141,6 +142,30 @@ func TestNetworkTakesOnlyWholeDevices(t *testing.T) {
 				t.Errorf("taken back %v, %v", pods.taken, err)
 			}
 		})
+	}
+}
+
+func TestPrepareWarnsOfAnExclusiveNetworkForADeviceThatIsOnlyObserved(t *testing.T) {
+	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
+		Ports: []infiniband.Port{{Number: 1}}}}
+	dev := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{})
+	kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
+	claim := exclusiveClaim(example(t), false, "a")
+	claim.Devices[0].AdminAccess = ptr.To(true)
+	prepared, err := kind.Prepare(t.Context(), claim, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(prepared.Warnings) != 1 || prepared.Warnings[0].Reason != "ConfigWithoutEffect" ||
+		!strings.Contains(prepared.Warnings[0].Message, "on hca of request nic") || prepared.Data != nil {
+		t.Errorf("warnings %v, data %v", prepared.Warnings, prepared.Data)
 	}
 }
 

@@ -116,8 +116,8 @@ func configsOf(devices []draplugin.AllocatedDevice) ([]v1beta1.Config, error) {
 		}
 		if channel, is := config.(*v1beta1.ComputeDomainChannelConfig); is {
 			if domain != "" && channel.DomainID != domain {
-				return nil, draplugin.Refuse("InvalidConfig", "request %s: domainID %s, where another request of the claim has %s: a claim has channels "+
-					"of one ComputeDomain; make a claim from the ResourceClaimTemplate of each", device.Request, channel.DomainID, domain)
+				return nil, draplugin.Refuse("InvalidConfig", "request %s: domainID %s, where another request of the claim has %s: a claim has "+
+					"channels of one ComputeDomain; make a claim from the ResourceClaimTemplate of each", device.Request, channel.DomainID, domain)
 			}
 			domain = channel.DomainID
 		}

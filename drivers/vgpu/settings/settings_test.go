@@ -140,17 +140,17 @@ func TestApplyNodeConfigNamesEntriesForTheNodeUnderAnotherName(t *testing.T) {
 
 func TestApplyNodeConfigRefuses(t *testing.T) {
 	for text, part := range map[string]string{
-		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                                      "already",
-		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                                           "name is needed",
-		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:                            `"fast"`,
-		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:                             "mixed",
-		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`:                "filterdevices.uuid[0]",
-		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:                   "filterdevices.index[0]",
-		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:                           "gpumodes[x]",
-		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                                         "speed",
-		`{"nodeconfig": [{"name": "a"}], "nodeconfig": []}`:                                   `duplicate field "nodeconfig": the first would have no effect`,
-		`{"nodeconfig": [{"name": "b", "gpumodes": {"GPU-1": "mig", "GPU-1": "hami-core"}}]}`: `duplicate field`,
-		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                                  "follows the object",
+		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                        "already",
+		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                             "name is needed",
+		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:              `"fast"`,
+		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:               "mixed",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`:  "filterdevices.uuid[0]",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:     "filterdevices.index[0]",
+		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:             "gpumodes[x]",
+		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                           "speed",
+		`{"nodeconfig": [{"name": "a"}], "nodeconfig": []}`:                     `"nodeconfig": the first would have no effect`,
+		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig", "x": "mig"}}]}`: `duplicate field`,
+		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                    "follows the object",
 		`{"nodeconfig": `: "config.json",
 	} {
 		s := Default()

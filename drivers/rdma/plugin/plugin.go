@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -124,10 +125,19 @@ func Run(ctx context.Context, o Options) error {
 	return group.Wait()
 }
 
-// holders follows the pods that have units of pools. Units of exclusive pools are named after their HCA.
+// holders follows the pods that have units of pools.
 func (o *Options) holders() *deviceplugin.Holders {
 	return deviceplugin.NewHolders(o.KubeletRoot, &occupancy.Cgroups{Root: o.Cgroups().Path},
-		filepath.Join(o.StateDir, "device-plugin-pods.json"), func(resource, id string) string { return resource + "/" + id })
+		filepath.Join(o.StateDir, "device-plugin-pods.json"), holderKey)
+}
+
+// holderKey names what a unit gives. Units of exclusive pools are named after their HCA, which a pod keeps when it gets into a pool of
+// another name; those of shared pools are numbers of the resource.
+func holderKey(resource, id string) string {
+	if strings.Trim(id, "0123456789") == "" {
+		return resource + "/" + id
+	}
+	return id
 }
 
 // newOffers makes the pools of the kubelet.

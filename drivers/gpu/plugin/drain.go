@@ -34,6 +34,8 @@ const (
 	controlSocket = "control.sock"
 	// DrainTaint keeps new claims off the GPUs of a node that is being drained.
 	DrainTaint = "gpufabric.io/drained"
+	// acceptPause is the time between two connections where the first failed.
+	acceptPause = 200 * time.Millisecond
 	// drainReportInterval is how often a waiting drain reports what it waits for.
 	drainReportInterval = 5 * time.Second
 )
@@ -53,12 +55,13 @@ type drains struct {
 	changed chan struct{}
 }
 
-// newDrains reads the state of an earlier run. A drain that was waiting then is over: its requester has seen the role end.
+// newDrains reads the state of an earlier run. A drain that was waiting then is over: its requester has seen the role end. One for a label
+// goes on: other roles have closed NVML for it, and the label, which is not known yet, decides.
 func newDrains(shared drain.Directory) (*drains, error) {
 	d := &drains{shared: shared, changed: make(chan struct{})}
 	phase, err := shared.Phase()
 	d.wanted = phase == drain.Drained
-	if phase == drain.Draining {
+	if phase == drain.Draining && shared.By() == "" {
 		err = shared.Set(drain.None)
 	}
 	return d, err
@@ -164,19 +167,32 @@ func (s *starter) control(ctx context.Context) error {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("keep the control socket to root: %w", err), listener.Close())
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
-	for {
+	s.serveOrders(ctx, listener)
+	return nil
+}
+
+// serveOrders takes orders from a listener until ctx ends. A connection that fails, for want of a file descriptor as a rule, is not the
+// end.
+func (s *starter) serveOrders(ctx context.Context, listener net.Listener) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for failed := false; ctx.Err() == nil; {
 		conn, err := listener.Accept()
-		if ctx.Err() != nil {
-			return nil
+		if err == nil {
+			failed = false
+			wg.Go(func() { s.obey(ctx, conn) })
+			continue
 		}
-		if err != nil {
-			return fmt.Errorf("listen for gpufabric drain: %w", err)
+		if !failed && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "gpufabric drain is not served at the moment", "tryingAgainEvery", acceptPause)
 		}
-		wg.Go(func() { s.obey(ctx, conn) })
+		failed = true
+		select {
+		case <-time.After(acceptPause):
+		case <-ctx.Done():
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/fakes/nvmlstate"
 )
 
@@ -206,6 +210,77 @@ func TestADrainThatIsGivenUpLeavesEverythingAsItWas(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
 	if drainedOn(t, b) {
 		t.Error("the node counts as drained")
+	}
+}
+
+// A role that starts again during the drain must not make the others open NVML, which keeps the driver from being unloaded.
+func TestNewDrainsKeepsADrainForALabel(t *testing.T) {
+	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
+	var pause observed.Value[drain.Pause]
+	pause.Set(drain.Pause{Known: true, By: "nvidia.com/gpu.deploy.dcgm=" + paused, Version: "7"})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	changes, err := shared.Changes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var role sync.WaitGroup
+	role.Go(func() { drain.AllRoles(shared, &pause).Run(ctx) })
+	phase, err := shared.Phase()
+	for ; phase != drain.Draining && err == nil && ctx.Err() == nil; phase, err = shared.Phase() {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+		}
+	}
+	cancel()
+	role.Wait()
+	if err != nil || phase != drain.Draining {
+		t.Fatalf("phase %q, %v", phase, err)
+	}
+	for _, want := range []drain.Phase{drain.Draining, drain.None} { // the second time nobody has asked for it by a label
+		d, err := newDrains(shared)
+		if phase, unread := shared.Phase(); err != nil || unread != nil || phase != want || d.isWanted() {
+			t.Errorf("phase %q, want %q (%v, %v)", phase, want, err, unread)
+		}
+		if err := shared.Disown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// lacking is a listener in a process that has no file descriptor left for its first connection.
+type lacking struct {
+	net.Listener
+	failed bool
+}
+
+func (l *lacking) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, &net.OpError{Op: "accept", Net: "unix", Err: unix.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestDrainIsServedAfterAConnectionThatFailed(t *testing.T) {
+	dir, err := os.MkdirTemp("", "drain") // a socket's path has at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, controlSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving sync.WaitGroup
+	serving.Go(func() { (&starter{}).serveOrders(ctx, &lacking{Listener: listener}) })
+	t.Cleanup(func() { cancel(); _ = listener.Close(); serving.Wait() })
+	asked, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	if err := order(asked, dir, "dance", io.Discard); err == nil || !strings.Contains(err.Error(), `order "dance" is not known`) {
+		t.Errorf("%v", err)
 	}
 }
 

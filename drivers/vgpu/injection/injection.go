@@ -232,11 +232,19 @@ func (l Limiter) Remove(uid string) error {
 	var errs []error
 	for _, entry := range entries {
 		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
-			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Accounts, entry.Name()),
-				l.setAside(l.Containers, entry.Name()), l.forget(entry.Name()))
+			errs = append(errs, l.remove(entry.Name()))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// remove removes what a container had. Its accounting directory is last: while that is there, a later call finds the rest, such as a seat
+// that would keep its part of a GPU's time.
+func (l Limiter) remove(name string) error {
+	if err := errors.Join(l.setAside(l.Locks, name), l.setAside(l.Accounts, name), l.forget(name)); err != nil {
+		return err
+	}
+	return l.setAside(l.Containers, name)
 }
 
 // setAside gives a directory a name that Sweep looks for. It makes no file, since tenants' files may have filled the disk. A

@@ -194,6 +194,31 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	}
 }
 
+// A pod's end is reported once. What is left then is removed when the program starts again, by the pods that have a directory.
+func TestRemoveKeepsTheDirectoryOfAContainerWhoseLimitsAreLeft(t *testing.T) {
+	dir := t.TempDir()
+	l := Limiter{Containers: filepath.Join(dir, "containers"), Locks: filepath.Join(dir, "locks"), Accounts: filepath.Join(dir, "accounts")}
+	left := filepath.Join(dir, "limits/uid-1_main/in-the-way")
+	if err := errors.Join(os.MkdirAll(filepath.Join(l.Containers, "uid-1_main"), 0o700), os.MkdirAll(left, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Remove("uid-1"); err == nil {
+		t.Error("no error for limits that cannot be removed")
+	}
+	if pods, err := l.Pods(); err != nil || !slices.Equal(pods, []string{"uid-1"}) {
+		t.Errorf("pods %v, %v: the limits are never removed", pods, err)
+	}
+	if err := errors.Join(os.Remove(left), l.Remove("uid-1")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(left)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the limits are left: %v", err)
+	}
+	if pods, err := l.Pods(); err != nil || len(pods) > 0 {
+		t.Errorf("pods %v, %v", pods, err)
+	}
+}
+
 // A directory that could not be removed yet keeps its name, and a container that is made again has another one.
 func TestInjectionRemovesADirectoryBesideAnOlderOne(t *testing.T) {
 	l := hami(t)

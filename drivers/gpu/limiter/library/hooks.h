@@ -31,8 +31,10 @@
 	X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                                       \
 	X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, (void *, CUhandle, int, unsigned long long))             \
 	X(cuMulticastCreate, cuMulticastCreate, (CUhandle *, const void *))                                                    \
-	X(cuMulticastBindMem, cuMulticastBindMem, (CUhandle, CUdevice, size_t, CUhandle, size_t, size_t, unsigned long long))   \
-	X(cuMulticastBindAddr, cuMulticastBindAddr, (CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long))      \
+	X(cuMulticastBindMem, cuMulticastBindMem, (CUhandle, size_t, CUhandle, size_t, size_t, unsigned long long))             \
+	X(cuMulticastBindMem, cuMulticastBindMem_v2, (CUhandle, CUdevice, size_t, CUhandle, size_t, size_t, unsigned long long)) \
+	X(cuMulticastBindAddr, cuMulticastBindAddr, (CUhandle, size_t, CUdeviceptr, size_t, unsigned long long))                \
+	X(cuMulticastBindAddr, cuMulticastBindAddr_v2, (CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long))   \
 	X(cuMulticastUnbind, cuMulticastUnbind, (CUhandle, CUdevice, size_t, size_t))                                          \
 	X(cuGraphExecUpdate, cuGraphExecUpdate, (CUgraphExec, CUgraph, CUgraphNode *, int *))                                  \
 	X(cuGraphExecUpdate, cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, void *))                                             \

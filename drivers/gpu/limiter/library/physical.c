@@ -198,14 +198,13 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUhandle handle, int typ
 	return r;
 }
 
-/* The limit of the GPU of a memory handle; -1: none. */
-static int limit_of_handle(CUhandle handle)
+/* The device on which memory is; -1: none, as for the host's. */
+static CUdevice device_of(CUhandle memory)
 {
 	CUresult (*properties)(CUallocation *, CUhandle) = REAL(cuda, cuMemGetAllocationPropertiesFromHandle);
 	CUallocation p;
-	if (!properties || properties(&p, handle) != CUDA_SUCCESS || p.location.type != LOCATION_DEVICE)
-		return -1;
-	return memory_limit(limit_of(p.location.id));
+	bool on_device = properties && properties(&p, memory) == CUDA_SUCCESS && p.location.type == LOCATION_DEVICE;
+	return on_device ? p.location.id : -1;
 }
 
 /* Memory of another container, or of another machine (a fabric handle), counts there. */
@@ -218,7 +217,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUhandle *out, void *handle, int 
 	if (r != CUDA_SUCCESS)
 		return r;
 	overhead_imported();
-	int limit = key ? limit_of_handle(*out) : -1;
+	int limit = key ? memory_limit(limit_of(device_of(*out))) : -1;
 	struct holding h = {.kind = PHYSICAL, .key = *out, .device = limit, .other = key, .uses = 1};
 	if (limit >= 0 && account_imported(limit, key, &bytes)) {
 		h.bytes = bytes;
@@ -249,23 +248,46 @@ static void bind(CUhandle multicast, CUdevice device, size_t offset, CUhandle me
 {
 	struct holding h;
 	struct holding b = {.kind = BINDING, .key = binding(multicast, device, offset), .bytes = multicast, .device = -1, .other = memory};
-	if (limits_get() && holdings_put(&b))
+	if (holdings_put(&b))
 		holdings_use(memory, 1, &h);
 }
 
-EXPORT CUresult cuMulticastBindMem(CUhandle multicast, CUdevice device, size_t offset, CUhandle memory, size_t from, size_t size, unsigned long long flags)
+/* The first versions name no device: it is that of the memory. CUDA 13.1 added the others. */
+EXPORT CUresult cuMulticastBindMem(CUhandle multicast, size_t offset, CUhandle memory, size_t from, size_t size, unsigned long long flags)
 {
-	CUresult (*real)(CUhandle, CUdevice, size_t, CUhandle, size_t, size_t, unsigned long long) = REAL(cuda, cuMulticastBindMem);
+	CUresult (*real)(CUhandle, size_t, CUhandle, size_t, size_t, unsigned long long) = REAL(cuda, cuMulticastBindMem);
+	NEED(real);
+	CUresult r = real(multicast, offset, memory, from, size, flags);
+	if (r == CUDA_SUCCESS && limits_get())
+		bind(multicast, device_of(memory), offset, memory);
+	return r;
+}
+
+EXPORT CUresult cuMulticastBindMem_v2(CUhandle multicast, CUdevice device, size_t offset, CUhandle memory, size_t from, size_t size,
+				      unsigned long long flags)
+{
+	CUresult (*real)(CUhandle, CUdevice, size_t, CUhandle, size_t, size_t, unsigned long long) = REAL(cuda, cuMulticastBindMem_v2);
 	NEED(real);
 	CUresult r = real(multicast, device, offset, memory, from, size, flags);
-	if (r == CUDA_SUCCESS)
+	if (r == CUDA_SUCCESS && limits_get())
 		bind(multicast, device, offset, memory);
 	return r;
 }
 
-EXPORT CUresult cuMulticastBindAddr(CUhandle multicast, CUdevice device, size_t offset, CUdeviceptr at, size_t size, unsigned long long flags)
+EXPORT CUresult cuMulticastBindAddr(CUhandle multicast, size_t offset, CUdeviceptr at, size_t size, unsigned long long flags)
 {
-	CUresult (*real)(CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long) = REAL(cuda, cuMulticastBindAddr);
+	CUresult (*real)(CUhandle, size_t, CUdeviceptr, size_t, unsigned long long) = REAL(cuda, cuMulticastBindAddr);
+	struct holding mapping;
+	NEED(real);
+	CUresult r = real(multicast, offset, at, size, flags);
+	if (r == CUDA_SUCCESS && limits_get() && holdings_look(MAPPING, at, &mapping))
+		bind(multicast, device_of(mapping.other), offset, mapping.other);
+	return r;
+}
+
+EXPORT CUresult cuMulticastBindAddr_v2(CUhandle multicast, CUdevice device, size_t offset, CUdeviceptr at, size_t size, unsigned long long flags)
+{
+	CUresult (*real)(CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long) = REAL(cuda, cuMulticastBindAddr_v2);
 	struct holding mapping;
 	NEED(real);
 	CUresult r = real(multicast, device, offset, at, size, flags);

@@ -158,10 +158,27 @@ static CUresult multicast(CUhandle *out, const void *what)
 	return import_memory(out, (void *)(uintptr_t)what, 0);
 }
 
-static CUresult bind_memory(CUhandle m, CUdevice d, size_t offset, CUhandle h, size_t from, size_t n, unsigned long long f)
+static CUresult bind_memory(CUhandle m, size_t offset, CUhandle h, size_t from, size_t n, unsigned long long f)
 {
-	(void)m, (void)d, (void)offset, (void)h, (void)from, (void)n, (void)f;
+	(void)m, (void)offset, (void)h, (void)from, (void)n, (void)f;
 	return CUDA_SUCCESS;
+}
+
+static CUresult bind_memory_v2(CUhandle m, CUdevice d, size_t offset, CUhandle h, size_t from, size_t n, unsigned long long f)
+{
+	(void)d;
+	return bind_memory(m, offset, h, from, n, f);
+}
+
+static CUresult bind_address(CUhandle m, size_t offset, CUdeviceptr at, size_t n, unsigned long long f)
+{
+	return bind_memory(m, offset, at, 0, n, f);
+}
+
+static CUresult bind_address_v2(CUhandle m, CUdevice d, size_t offset, CUdeviceptr at, size_t n, unsigned long long f)
+{
+	(void)d;
+	return bind_address(m, offset, at, n, f);
 }
 
 static CUresult unbind_memory(CUhandle m, CUdevice d, size_t offset, size_t n)
@@ -249,6 +266,7 @@ void *real_cuda(const char *exported)
 		{"cuMemAllocPitch_v2", pitch}, {"cuMemAllocManaged", managed}, {"cuMemFree_v2", release}, {"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
 		{"cuMemExportToShareableHandle", export_memory}, {"cuMemImportFromShareableHandle", import_memory},
 		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast}, {"cuMulticastBindMem", bind_memory},
+		{"cuMulticastBindMem_v2", bind_memory_v2}, {"cuMulticastBindAddr", bind_address}, {"cuMulticastBindAddr_v2", bind_address_v2},
 		{"cuMulticastUnbind", unbind_memory}, {"cuArrayCreate_v2", array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
 		{"cuDeviceTotalMem_v2", total}, {"cuCtxCreate_v2", create_context}, {"cuModuleLoadData", load}, {"cuModuleUnload", unload},
 	};

@@ -290,18 +290,39 @@ static void imports_its_own(void)
 	CHECK(cuMemRelease(again) == 0 && account_used(0) == 0, "%llu of memory that is gone", (unsigned long long)account_used(0));
 }
 
-/* A multicast object keeps what is bound to it. */
+static CUresult bind_mapped(CUhandle object, size_t offset, CUhandle memory, bool second)
+{
+	CUresult r = cuMemMap(64 * MIB, 8 * MIB, 0, memory, 0);
+	if (r == 0)
+		r = second ? cuMulticastBindAddr_v2(object, 0, offset, 64 * MIB, 8 * MIB, 0) : cuMulticastBindAddr(object, offset, 64 * MIB, 8 * MIB, 0);
+	return r == 0 ? cuMemUnmap(64 * MIB, 8 * MIB) : r;
+}
+
+static CUresult bind_by(int function, CUhandle object, size_t offset, CUhandle memory)
+{
+	switch (function) {
+	case 0:
+		return cuMulticastBindMem(object, offset, memory, 0, 8 * MIB, 0);
+	case 1:
+		return cuMulticastBindMem_v2(object, 0, offset, memory, 0, 8 * MIB, 0);
+	default:
+		return bind_mapped(object, offset, memory, function == 3);
+	}
+}
+
+/* A multicast object keeps what is bound to it, until that is unbound or the object ends. */
 static void binds_to_multicast(void)
 {
+	const size_t offset = (size_t)5 << 32;
 	CUhandle memory, object;
-	CHECK(cuMulticastCreate(&object, NULL) == 0, "create a multicast object");
-	for (int unbinds = 0; unbinds < 2; unbinds++) {
+	for (int i = 0; i < 8; i++) {
+		CHECK(cuMulticastCreate(&object, NULL) == 0, "create a multicast object");
 		CHECK(cuMemCreate(&memory, 8 * MIB, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == 0, "create");
-		CHECK(cuMulticastBindMem(object, 0, 0, memory, 0, 8 * MIB, 0) == 0 && cuMemRelease(memory) == 0, "bind, and release the handle");
-		CHECK(account_used(0) == 8 * MIB, "%llu bytes of memory that is bound", (unsigned long long)account_used(0));
-		CHECK((unbinds ? cuMulticastUnbind(object, 0, 0, 8 * MIB) : cuMemRelease(object)) == 0, "end the binding");
-		CHECK(account_used(0) == 0, "%llu bytes of memory that is gone", (unsigned long long)account_used(0));
-		CHECK(unbinds || cuMulticastCreate(&object, NULL) == 0, "another");
+		CHECK(bind_by(i / 2, object, offset, memory) == 0 && cuMemRelease(memory) == 0, "bind, and release the handle");
+		CHECK(account_used(0) == 8 * MIB, "function %d: %llu bytes of memory that is bound", i / 2, (unsigned long long)account_used(0));
+		CHECK((i % 2 ? cuMulticastUnbind(object, 0, offset, 8 * MIB) : cuMemRelease(object)) == 0, "end the binding");
+		CHECK(account_used(0) == 0, "function %d: %llu bytes of memory that is gone", i / 2, (unsigned long long)account_used(0));
+		CHECK(i % 2 == 0 || cuMemRelease(object) == 0, "release the object");
 	}
 }
 

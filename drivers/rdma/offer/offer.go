@@ -202,7 +202,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 		}
 		nodes = append(nodes, found...)
 		if o.cdi != nil {
-			response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: o.cdi.ID(o.specName(), key)})
+			response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: o.cdi.ID(o.specName(), cdiName(key))})
 		}
 	}
 	if len(failures) > 0 && (!o.whole() || len(nodes) == 0) {

@@ -5,16 +5,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/offer"
@@ -268,6 +272,48 @@ func TestOfferWritesACDISpecForEachPool(t *testing.T) {
 			t.Errorf("%s and %s are both %s", resource, other, o.SpecName())
 		}
 		names[o.SpecName()] = resource
+	}
+}
+
+// A scalable function's key has a slash, and the name of a software device may have any characters.
+func TestOfferWritesCDISpecWhenKeysAreNoCDINames(t *testing.T) {
+	root := t.TempDir()
+	dir, err := cdi.Open(root, "pools.rdma.test", atomicfile.Writer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := shared(6, 0, 1, 2, 3, 4, 5)
+	for i, name := range []string{"", "mlx5_core.sf.2", "mlx5_core.sf.3"} {
+		p.Members[i].HCA.PCI, p.Members[i].HCA.Auxiliary = "0000:10:00.0", name
+	}
+	for i, name := range []string{"rxe@eth0", "rxe+eth0", "_rxe_"} {
+		p.Members[3+i].HCA.Device.Name, p.Members[3+i].HCA.PCI = name, ""
+	}
+	nodes := []string{"rdma_cm"}
+	for i := range p.Members {
+		nodes = append(nodes, fmt.Sprintf("uverbs%d", i), fmt.Sprintf("umad%d", i))
+		p.Members[i].HCA.Verbs.Major, p.Members[i].HCA.Verbs.Minor = 231, uint32(192+i)
+	}
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, nodes...))}, nil, dir)
+	o.Set(p)
+	if err := o.WriteSpec(); err != nil {
+		t.Fatal(err)
+	}
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(root), cdilib.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := make(map[string]bool)
+	for i := range p.Members {
+		response, err := o.Allocate(t.Context(), []string{strconv.Itoa(i)})
+		if err != nil || len(response.GetCdiDevices()) != 1 {
+			t.Fatalf("unit %d: got %v, %v", i, response, err)
+		}
+		name := response.GetCdiDevices()[0].GetName()
+		if cache.GetDevice(name) == nil || given[name] {
+			t.Errorf("unit %d: the runtime finds no device %s of its own: %v", i, name, cache.GetErrors())
+		}
+		given[name] = true
 	}
 }
 

@@ -1,9 +1,12 @@
 package offer
 
 import (
+	"fmt"
+	"hash/fnv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"gpufabric.io/drivers/node/cdi"
 )
@@ -28,6 +31,23 @@ func (o *Offer) specName() types.UID {
 	return types.UID("pool-" + strings.ReplaceAll(o.pool.Resource(), "/", "_"))
 }
 
+// cdiName makes the name of an HCA's device in the pool's spec from the HCA's key. A scalable function's key has a slash, and a software
+// device's name may have any characters. In a name of CDI they become dashes, and a hash keeps such names apart.
+func cdiName(key string) string {
+	name := strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("_-.:", r) {
+			return r
+		}
+		return '-'
+	}, key)
+	if name == key && parser.ValidateDeviceName("x"+name) == nil {
+		return name
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(key))
+	return fmt.Sprintf("%s-%016x", name, hash.Sum64())
+}
+
 // WriteSpec updates the pool's CDI spec for its HCAs: one device for each. It does nothing without a CDI directory. Two pools of
 // one pod do not collide: their devices have different names, and the runtime merges equal device nodes.
 func (o *Offer) WriteSpec() error {
@@ -46,7 +66,7 @@ func (o *Offer) WriteSpec() error {
 		if err != nil {
 			continue // Allocate reports why.
 		}
-		d := cdi.Device{Name: key}
+		d := cdi.Device{Name: cdiName(key)}
 		d.Edits.DeviceNodes = o.dev.CDI(append(nodes, o.dev.Common()...))
 		devices = append(devices, d)
 	}

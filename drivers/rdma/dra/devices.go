@@ -4,11 +4,13 @@ package dra
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/infiniband"
@@ -109,16 +111,17 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 		}
 	}
 	var ports []Port
+	names := make(deviceNames)
 	for i := range devices.HCAs {
 		h := &devices.HCAs[i]
 		key := h.Key()
 		p := taken[key]
 		if p != nil && p.Exclusive() {
-			ports = append(ports, Port{Name: deviceName(h, members[key].Ports[0]), HCA: h, Ports: members[key].Ports, Pool: p})
+			ports = append(ports, Port{Name: names.of(h, members[key].Ports[0]), HCA: h, Ports: members[key].Ports, Pool: p})
 			continue
 		}
 		for _, port := range h.Ports {
-			device := Port{Name: deviceName(h, port.Number), HCA: h, Ports: []int{port.Number}, slots: o.Slots}
+			device := Port{Name: names.of(h, port.Number), HCA: h, Ports: []int{port.Number}, slots: o.Slots}
 			if p != nil && slices.Contains(members[key].Ports, port.Number) {
 				// The pool's units of the HCA are for all of its ports in the pool. A device needs at least one slot.
 				device.Pool, device.slots = p, max(1, slots[key]/len(members[key].Ports))
@@ -129,14 +132,25 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 	return ports
 }
 
-// deviceName makes a name from the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port
-// 1.
-func deviceName(h *inventory.HCA, port int) string {
+// deviceNames are the names of a node's devices.
+type deviceNames map[string]bool
+
+// of makes a name from the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port 1. The kernel
+// accepts almost any name of a software device, and the API server refuses the whole slice for a device whose name is not a DNS label, or
+// is that of another. Such a device is named by a hash.
+func (n deviceNames) of(h *inventory.HCA, port int) string {
 	name := strings.NewReplacer(":", "-", ".", "-", "_", "-", "/", "-").Replace(strings.ToLower(h.Key()))
 	if h.PCI != "" {
 		name = "pci-" + name
 	}
-	return fmt.Sprintf("%s-%d", name, port)
+	name = fmt.Sprintf("%s-%d", name, port)
+	if n[name] || len(validation.IsDNS1123Label(name)) > 0 {
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(h.Key()))
+		name = fmt.Sprintf("rdma-%016x-%d", hash.Sum64(), port)
+	}
+	n[name] = true
+	return name
 }
 
 // Slices returns the content of the node's ResourceSlices.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 )
@@ -200,10 +201,8 @@ func match(c *v1alpha1.RDMAPoolConfig, h *inventory.HCA) ([]int, string) {
 func matchDevices(names []string, h *inventory.HCA) ([]int, string) {
 	var ports []int
 	for _, port := range h.Ports {
-		for _, net := range port.Nets {
-			if slices.Contains(names, net.Name) {
-				ports = append(ports, port.Number)
-			}
+		if slices.ContainsFunc(port.Nets, func(net infiniband.Net) bool { return slices.Contains(names, net.Name) }) {
+			ports = append(ports, port.Number)
 		}
 	}
 	if len(ports) == 0 {

@@ -246,3 +246,16 @@ func TestSelectNamesValuesThatNoDeviceHas(t *testing.T) {
 		}
 	}
 }
+
+// Both names may be those of one port: a bond and its interface, or the interfaces of one function.
+func TestSelectTakesPortOnceWhenTwoOfItsInterfacesAreListed(t *testing.T) {
+	devices := node()
+	bonded := &devices.HCAs[2]
+	bonded.Ports[0].Nets = append(bonded.Ports[0].Nets, infiniband.Net{Name: "bond0", Type: infiniband.TypeEthernet})
+	selection := pool.Select([]pool.Definition{{Source: "a", RDMAPoolConfig: v1alpha1.RDMAPoolConfig{
+		ResourceName: "a", RDMAHCAMax: 10, Devices: []string{"ens2f0", "bond0"}}}}, devices)
+	members := selection.Pools[0].Members
+	if len(members) != 1 || !slices.Equal(members[0].Ports, []int{1}) {
+		t.Errorf("got %+v, want port 1 of %s once", members, bonded.Name)
+	}
+}

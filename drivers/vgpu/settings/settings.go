@@ -79,7 +79,7 @@ const (
 
 var (
 	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
-	profileName  = regexp.MustCompile(`^[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z.]+)*$`)
+	profileName  = regexp.MustCompile(`^[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z.]+)*$`)
 )
 
 // Validate reports all mistakes, each with its field, its value and the allowed values.

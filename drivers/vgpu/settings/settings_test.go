@@ -57,6 +57,18 @@ func TestApplyDeviceConfigTakesAnExistingClustersFile(t *testing.T) {
 	}
 }
 
+// RTX PRO 6000 has all of these (nvidia-smi mig -lgip).
+func TestApplyDeviceConfigTakesProfilesWhenTheyHaveAttributes(t *testing.T) {
+	for _, profile := range []string{"1g.24gb", "1g.24gb+gfx", "1g.24gb+me", "1g.24gb+me.all", "1g.24gb-me", "2g.48gb-me", "4g.96gb+gfx"} {
+		s := Default()
+		text := "nvidia: {knownMigGeometries: [{models: [RTX PRO 6000], allowedGeometries: [{geometries: [{name: " + profile +
+			", memory: 24192, count: 1}]}]}]}"
+		if err := s.ApplyDeviceConfig([]byte(text)); err != nil {
+			t.Errorf("%s: %v", profile, err)
+		}
+	}
+}
+
 func TestApplyDeviceConfigRefusesEveryMistakeAndChangesNothing(t *testing.T) {
 	for text, parts := range map[string][]string{
 		"nvidia: {deviceSplitCount: 0, deviceMemoryScaling: -1}":              {"deviceSplitCount: 0", "deviceMemoryScaling: -1"},

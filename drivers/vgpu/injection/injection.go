@@ -114,11 +114,14 @@ func Limits(shares []annotation.Share, factor int, noCoreLimit bool, index func(
 		}
 		first := &out[at]
 		first.MemoryMiB = both(first.MemoryMiB, limit.MemoryMiB)
-		first.Cores = int(both(int64(first.Cores), int64(limit.Cores)))
+		first.Cores = min(allCores, int(both(int64(first.Cores), int64(limit.Cores))))
 	}
 	slices.SortStableFunc(out, func(a, b Limit) int { return cmp.Compare(index(a.UUID), index(b.UUID)) })
 	return out
 }
+
+// allCores is the largest percentage of a GPU's cores. With deviceCoreScaling more is promised, and two shares may have more together.
+const allCores = 100
 
 // both adds two amounts, of which 0 means all.
 func both(a, b int64) int64 {

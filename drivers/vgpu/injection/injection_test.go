@@ -90,6 +90,15 @@ func TestLimitsFollowTheGPUsAndNotTheOrderOfTheScheduler(t *testing.T) {
 	}
 }
 
+// The library refuses a file of limits with more than 100 percent.
+func TestLimitsGiveAllCoresWhenSharesOfOneGPUAddUpToMore(t *testing.T) {
+	share := annotation.Share{UUID: uuid, Memory: 1, Cores: 60}
+	limits := Limits([]annotation.Share{share, share}, 1, false, order)
+	if len(limits) != 1 || limits[0] != (Limit{uuid, 2, 100}) {
+		t.Errorf("got %+v, want 2 MiB and 100 percent", limits)
+	}
+}
+
 func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
 	if got := Limits([]annotation.Share{{UUID: uuid, Memory: 1, Cores: 50}}, 1, true, order); got[0].Cores != 0 {
 		t.Errorf("cores %d, want no limit", got[0].Cores)

@@ -17,7 +17,7 @@ import (
 // at each move.
 type Interface struct {
 	Name string `json:"name"`
-	// Parent is the PCI function of the interface; empty: only its name is known.
+	// Parent is the PCI function of the interface, or its scalable function (mlx5_core.sf.2); empty: only its name is known.
 	Parent string `json:"parent,omitempty"`
 	// Identity distinguishes the interfaces of one function: the permanent address, or an IPoIB interface's port GUID. Empty: there is
 	// none.

@@ -39,7 +39,7 @@ type Links interface {
 
 // Netlink moves links of the running kernel. It needs CAP_NET_ADMIN here and in the namespaces, and CAP_SYS_ADMIN to enter them.
 type Netlink struct {
-	Sysfs string // /sys: it distinguishes a removed PCI function from one whose interface is not back yet
+	Sysfs string // /sys: it distinguishes a removed function from one whose interface is not back yet
 }
 
 var _ Links = Netlink{}
@@ -242,8 +242,12 @@ func (n Netlink) home(i *Interface, here []netlink.Link) bool {
 	if i.in(here) != nil || i.Parent == "" {
 		return true
 	}
-	_, err := os.Stat(filepath.Join(n.Sysfs, "bus/pci/devices", i.Parent))
-	return n.Sysfs != "" && errors.Is(err, fs.ErrNotExist)
+	for _, bus := range []string{"pci", "auxiliary"} { // a scalable function is mlx5_core.sf.2 on the second
+		if _, err := os.Stat(filepath.Join(n.Sysfs, "bus", bus, "devices", i.Parent)); !errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	return n.Sysfs != ""
 }
 
 // within runs do in a thread of the network namespace target.

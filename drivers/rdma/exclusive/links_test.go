@@ -143,3 +143,21 @@ func TestInterfacesThatDoNotComeBackAreAwaitedTogether(t *testing.T) {
 		t.Errorf("taking one that is not back: %v", err)
 	}
 }
+
+// The kernel returns a scalable function's interface as late as a PCI function's. Its settings would be lost if it counted as gone.
+func TestNetlinkTakeInterfaceWaitsForScalableFunctionWhenNamespaceEnded(t *testing.T) {
+	pod := namespaces(t)
+	sysfs := t.TempDir()
+	const scalable, removed = "mlx5_core.sf.2", "mlx5_core.sf.3"
+	if err := os.MkdirAll(filepath.Join(sysfs, "bus/auxiliary/devices", scalable), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	links := Netlink{Sysfs: sysfs}
+	_, err := links.TakeInterface(Interface{Name: "ens2f0s2", Parent: scalable, Up: true}, pod+"-gone")
+	if err == nil || !strings.Contains(err.Error(), "is not back on the node") {
+		t.Errorf("%s, whose interface is not back: %v", scalable, err)
+	}
+	if _, err := links.TakeInterface(Interface{Name: "ens2f0s3", Parent: removed, Up: true}, pod+"-gone"); err != nil {
+		t.Errorf("%s, which was removed: %v", removed, err)
+	}
+}

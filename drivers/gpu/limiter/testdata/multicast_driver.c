@@ -2,7 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-int cuMulticastBindMem(unsigned long long object, size_t offset, unsigned long long memory, size_t from, size_t size, unsigned long long flags)
+int cuMulticastBindMem(unsigned long long object, size_t offset, unsigned long long memory, size_t from, size_t size,
+		       unsigned long long flags)
 {
 	printf("memory %llx %zx %llx %zx %zx %llx\n", object, offset, memory, from, size, flags);
 	return 0;
@@ -21,7 +22,8 @@ int cuMulticastBindAddr(unsigned long long object, size_t offset, unsigned long 
 	return 0;
 }
 
-int cuMulticastBindAddr_v2(unsigned long long object, int device, size_t offset, unsigned long long at, size_t size, unsigned long long flags)
+int cuMulticastBindAddr_v2(unsigned long long object, int device, size_t offset, unsigned long long at, size_t size,
+			   unsigned long long flags)
 {
 	printf("address of %d %llx %zx %llx %zx %llx\n", device, object, offset, at, size, flags);
 	return 0;

@@ -37,11 +37,13 @@ bool lanes_any(void)
 {
 	int known = atomic_load_explicit(&wanted, memory_order_relaxed);
 	if (known < 0) {
+		bool final = limits_known();
 		const struct limits *l = limits_get();
 		known = 0;
 		for (int i = 0; l && i < l->count; i++)
 			known = known || l->devices[i].cores;
-		atomic_store(&wanted, known);
+		if (final)
+			atomic_store(&wanted, known);
 	}
 	return known;
 }

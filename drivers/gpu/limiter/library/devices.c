@@ -31,8 +31,10 @@ int limit_of(CUdevice device)
 			*at++ = '-';
 		at += sprintf(at, "%02x", u.bytes[i]);
 	}
+	bool final = limits_known();
 	known = limits_find(text);
-	atomic_store_explicit(&ordinals[device], known, memory_order_relaxed);
+	if (final)
+		atomic_store_explicit(&ordinals[device], known, memory_order_relaxed);
 	return known;
 }
 

@@ -120,17 +120,31 @@ bool limits_join(struct limits *have, const struct limits *more)
 
 static struct limits here;
 static atomic_int state; /* 0: not read, 1: none, 2: read */
+
+/* While they cannot be read: every allocation is denied, and the next one tries again. */
+static const struct limits unreadable = {.closed = true};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Adds the limits of one file, in an open directory or by its whole path. Returns false when it exists and cannot be parsed. */
-static bool read_file(int directory, const char *name, bool *found)
+/* Reports whether opening a file failed for want of descriptors or memory, which may be there later. */
+static bool for_now(void)
+{
+	return errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+}
+
+/*
+ * Adds the limits of one file, in an open directory or by its whole path. Returns false when it exists and cannot be parsed, and sets later
+ * when it cannot be opened for now.
+ */
+static bool read_file(int directory, const char *name, bool *found, bool *later)
 {
 	static char text[MOST_BYTES + 1];
 	static struct limits more;
 	struct stat s;
 	int file = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (file < 0) {
-		if (errno != ENOENT && directory == AT_FDCWD)
+		*later = *later || for_now();
+		if (errno != ENOENT && directory == AT_FDCWD && !for_now())
 			words_once("cannot read " LIMITS_FILE ": it limits nothing in this container");
 		return true; /* a link in the directory: the container itself made it */
 	}
@@ -156,17 +170,19 @@ static bool mounted(int directory, const char *name, dev_t above)
 }
 
 /* Adds the limits of every file that is mounted into the directory. */
-static bool read_directory(bool *found)
+static bool read_directory(bool *found, bool *later)
 {
 	struct stat s;
 	bool good = true;
 	DIR *d = opendir(LIMITS_DIRECTORY);
-	if (!d)
+	if (!d) {
+		*later = *later || for_now();
 		return true;
+	}
 	dev_t on = syscall(SYS_fstat, dirfd(d), &s) == 0 ? s.st_dev : 0;
 	for (struct dirent *e; good && (e = readdir(d));)
 		if (e->d_name[0] != '.' && mounted(dirfd(d), e->d_name, on))
-			good = read_file(dirfd(d), e->d_name, found);
+			good = read_file(dirfd(d), e->d_name, found, later);
 	closedir(d);
 	/* Sorted, because all processes of the container must use the same numbers, whatever the directory's order is. */
 	for (int i = 1; i < here.count; i++)
@@ -180,8 +196,13 @@ static bool read_directory(bool *found)
 
 static int read_here(void)
 {
-	bool found = false;
-	if (!read_file(AT_FDCWD, LIMITS_FILE, &found) || !read_directory(&found)) {
+	bool found = false, later = false;
+	bool good = read_file(AT_FDCWD, LIMITS_FILE, &found, &later) && read_directory(&found, &later);
+	if (good && later) {
+		memset(&here, 0, sizeof here);
+		return 0;
+	}
+	if (!good) {
 		/* The node wrote a valid file, so another one is mounted in its place. Deny every allocation. */
 		words_once("a file of limits at " LIMITS_FILE " is none: nothing can be allocated on a GPU; tell the administrator of the node");
 		here = (struct limits){.closed = true};
@@ -212,7 +233,12 @@ const struct limits *limits_get(void)
 		}
 		pthread_mutex_unlock(&lock);
 	}
-	return now == 2 ? &here : NULL;
+	return now == 2 ? &here : now == 0 ? &unreadable : NULL;
+}
+
+bool limits_known(void)
+{
+	return limits_get() != &unreadable;
 }
 
 int limits_find(const char *uuid)

@@ -42,8 +42,11 @@ bool limits_parse(const char *text, size_t length, struct limits *out);
 /* Adds limits to those of a container. Returns false when there are more GPUs than the maximum. */
 bool limits_join(struct limits *have, const struct limits *more);
 
-/* The limits of this container, read once; NULL: none. */
+/* The limits of this container, read once; NULL: none. While the process lacks descriptors to read them they are closed, without a GPU. */
 const struct limits *limits_get(void);
+
+/* Reports whether limits_get returns the same from now on. */
+bool limits_known(void);
 
 /* The number of a GPU among the limits; -1: no limit. */
 int limits_find(const char *uuid);

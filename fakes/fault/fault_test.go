@@ -2,11 +2,17 @@ package fault_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/imex"
@@ -291,5 +297,148 @@ func TestIMEXFaultsReachTheDaemonsFile(t *testing.T) {
 	inject(t, root, "imex-heal", nil)
 	if f, err = imex.ReadFaults(path); err != nil || f.Partitioned != nil || f.Kills != 1 {
 		t.Errorf("%+v %v", f, err)
+	}
+}
+
+// The bits are those of NVML_GPU_FABRIC_HEALTH_MASK_* of nvml.h.
+func TestFabricHealthSetsTheMaskAndTheSummary(t *testing.T) {
+	const healthy, limited, unhealthy = 1, 3, 2
+	root := render(t, "gb300-nvl72")
+	before := body(t, root).GPUs[1].Core
+	step := func(args fault.Arguments, shift, value, summary uint32) {
+		t.Helper()
+		inject(t, root, "fabric-health", args)
+		width := uint32(3)
+		if shift == 8 {
+			width = 0xf
+		}
+		core := body(t, root).GPUs[1].Core
+		if got := core.FabricHealth >> shift & width; got != value || core.FabricSummary != summary {
+			t.Errorf("%v: mask %#x, summary %d; want %d at bit %d, and summary %d", args, core.FabricHealth, core.FabricSummary, value, shift,
+				summary)
+		}
+	}
+	step(fault.Arguments{"problem": "bandwidth"}, 0, 1, limited)
+	step(fault.Arguments{"problem": "route-recovery", "gpu": "1"}, 2, 1, unhealthy)
+	step(fault.Arguments{"problem": "route-recovery", "gpu": "1", "present": "false"}, 2, 2, limited)
+	step(fault.Arguments{"problem": "route-unhealthy"}, 4, 1, unhealthy)
+	step(fault.Arguments{"problem": "access-timeout-recovery"}, 6, 1, unhealthy)
+	step(fault.Arguments{"problem": "no-partition"}, 8, 4, unhealthy)
+	step(fault.Arguments{"problem": "insufficient-nvlinks"}, 8, 5, unhealthy)
+	for _, problem := range []string{"route-unhealthy", "access-timeout-recovery", "insufficient-nvlinks"} {
+		inject(t, root, "fabric-health", fault.Arguments{"problem": problem, "present": "false"})
+	}
+	step(fault.Arguments{"problem": "bandwidth", "present": "false"}, 0, 2, healthy)
+	if after := body(t, root).GPUs[1].Core; after.FabricHealth != before.FabricHealth {
+		t.Errorf("mask %#x, before %#x", after.FabricHealth, before.FabricHealth)
+	}
+
+	for message, args := range map[string]fault.Arguments{
+		`problem is "dust"; one of access-timeout-recovery, bandwidth, `: {"problem": "dust"},
+		"present is":         {"problem": "bandwidth", "present": "maybe"},
+		"no GPU 9":           {"problem": "bandwidth", "gpu": "9"},
+		"the health is so":   {"problem": "bandwidth", "present": "false"},
+		"problem is missing": {},
+	} {
+		if err := fault.Apply(root, "fabric-health", args); err == nil || !strings.Contains(err.Error(), message) {
+			t.Errorf("%v: %v, want %q", args, err, message)
+		}
+	}
+	if err := fault.Apply(render(t, "h100-hgx"), "fabric-health", fault.Arguments{"problem": "bandwidth"}); !errors.Is(err, fault.ErrRefused) {
+		t.Errorf("a machine that reports no health of its fabric: %v", err)
+	}
+}
+
+func TestOppositeUndoesAnEvent(t *testing.T) {
+	root := render(t, "gb300-nvl72")
+	undone := map[string]fault.Arguments{
+		"gpu-lost":       {"gpu": "1"},
+		"nvlink-down":    {"gpu": "1", "link": "4"},
+		"port-down":      {"device": "mlx5_0"},
+		"uvm-unload":     {},
+		"mig-busy":       {"gpu": "1"},
+		"fabric-health":  {"problem": "route-unhealthy"},
+		"delay":          {"function": "*", "ms": "5"},
+		"imex-partition": {"peers": "*"},
+		"imex-silence":   {},
+	}
+	before := body(t, root)
+	for name, args := range undone {
+		inject(t, root, name, args)
+		event, with, ok := fault.Opposite(name, args)
+		if !ok {
+			t.Errorf("%s has no opposite", name)
+			continue
+		}
+		inject(t, root, event, with)
+		if after := body(t, root); !reflect.DeepEqual(before.Node, after.Node) || !reflect.DeepEqual(before.GPUs[1].Core, after.GPUs[1].Core) ||
+			!reflect.DeepEqual(before.GPUs[1].Links, after.GPUs[1].Links) {
+			t.Errorf("%s leaves the node changed", event)
+		}
+	}
+	if got := read(t, root, "sys/class/infiniband/mlx5_0/ports/1/state"); got != "4: ACTIVE" {
+		t.Errorf("the port is %s", got)
+	}
+	for _, name := range []string{"xid", "ecc", "temp", "gpu-back", "imex-kill", "meteor"} {
+		if event, _, ok := fault.Opposite(name, fault.Arguments{"gpu": "1"}); ok {
+			t.Errorf("%s is undone by %s", name, event)
+		}
+	}
+	for name, args := range map[string]fault.Arguments{"mig-busy": {"gpu": "1", "busy": "false"},
+		"fabric-health": {"problem": "bandwidth", "present": "false"}} {
+		if event, with, ok := fault.Opposite(name, args); ok {
+			t.Errorf("%s%v is undone by %s%v", name, args, event, with)
+		}
+	}
+}
+
+func TestXIDIsWrittenToTheKernelLog(t *testing.T) {
+	root := render(t, "h100-hgx")
+	inject(t, root, "xid", fault.Arguments{"gpu": "1", "code": "31"})
+	inject(t, root, "gpu-lost", fault.Arguments{"gpu": "2"})
+	b := body(t, root)
+	var want []string
+	for gpu, text := range map[int]string{1: "31, pid='<unknown>', name=<unknown>, injected by fakefabric",
+		2: "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."} {
+		core := b.GPUs[gpu].Core
+		address := fmt.Sprintf("PCI:%04x:%02x:%02x", core.Domain, core.Bus, core.Device)
+		want = append(want, fmt.Sprintf("NVRM: GPU at %s: GPU-%s", address, profile.FormatUUID(core.UUID)),
+			fmt.Sprintf("NVRM: Xid (%s): %s", address, text))
+	}
+	var got []string
+	form := regexp.MustCompile(`^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [^ ]+ kernel: \[ *\d+\.\d{6}\] (.*)$`)
+	for line := range strings.Lines(read(t, state.KernelLog(root))) {
+		match := form.FindStringSubmatch(strings.TrimSpace(line))
+		if match == nil {
+			t.Fatalf("line %q is not as rsyslog writes it", line)
+		}
+		got = append(got, match[1])
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("kernel log (-want +got):\n%s", diff)
+	}
+
+	if err := os.Truncate(state.KernelLog(root), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	inject(t, root, "xid", fault.Arguments{"gpu": "1", "code": "31"})
+	if lines := strings.Count(read(t, state.KernelLog(root)), "\n"); lines != 1 {
+		t.Errorf("the next log has %d line ends, want 1", lines)
+	}
+	if _, err := os.Stat(state.KernelLog(root) + ".1"); err != nil {
+		t.Error(err)
+	}
+
+	p, err := profile.Load("h100-hgx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(state.KernelLog(root)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the next machine has the log of this one: %v", err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,8 +21,6 @@ const (
 	eventDoubleBitECC = 0x2
 	eventXID          = 0x8
 	xidOffTheBus      = 79
-	// Fabric health: bits 0-1, where 1 means that bandwidth is degraded and 2 that it is not.
-	degradedMask, degraded, notDegraded = 0x3, 1, 2
 )
 
 // living returns the GPU, unless it is lost already.
@@ -38,6 +37,11 @@ func (c *change) post(kind, data uint64, gi, ci uint32) error {
 	i, err := c.gpu()
 	if err != nil {
 		return err
+	}
+	if kind == eventXID {
+		if err := c.logXID(i, data); err != nil {
+			return err
+		}
 	}
 	return c.file.Post(state.Event{Type: kind, Data: data, GPU: uint32(i), GPUInstance: gi, ComputeInstance: ci})
 }
@@ -168,21 +172,9 @@ func nvlink(active uint32) func(*change) error {
 				return refuse("link %d is so already", n)
 			}
 			g.Links[n].Active = active
-			health := uint32(notDegraded)
-			for _, l := range g.Links[:m.LinkCount] {
-				if l.Active == 0 {
-					health = degraded
-				}
-			}
-			if g.Core.FabricHealth&degradedMask != 0 { // the machine reports it
-				g.Core.FabricHealth = g.Core.FabricHealth&^degradedMask | health
-			}
-			if g.Core.FabricSummary != 0 {
-				g.Core.FabricSummary = 1
-				if health == degraded {
-					g.Core.FabricSummary = 3 // limited capacity
-				}
-			}
+			down := func(l state.Link) bool { return l.Active == 0 }
+			health := healthFields()["bandwidth"].value(slices.ContainsFunc(g.Links[:m.LinkCount], down))
+			setHealth(&g.Core, healthFields()["bandwidth"], health)
 			return nil
 		})
 	}

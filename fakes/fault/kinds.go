@@ -28,6 +28,10 @@ func Kinds() []Kind {
 			{Name: "cluster", Summary: "the cluster's UUID; empty keeps it", Default: ""},
 			{Name: "clique", Summary: "the clique's number; empty keeps it", Default: ""},
 			{Name: "state", Summary: "completed, in-progress, not-started or not-supported", Default: "completed"}}, cliqueChange},
+		{"fabric-health", "GPUs report a problem of the NVLink fabric, in NVML's health mask and summary, or that it is over", []Parameter{
+			{Name: "problem", Summary: "one of " + healthNames(), Required: true},
+			{Name: "gpu", Summary: "index of one GPU, or all", Default: "all"},
+			{Name: "present", Summary: "true or false", Default: "true"}}, fabricHealth},
 		{"mem", "memory in use by nobody in particular", []Parameter{gpuParameter, {Name: "mib", Summary: "MiB in use", Required: true}}, memory},
 		{"util", "utilisation", []Parameter{gpuParameter, {Name: "percent", Summary: "of the GPU", Required: true},
 			{Name: "memory", Summary: "percent of the memory's bandwidth", Default: "0"}}, utilisation},

@@ -15,6 +15,9 @@ const (
 	KernelRoot = "/proc/driver/fakefabric"
 )
 
+// KernelLog is the path of the lines that the NVIDIA driver of the node at root has written into its kernel's log.
+func KernelLog(root string) string { return filepath.Join(root, "state", "kern.log") }
+
 // Opens returns a function that reports whether this process can open a GPU of the node at root, by the minor number of its device
 // node. The nodes are those in /dev only where the driver is the machine's own (FallbackRoot, when nothing points there, or
 // KernelRoot). Elsewhere it returns nil: every GPU can be opened. See ff_state_opens.

@@ -108,8 +108,10 @@ func Render(ctx context.Context, o Options) error {
 		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
 	// Faults of the previous machine must not remain.
-	if err := ignoreMissing(os.Remove(filepath.Join(root, "state", imex.FaultsName))); err != nil {
-		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+	for _, path := range []string{filepath.Join(root, "state", imex.FaultsName), state.KernelLog(root), state.KernelLog(root) + ".1"} {
+		if err := ignoreMissing(os.Remove(path)); err != nil {
+			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+		}
 	}
 	return writeRendered(root, n, o)
 }

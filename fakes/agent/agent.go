@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"runtime"
@@ -39,6 +40,8 @@ type Options struct {
 	// Sysfs is where the machine's own sysfs is mounted. Where it shows an NVIDIA GPU, Run refuses to start, unless BesideGPUs is set.
 	Sysfs      string
 	BesideGPUs bool
+	// Faults: FabricFaults that select the node happen to it, and the node's results are written into their status.
+	Faults bool
 	// CDIRoot is the container runtime's directory of CDI specifications; empty: none are written.
 	CDIRoot string
 	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
@@ -51,9 +54,14 @@ type Options struct {
 // agent is the running state: the last rendering, and the last error.
 type agent struct {
 	Options
-	mu      sync.Mutex
-	problem error
-	current string
+	// hardware is held while the node is rendered, and while FabricFaults happen to it.
+	hardware sync.Mutex
+	mu       sync.Mutex
+	problem  error
+	current  string
+	// labels are the node's; nil until they have been read.
+	labels map[string]string
+	faults *faults
 }
 
 var errStarting = errors.New("the node's labels have not been read yet")
@@ -63,7 +71,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	a := &agent{Options: o, problem: errStarting}
+	a := &agent{Options: o, problem: errStarting, faults: newFaults()}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	health, control := http.NewServeMux(), http.NewServeMux()
@@ -84,6 +92,10 @@ func Run(ctx context.Context, o Options) error {
 		defer stop()
 	}
 	wg.Go(func() { a.syncMIG(ctx) })
+	if o.Faults {
+		wg.Go(func() { a.followFaults(ctx) })
+		wg.Go(func() { a.keepFaults(ctx) })
+	}
 	a.follow(ctx)
 	return nil
 }
@@ -108,18 +120,26 @@ func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, h
 	}, nil
 }
 
-// follow renders for every state of the labels. While the API server cannot be reached it retries, at intervals of up to 10 s.
+// follow renders for every state of the labels.
 func (a *agent) follow(ctx context.Context) {
-	wait := time.Second
-	for {
-		err := a.API.WatchLabels(ctx, a.NodeName, func(labels map[string]string) {
-			wait = time.Second
+	a.retry(ctx, "following the node's labels", func(reached func()) error {
+		return a.API.WatchLabels(ctx, a.NodeName, func(labels map[string]string) {
+			reached()
 			a.apply(ctx, labels)
 		})
+	})
+}
+
+// retry calls watch again whenever it ends, until ctx ends. While the API server cannot be reached the intervals grow up to 10 s; watch
+// calls reached when it was.
+func (a *agent) retry(ctx context.Context, what string, watch func(reached func()) error) {
+	wait := time.Second
+	for {
+		err := watch(func() { wait = time.Second })
 		if ctx.Err() != nil {
 			return
 		}
-		a.Log.Warn("following the node's labels", "error", err, "retry", wait)
+		a.Log.Warn(what, "error", err, "retry", wait)
 		select {
 		case <-ctx.Done():
 			return
@@ -132,7 +152,14 @@ func (a *agent) follow(ctx context.Context) {
 // apply renders the hardware that the labels describe.
 func (a *agent) apply(ctx context.Context, labels map[string]string) {
 	wanted := fmt.Sprint(labels[LabelProfile], " ", labels[LabelIndex], " ", labels[LabelNodes])
+	a.hardware.Lock()
+	defer a.hardware.Unlock()
+	defer a.faults.changed() // their selectors may match now
 	a.mu.Lock()
+	a.labels = maps.Clone(labels)
+	if a.labels == nil {
+		a.labels = map[string]string{}
+	}
 	same := a.current == wanted && a.problem == nil
 	a.mu.Unlock()
 	if same {
@@ -166,6 +193,9 @@ func (a *agent) render(ctx context.Context, labels map[string]string) error {
 	if r, err := tree.ReadRendered(a.Root); err == nil && r.Profile == o.Profile.Name && r.Node == o.Node && r.Nodes == o.Nodes {
 		a.Log.Info("already rendered", "profile", name, "node", o.Node)
 		return a.writeSpecs(o) // /var/run is empty after a reboot
+	}
+	if err := removeRecord(a.Root); err != nil {
+		return err // another machine: nothing has happened to it
 	}
 	begin := time.Now()
 	if err := tree.Render(ctx, o); err != nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -16,7 +18,7 @@ import (
 	"strings"
 )
 
-// API reads nodes from a Kubernetes API server, with nothing but net/http: the agent's image stays small.
+// API reads nodes and FabricFaults from a Kubernetes API server, with nothing but net/http: the agent's image stays small.
 type API struct {
 	// Server is the base URL.
 	Server string
@@ -54,37 +56,79 @@ func InCluster() (*API, error) {
 // node is the part of a Node that is needed.
 type node struct {
 	Metadata struct {
-		Name            string            `json:"name"`
-		ResourceVersion string            `json:"resourceVersion"`
-		Labels          map[string]string `json:"labels"`
+		Labels map[string]string `json:"labels"`
 	} `json:"metadata"`
 }
 
+const nodesPath = "/api/v1/nodes"
+
 // WatchLabels calls fn with the node's labels now and after each change, until the server ends the watch or ctx ends.
 func (a *API) WatchLabels(ctx context.Context, name string, fn func(map[string]string)) error {
-	query := url.Values{"fieldSelector": {"metadata.name=" + name}}
-	list, err := a.get(ctx, query)
+	labels := func(object json.RawMessage) error {
+		var n node
+		if err := json.Unmarshal(object, &n); err != nil {
+			return err
+		}
+		fn(n.Metadata.Labels)
+		return nil
+	}
+	err := a.watch(ctx, nodesPath, byName(name), func(nodes []json.RawMessage) error {
+		if len(nodes) != 1 {
+			return errors.New("there is no such node; NODE_NAME must be the Kubernetes node's name")
+		}
+		return labels(nodes[0])
+	}, func(kind string, object json.RawMessage) error {
+		if kind == "DELETED" {
+			return errors.New("the node was deleted")
+		}
+		return labels(object)
+	})
+	return fmt.Errorf("watch node %s: %w", name, err)
+}
+
+func byName(name string) url.Values { return url.Values{"fieldSelector": {"metadata.name=" + name}} }
+
+// nodeExists reports whether the cluster has a node of that name.
+func (a *API) nodeExists(ctx context.Context, name string) (bool, error) {
+	nodes, err := a.list(ctx, nodesPath, byName(name))
+	return len(nodes.Items) > 0, err
+}
+
+// list is the answer to a list request.
+type list struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Items []json.RawMessage `json:"items"`
+}
+
+func (a *API) list(ctx context.Context, path string, query url.Values) (list, error) {
+	var l list
+	answer, err := a.do(ctx, http.MethodGet, path, query, "", nil)
+	if err != nil {
+		return l, err
+	}
+	defer func() { _ = answer.Close() }() // only read from
+	if err := json.NewDecoder(answer).Decode(&l); err != nil {
+		return l, fmt.Errorf("read %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// watch calls listed with the objects at path, then changed with each ADDED, MODIFIED and DELETED one, until the server ends the watch, ctx
+// ends or one of the two returns an error. The error is never nil.
+func (a *API) watch(ctx context.Context, path string, query url.Values, listed func([]json.RawMessage) error,
+	changed func(kind string, object json.RawMessage) error) error {
+	now, err := a.list(ctx, path, query)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = list.Close() }() // only read from
-	var nodes struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Items []node `json:"items"`
+	if err := listed(now.Items); err != nil {
+		return err
 	}
-	if err := json.NewDecoder(list).Decode(&nodes); err != nil {
-		return fmt.Errorf("read node %s: %w", name, err)
-	}
-	if len(nodes.Items) != 1 {
-		return fmt.Errorf("there is no node %q; NODE_NAME must be the Kubernetes node's name", name)
-	}
-	fn(nodes.Items[0].Metadata.Labels)
-
-	query.Set("watch", "true")
-	query.Set("resourceVersion", nodes.Metadata.ResourceVersion)
-	stream, err := a.get(ctx, query)
+	watching := url.Values{"watch": {"true"}, "resourceVersion": {now.Metadata.ResourceVersion}}
+	maps.Copy(watching, query)
+	stream, err := a.do(ctx, http.MethodGet, path, watching, "", nil)
 	if err != nil {
 		return err
 	}
@@ -96,25 +140,35 @@ func (a *API) WatchLabels(ctx context.Context, name string, fn func(map[string]s
 			Object json.RawMessage `json:"object"`
 		}
 		if err := events.Decode(&event); err != nil {
-			return fmt.Errorf("watch node %s: %w", name, err)
+			return err
 		}
-		var n node
 		switch event.Type {
-		case "ADDED", "MODIFIED":
-			if err := json.Unmarshal(event.Object, &n); err != nil {
-				return fmt.Errorf("watch node %s: %w", name, err)
+		case "ADDED", "MODIFIED", "DELETED":
+			if err := changed(event.Type, event.Object); err != nil {
+				return err
 			}
-			fn(n.Metadata.Labels)
-		case "ERROR", "DELETED":
-			return fmt.Errorf("watch node %s: %s: %s", name, event.Type, event.Object)
+		case "ERROR":
+			return fmt.Errorf("the server ended the watch: %s", event.Object)
 		}
 	}
 }
 
-func (a *API) get(ctx context.Context, query url.Values) (io.ReadCloser, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.Server+"/api/v1/nodes?"+query.Encode(), nil)
+// statusError is an answer of the API server other than 200.
+type statusError struct {
+	code int
+	text string
+}
+
+func (e statusError) Error() string { return e.text }
+
+// do sends a request; content is the type of the body.
+func (a *API) do(ctx context.Context, method, path string, query url.Values, content string, body []byte) (io.ReadCloser, error) {
+	r, err := http.NewRequestWithContext(ctx, method, a.Server+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
+	}
+	if content != "" {
+		r.Header.Set("Content-Type", content)
 	}
 	if a.Token != nil {
 		token, err := a.Token()
@@ -130,7 +184,7 @@ func (a *API) get(ctx context.Context, query url.Values) (io.ReadCloser, error) 
 	if response.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 1024)) // as much of the reason as there is
 		_ = response.Body.Close()
-		return nil, fmt.Errorf("%s answers %s: %s", r.URL.Path, response.Status, text)
+		return nil, statusError{response.StatusCode, fmt.Sprintf("%s %s answers %s: %s", method, path, response.Status, text)}
 	}
 	return response.Body, nil
 }

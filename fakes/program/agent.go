@@ -41,6 +41,7 @@ func agentCommand() *cobra.Command {
 	f.StringVar(&o.Listen, "listen", ":8089", "address of /healthz")
 	f.StringVar(&o.Control, "control", "127.0.0.1:8090", "address of /node and /events, of loopback; empty for none")
 	f.StringVar(&o.Sysfs, "sysfs", "/sys", "where the machine's own sysfs is, which is searched for real GPUs")
+	f.BoolVar(&o.Faults, "faults", false, "let FabricFaults that select the node happen to it; the cluster needs their CRD")
 	f.StringVar(&o.CDIRoot, "cdi-root", "", "the container runtime's directory of CDI specifications, as /var/run/cdi; empty: write none")
 	f.BoolVar(&o.BesideGPUs, "beside-gpus", false, "render though the machine has real GPUs of NVIDIA's")
 	f.StringVar(&o.Tree.LibraryDir, "library-dir", "",

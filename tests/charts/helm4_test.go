@@ -32,6 +32,7 @@ func TestHelm4RendersChartsAsHelm3(t *testing.T) {
 		{"gpufabric with a driver container", "gpufabric", "gpufabric/ci/driver-container.yaml"},
 		{"gpufabric with everything on", "gpufabric", "gpufabric/ci/everything.yaml"},
 		{"fake-hardware as it comes", "fake-hardware", ""},
+		{"fake-hardware with everything on", "fake-hardware", "fake-hardware/ci/everything.yaml"},
 	} {
 		var values []string
 		if one.values != "" {

@@ -127,7 +127,8 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
 		"gpufabric with everything on": {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-mps-keeper",
 			"gpufabric-vgpu-plugin"},
-		"fake-hardware as it comes": {"fake-hardware"},
+		"fake-hardware as it comes":        {"fake-hardware"},
+		"fake-hardware with everything on": {"fake-hardware"},
 	}
 	for _, rendering := range renderings(t) {
 		t.Run(rendering.name, func(t *testing.T) {

@@ -67,6 +67,8 @@ func TestNoRightHasAWildcard(t *testing.T) {
 		if chart == "gpufabric" {
 			values = everything()
 			values["scheduler"] = on()
+		} else {
+			values["faults"] = true
 		}
 		for _, object := range renderValues(t, chart, values) {
 			for _, rule := range rules(t, object) {

@@ -24,6 +24,7 @@ func renderings(t *testing.T) []rendering {
 		{"gpufabric with a driver container", "gpufabric", "gpufabric/ci/driver-container.yaml"},
 		{"gpufabric with everything on", "gpufabric", "gpufabric/ci/everything.yaml"},
 		{"fake-hardware as it comes", "fake-hardware", ""},
+		{"fake-hardware with everything on", "fake-hardware", "fake-hardware/ci/everything.yaml"},
 	} {
 		out = append(out, rendering{one.name, renderFile(t, one.chart, one.values)})
 	}

@@ -21,7 +21,13 @@ spec: {spec: {devices: {requests: [{name: device, exactly: %s}]}}}
 }
 
 // deafPod is a pod with a claim, whose container ignores SIGTERM.
-func deafPod(name, node, template string) string {
+func deafPod(name, node, template string) string { return holdingPod(name, node, template, "") }
+
+// politePod is a pod with a claim, whose container ends when it is asked to.
+func politePod(name, node, template string) string { return holdingPod(name, node, template, "exit 0") }
+
+// holdingPod is a pod with a claim, whose container runs a command on SIGTERM; with an empty one it ignores the signal.
+func holdingPod(name, node, template, onTerm string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
@@ -32,10 +38,10 @@ spec:
   containers:
     - name: main
       image: ubuntu:22.04
-      command: [bash, -c, "trap '' TERM; while true; do sleep 1; done"]
+      command: [bash, -c, "trap '%[4]s' TERM; while true; do sleep 1; done"]
       resources: {claims: [{name: device}]}
   resourceClaims: [{name: device, resourceClaimTemplateName: %[3]s}]
----`, name, node, template)
+---`, name, node, template, onTerm)
 }
 
 // podProcesses is a script that prints the processes of the pod with a UID, each on a line. It supports cgroups of version 1 and 2, and the
@@ -70,32 +76,53 @@ func (e *environment) devicesOf(t *testing.T, pod string) string {
 		"ls /dev/infiniband /dev/nvidia-caps-imex-channels 2>/dev/null | grep -E 'uverbs|channel'; true")
 }
 
+// gpuUUID waits until a node offers a GPU, and returns its UUID.
+func (e *environment) gpuUUID(t *testing.T, node string, index int) string {
+	t.Helper()
+	var uuid string
+	e.eventually(t, fmt.Sprintf("%s to offer GPU %d", node, index), func(ctx context.Context) (found bool, out string, err error) {
+		uuid, err = e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector=spec.driver="+gpuDriver+",spec.nodeName="+node, "--output",
+			fmt.Sprintf(`jsonpath={.items[*].spec.devices[?(@.name=="gpu-%d")].attributes.uuid.string}`, index))
+		return strings.HasPrefix(uuid, "GPU-"), uuid, err
+	})
+	return strings.TrimSpace(uuid)
+}
+
+// gpuDriver is the driver of GPUs, and the class of whole ones.
+const gpuDriver = "gpu.nvidia.com"
+
+// requestOf is a request of a claim for a device of a class that fits a CEL expression. capacity may be empty.
+func requestOf(class, capacity, expression string) string {
+	return fmt.Sprintf(`{deviceClassName: %s, %s selectors: [{cel: {expression: '%s'}}]}`, class, capacity, expression)
+}
+
+// wholeGPU, migOf and shareOf request a GPU by its index, a MIG instance of the GPU with a UUID, and a share of a GPU by its index.
+func wholeGPU(index int) string { return requestOf(gpuDriver, "", gpuIndex(index)) }
+
+func migOf(uuid string) string {
+	return requestOf("mig.nvidia.com", "", `device.attributes["gpu.nvidia.com"].parentUUID == "`+uuid+
+		`" && device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`)
+}
+
+func shareOf(index int) string {
+	return requestOf("gpu-share.gpufabric.io", `capacity: {requests: {memory: 20Gi, cores: "30"}},`, gpuIndex(index))
+}
+
+func gpuIndex(index int) string { return fmt.Sprintf(`device.attributes["%s"].index == %d`, gpuDriver, index) }
+
 // testForcedDeletion deletes pods by force whose containers run on: one with a whole GPU, one with a MIG instance, one with a share, and
 // one with a NIC. The next pods request the same device or the whole one.
 func testForcedDeletion(t *testing.T, e *environment) {
-	const gpu, resource = "gpu.nvidia.com", "rdma/forced"
+	const resource = "rdma/forced"
 	node := e.Workers()[0]
-	var uuid string
-	e.eventually(t, node+" to offer GPU 4", func(ctx context.Context) (found bool, out string, err error) {
-		uuid, err = e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector=spec.driver=gpu.nvidia.com,spec.nodeName="+node, "--output",
-			`jsonpath={.items[*].spec.devices[?(@.name=="gpu-4")].attributes.uuid.string}`)
-		return strings.HasPrefix(uuid, "GPU-"), uuid, err
-	})
-	of := func(class, capacity, expression string) string {
-		return fmt.Sprintf(`{deviceClassName: %s, %s selectors: [{cel: {expression: '%s'}}]}`, class, capacity, expression)
-	}
-	index := func(i int) string { return fmt.Sprintf(`device.attributes["%s"].index == %d`, gpu, i) }
-	instance := `device.attributes["gpu.nvidia.com"].parentUUID == "` + strings.TrimSpace(uuid) +
-		`" && device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`
-	nic := of("rdma.gpufabric.io", "", `has(device.attributes["rdma.gpufabric.io"].pool) && device.attributes["rdma.gpufabric.io"].pool == "`+
-		resource+`" && device.attributes["rdma.gpufabric.io"].rdmaDevice == "mlx5_3"`)
+	nic := requestOf("rdma.gpufabric.io", "", `has(device.attributes["rdma.gpufabric.io"].pool) && `+
+		`device.attributes["rdma.gpufabric.io"].pool == "`+resource+`" && device.attributes["rdma.gpufabric.io"].rdmaDevice == "mlx5_3"`)
 	e.apply(t, `{apiVersion: gpufabric.io/v1alpha1, kind: RDMAPool, metadata: {name: forced}, spec: {resourceName: forced, mode: Exclusive,
 		selectors: {vendors: ["15b3"]}}}`)
 	e.apply(t, strings.Join([]string{
-		deafClaim("forced-whole", of(gpu, "", index(5))),
-		deafClaim("forced-mig", of("mig.nvidia.com", "", instance)), deafClaim("forced-whole-mig", of(gpu, "", index(4))),
-		deafClaim("forced-share", of("gpu-share.gpufabric.io", `capacity: {requests: {memory: 20Gi, cores: "30"}},`, index(3))),
-		deafClaim("forced-whole-share", of(gpu, "", index(3))),
+		deafClaim("forced-whole", wholeGPU(5)),
+		deafClaim("forced-mig", migOf(e.gpuUUID(t, node, 4))), deafClaim("forced-whole-mig", wholeGPU(4)),
+		deafClaim("forced-share", shareOf(3)), deafClaim("forced-whole-share", wholeGPU(3)),
 		deafClaim("forced-nic", nic),
 	}, "\n"))
 	e.takenOver(t, node, []succession{
@@ -103,27 +130,56 @@ func testForcedDeletion(t *testing.T, e *environment) {
 		{"a MIG instance, then its GPU", "forced-mig", "forced-whole-mig"},
 		{"a share, then its GPU", "forced-share", "forced-whole-share"},
 		{"a NIC", "forced-nic", "forced-nic"},
-	})
+	}, deletedByForce())
+}
+
+// loss is a way in which the API loses pods whose containers run on.
+type loss struct {
+	of func(t *testing.T, e *environment, pods []string)
+	// shown reports whether somebody can see that a pod waits for the containers of the pod with a UID. want describes that.
+	shown func(t *testing.T, e *environment, next, uid string) bool
+	want  string
+}
+
+func deletedByForce() loss {
+	return loss{
+		of: func(t *testing.T, e *environment, pods []string) {
+			t.Helper()
+			e.kubectl(t, append([]string{"delete", "pod", "--force", "--grace-period=0", "--wait=false"}, pods...)...)
+		},
+		shown: func(t *testing.T, e *environment, next, uid string) bool {
+			t.Helper()
+			return e.waitsForPod(t, next, uid)
+		},
+		want: "an Event of the next pod with the reason DeviceInUse, which names the pod that it waits for",
+	}
 }
 
 // testForcedChannel is the same for the IMEX session of a node, which a pod of another ComputeDomain gets next.
 func testForcedChannel(t *testing.T, e *environment) {
-	for _, name := range []string{"forced-a", "forced-b"} {
+	e.domains(t, "forced-a", "forced-b")
+	e.takenOver(t, e.Workers()[0], []succession{{"an IMEX channel", "forced-a", "forced-b"}}, deletedByForce())
+}
+
+// domains makes ComputeDomains of a node each, with claim templates of the same names.
+func (e *environment) domains(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
 		e.apply(t, fmt.Sprintf(`{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: %[1]s},
 			spec: {numNodes: 1, channel: {resourceClaimTemplate: {name: %[1]s}}}}`, name))
 		e.kubectl(t, "wait", "resourceclaimtemplate/"+name, "--for=create", inTime)
 	}
-	e.takenOver(t, e.Workers()[0], []succession{{"an IMEX channel", "forced-a", "forced-b"}})
 }
 
-// takenOver deletes the first pod of each succession by force, whose container runs on. The next one gets its device when that
-// container has ended, and not before.
-func (e *environment) takenOver(t *testing.T, node string, all []succession) {
+// takenOver has the API lose the first pod of each succession, whose container runs on. The next one gets its device when that container
+// has ended, and not before.
+func (e *environment) takenOver(t *testing.T, node string, all []succession, lost loss) {
 	t.Helper()
-	uids, saw := make([]string, len(all)), make([]string, len(all))
+	pods, uids, saw := make([]string, len(all)), make([]string, len(all)), make([]string, len(all))
 	first := func(i int) string { return fmt.Sprintf("forced-%d", i) }
 	next := func(i int) string { return fmt.Sprintf("after-forced-%d", i) }
 	for i, s := range all {
+		pods[i] = first(i)
 		e.apply(t, deafPod(first(i), node, s.first))
 	}
 	t.Cleanup(func() { // before the pods are deleted, where the test failed
@@ -140,8 +196,8 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession) {
 		_, err := docker.Script(t.Context(), node, signalRuntime(first(i), "STOP"))
 		must(t, err)
 	}
+	lost.of(t, e, pods)
 	for i, s := range all {
-		e.kubectl(t, "delete", "pod", first(i), "--force", "--grace-period=0", "--wait=false")
 		e.apply(t, deafPod(next(i), node, s.next))
 		t.Cleanup(func() { e.kubectlCleanup(t, "delete", "pod/"+next(i), "--grace-period=1", "--ignore-not-found") })
 	}
@@ -157,14 +213,12 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession) {
 			if phase := e.kubectl(t, "get", "pod", next(i), "--output", "jsonpath={.status.phase}"); phase != "Pending" {
 				t.Fatalf("%s: the next pod is %s while the first one's container has it", s.device, phase)
 			}
-			events := e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+next(i), "--output",
-				`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
-			waits[i] = waits[i] || strings.Contains(events, "DeviceInUse") && strings.Contains(events, "UID "+uids[i])
+			waits[i] = waits[i] || lost.shown(t, e, next(i), uids[i])
 		}
 	}
 	for i, s := range all {
 		if !waits[i] {
-			t.Errorf("%s: no Event of the next pod has the reason DeviceInUse and names the pod that it waits for:\n%s", s.device,
+			t.Errorf("%s: want %s. Events of the next pod:\n%s", s.device, lost.want,
 				e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+next(i)))
 		}
 		_, err := docker.Script(t.Context(), node, endPod(first(i), uids[i]))
@@ -176,4 +230,12 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession) {
 			t.Errorf("%s: the next pod sees %q, want %q", s.device, got, saw[i])
 		}
 	}
+}
+
+// waitsForPod reports whether an Event of a pod has the reason DeviceInUse, and names the pod with a UID.
+func (e *environment) waitsForPod(t *testing.T, pod, uid string) bool {
+	t.Helper()
+	events := e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+pod, "--output",
+		`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
+	return strings.Contains(events, "DeviceInUse") && strings.Contains(events, "UID "+uid)
 }

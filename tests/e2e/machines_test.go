@@ -40,6 +40,9 @@ func TestMachines(t *testing.T) {
 			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
 			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
 			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
+			{"pods with a GPU and a channel end without a driver", testDriverRemovedUnderChannel},
+			{"a Node registered again offers its devices, and its pods keep theirs", testNodeRegisteredAgain},
+			{"containers of a Node that was away keep their devices when it is back", testNodeAwayForLong},
 		}, true},
 		// MPS mounts a tmpfs of the claim over /dev/shm, which needs privilege.
 		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
@@ -53,6 +56,7 @@ func TestMachines(t *testing.T) {
 			{"a plugin killed in a prepare loses nothing", long(testKilledInPrepare)},
 			{"a drained node's GPUs can be reset", long(testDrain)},
 			{"pods deleted by force keep their devices until their containers have ended", long(testForcedDeletion)},
+			{"pods with GPUs end without a driver", long(testDriverRemoved)},
 			{"a reboot prepares claims again", testReboot},
 			{"a GPU comes with the NIC that is nearest to it", long(testAlignedPair)},
 			{"a pod sees the /sys of its node", long(testNodesSysfs)},

@@ -108,7 +108,9 @@ func shareOf(index int) string {
 	return requestOf("gpu-share.gpufabric.io", `capacity: {requests: {memory: 20Gi, cores: "30"}},`, gpuIndex(index))
 }
 
-func gpuIndex(index int) string { return fmt.Sprintf(`device.attributes["%s"].index == %d`, gpuDriver, index) }
+func gpuIndex(index int) string {
+	return fmt.Sprintf(`device.attributes["%s"].index == %d`, gpuDriver, index)
+}
 
 // testForcedDeletion deletes pods by force whose containers run on: one with a whole GPU, one with a MIG instance, one with a share, and
 // one with a NIC. The next pods request the same device or the whole one.

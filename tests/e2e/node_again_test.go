@@ -70,7 +70,9 @@ func (e *environment) nodeUID(t *testing.T, node string) string {
 // group of nodes. Without them the agent would remove the hardware.
 func (e *environment) keepHardware(t *testing.T, node string) {
 	t.Helper()
-	var object struct{ Metadata struct{ Labels map[string]string } }
+	var object struct {
+		Metadata struct{ Labels map[string]string }
+	}
 	e.get(t, &object, "node", node)
 	var labels []string
 	for key, value := range object.Metadata.Labels {
@@ -84,7 +86,9 @@ func (e *environment) keepHardware(t *testing.T, node string) {
 		_, err := docker.Script(ctx, node, text)
 		must(t, err)
 	}
-	t.Cleanup(func() { script(context.WithoutCancel(t.Context()), "test ! -e "+flags+".before || mv "+flags+".before "+flags) })
+	t.Cleanup(func() {
+		script(context.WithoutCancel(t.Context()), "test ! -e "+flags+".before || mv "+flags+".before "+flags)
+	})
 	script(t.Context(), fmt.Sprintf(`cp %[1]s %[1]s.before
 		sed -i 's|^KUBELET_KUBEADM_ARGS="|&--node-labels=%[2]s |' %[1]s
 		grep -q 'node-labels=%[2]s' %[1]s`, flags, strings.Join(labels, ",")))

@@ -128,8 +128,10 @@ type ExistsError struct {
 	Kind     string
 	Key      Key
 	Managers []string
-	// Owned is whether a Terraform state holds the object; Creating whether its creation is under way or was cut off elsewhere.
-	Owned, Creating bool
+	// Owner is the mark of the Terraform state that holds the object, empty for none; Release the command that releases it.
+	Owner, Release string
+	// Creating is whether the object's creation is under way or was cut off elsewhere.
+	Creating bool
 }
 
 func (e *ExistsError) Error() string {
@@ -155,7 +157,11 @@ func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, orig
 	if found != nil {
 		mark := found.GetAnnotations()[CreationAnnotation]
 		if !origin.Abandoned(mark) {
-			return nil, nil, &ExistsError{s.kind.Name, key, managers(found), found.GetAnnotations()[OwnerAnnotation] != "", mark != ""}
+			exists := &ExistsError{Kind: s.kind.Name, Key: key, Managers: managers(found), Creating: mark != ""}
+			if owner := found.GetAnnotations()[OwnerAnnotation]; owner != Released {
+				exists.Owner, exists.Release = owner, releaseCommand(s.kind, key)
+			}
+			return nil, nil, exists
 		}
 		obj.SetUID(found.GetUID())
 	}
@@ -221,7 +227,7 @@ func (s *Store) Update(ctx context.Context, obj *unstructured.Unstructured, reco
 	var conflict *ConflictError
 	if errors.As(err, &conflict) && !conflict.applied() {
 		applied, err = s.Apply(ctx, obj, true)
-		reverted = conflict.Conflicts
+		reverted = slices.DeleteFunc(conflict.Conflicts, func(c Conflict) bool { return c.Field == ".metadata.annotations."+OwnerAnnotation })
 	}
 	if rejects(err) && len(foreignFields(found, obj)) > 0 {
 		var removed []Conflict

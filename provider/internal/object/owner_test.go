@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/provider/internal/apiserver"
 	"gpufabric.io/provider/internal/cluster"
@@ -56,7 +57,7 @@ func TestStoreTouchesOnlyWhatItsStateHolds(t *testing.T) {
 		for name, origin := range map[string]*Origin{"another directory": other, "the same directory": newOrigin("first", 3, dead)} {
 			_, _, err := store.Create(t.Context(), config("owned", "b"), origin, true)
 			var exists *ExistsError
-			if !errors.As(err, &exists) || !exists.Owned || exists.Creating || value(t, "owned") != "a" {
+			if !errors.As(err, &exists) || exists.Owner == "" || exists.Creating || value(t, "owned") != "a" {
 				t.Errorf("from %s: error %v, value %s; want it refused and unchanged", name, err, value(t, "owned"))
 			}
 		}
@@ -103,6 +104,35 @@ func TestStoreTouchesOnlyWhatItsStateHolds(t *testing.T) {
 			t.Errorf("value %s", got)
 		}
 	})
+	t.Run("an object that another state imported is the other state's from its first change", func(t *testing.T) {
+		made, settle := create(t, "given", first)
+		if err := settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		key := Key{Namespace: "default", Name: "given"}
+		var held *HeldError
+		if _, err := store.kind.Import(made); !errors.As(err, &held) || held.Owner != made.GetAnnotations()[OwnerAnnotation] {
+			t.Fatalf("import: error %v, want it refused with the owner", err)
+		}
+		patch := []byte(`{"metadata":{"annotations":{"` + OwnerAnnotation + `":"` + Released + `"}}}`)
+		byHand := metav1.PatchOptions{FieldManager: "kubectl"}
+		released, err := store.resource(key).Patch(t.Context(), key.Name, types.MergePatchType, patch, byHand)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := store.kind.Import(released)
+		if err != nil || !record.Holds(released) || RecordOf(made).Holds(released) {
+			t.Fatalf("import: record %v, error %v; want it held by the importing state alone", record, err)
+		}
+		applied, reverted, err := store.Update(t.Context(), config("given", "b"), record, false)
+		if err != nil || len(reverted) != 0 || !record.Holds(applied) || record.Follow(applied).Unmarked {
+			t.Errorf("update: %v, reverted %v, error %v", applied, reverted, err)
+		}
+		var replaced *ReplacedError
+		if _, err := store.Delete(t.Context(), key, RecordOf(made)); !errors.As(err, &replaced) {
+			t.Errorf("delete by the first state: error %v", err)
+		}
+	})
 	t.Run("an object that a backup restored with its owner is still the state's", func(t *testing.T) {
 		made, _ := create(t, "restored", first)
 		record := RecordOf(made)
@@ -111,6 +141,39 @@ func TestStoreTouchesOnlyWhatItsStateHolds(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+}
+
+func TestRecordHoldsByOwnerElseByUID(t *testing.T) {
+	object := func(uid, mark string) *unstructured.Unstructured {
+		obj := &unstructured.Unstructured{Object: map[string]any{}}
+		obj.SetUID(types.UID(uid))
+		if mark != "" {
+			annotate(obj, OwnerAnnotation, mark)
+		}
+		return obj
+	}
+	own, imported := Record{UID: "1", Owner: "a"}, Record{UID: "1", Owner: "a", Unmarked: true}
+	for _, test := range []struct {
+		name          string
+		obj           *unstructured.Unstructured
+		own, imported bool
+	}{
+		{"the mark", object("1", "a"), true, true},
+		{"the mark under another UID, as a backup restores it", object("2", "a"), true, true},
+		{"another mark", object("1", "b"), false, false},
+		{"no mark", object("1", ""), true, true},
+		{"no mark under another UID", object("2", ""), false, false},
+		{"a released mark", object("1", Released), false, true},
+		{"a released mark under another UID", object("2", Released), false, false},
+	} {
+		if own.Holds(test.obj) != test.own || imported.Holds(test.obj) != test.imported {
+			t.Errorf("%s: held %t, and %t by a state that imported it; want %t and %t", test.name, own.Holds(test.obj), imported.Holds(test.obj),
+				test.own, test.imported)
+		}
+	}
+	if record := own.Follow(object("2", "")); record != (Record{UID: "2", Owner: "a"}) {
+		t.Errorf("an object that lost its mark is recorded as %v: want the owner kept", record)
+	}
 }
 
 func TestOriginTakesAMarkForAbandonedOnlyWhenItsProcessHasEnded(t *testing.T) {

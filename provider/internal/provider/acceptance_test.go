@@ -42,6 +42,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"secrets on every way out", program(testCanaries)},
 		{"drift", testDrift},
 		{"imports", testImports},
+		{"moves between states", testMoves},
 		{"empty values", testEmptyValues},
 		{"ownership", program(testOwnership)},
 		{"compute domain", testComputeDomain},

@@ -297,7 +297,7 @@ func needActions(t *testing.T) {
 	}
 }
 
-func contains(t *testing.T, text string, wants ...string) {
+func contains(t testing.TB, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
 		if !strings.Contains(text, want) {

@@ -102,7 +102,8 @@ func (c *cli) plain(args ...string) string {
 }
 
 func (c *cli) try(args ...string) (string, error) {
-	args = append(append(args, "-no-color", "-input=false"), c.vars...)
+	flags := append([]string{args[0], "-no-color", "-input=false"}, c.vars...)
+	args = append(flags, args[1:]...) // options come before the address of an import
 	cmd := exec.CommandContext(c.tb.Context(), c.terraform, args...)
 	cmd.Dir, cmd.Env = c.dir, c.env
 	out, err := cmd.CombinedOutput()

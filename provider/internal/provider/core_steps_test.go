@@ -223,7 +223,8 @@ func (c *core) shown() *terraform.State {
 	return &terraform.State{Modules: []*terraform.ModuleState{module}}
 }
 
-// verifyImport imports a resource by its id and compares what comes with the state.
+// verifyImport imports a resource by its id and compares what comes with the state. The import is refused as long as the resource's object
+// has the state's mark.
 func (c *core) verifyImport(ctx context.Context, cfg *configuration, s resource.TestStep) error {
 	server, err := c.connect(ctx, cfg)
 	if err != nil {
@@ -231,7 +232,14 @@ func (c *core) verifyImport(ctx context.Context, cfg *configuration, s resource.
 	}
 	have, want := c.instances[s.ResourceName], map[string]string{}
 	flatten(want, "", have.state)
+	if _, err = c.importOne(ctx, server, have.kind, want["id"]); err == nil {
+		return errors.New("the import succeeds while the state has the object")
+	}
+	object := markedObject(c.t, cfg.dynamicClient(c.t), have.kind, want["id"])
+	mark := object.mark(c.t)
+	object.release(c.t, err.Error())
 	imported, err := c.importOne(ctx, server, have.kind, want["id"])
+	object.set(c.t, mark)
 	if err != nil {
 		return err
 	}

@@ -83,6 +83,8 @@ func testDrift(t *testing.T, s *apiserver.Server) {
 			{"another annotation is added", "no-op", "", edit(`{"metadata":{"annotations":{"theirs":"x"}}}`)},
 			{"a finalizer is added", "no-op", "", edit(`{"metadata":{"finalizers":["example.invalid/theirs"]}}`)},
 			{"the finalizer is removed", "no-op", "", edit(`{"metadata":{"finalizers":null}}`)},
+			{"the state's mark is removed", "no-op", "", edit(`{"metadata":{"annotations":{"gpufabric.io/terraform-owner":null}}}`)},
+			{"a label is changed without the mark", "update", "kubectl-edit", edit(`{"metadata":{"labels":{"team":"b"}}}`)},
 			{"the object is deleted", "create", "", func(t *testing.T) { deleteAndWait(t, objects) }},
 			{"the object is deleted and made anew by others", "create", "", func(t *testing.T) { remake(t, objects) }},
 		} {

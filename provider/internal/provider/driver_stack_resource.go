@@ -137,7 +137,7 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 		r.observeFailure(ctx, manager, &state, append(secret, recallSecrets(ctx, req.Private, &resp.Diagnostics)...), salt, resp)
 		return
 	}
-	record = upgraded.Record()
+	record = record.Follow(upgraded)
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
 	m.observe(upgraded, secret, salt)
 	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
@@ -210,6 +210,12 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		return
 	}
 	record := stackRecordIn(ctx, req.Private, &resp.Diagnostics)
+	if record.First.IsZero() { // an import
+		if record, err = last.Import(); err != nil {
+			addError(&resp.Diagnostics, "import "+title, err)
+			return
+		}
+	}
 	if !record.Holds(last) {
 		resp.Diagnostics.AddWarning("Driver stack belongs to somebody else now", fmt.Sprintf("%s in the state was removed or taken over: the "+
 			"cluster has a release of the same name that others installed. It is left alone.", capital(title)))
@@ -233,10 +239,7 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 	if state.Ready() { // the nodes that joined since count too
 		record.Scheduled = state.Scheduled
 	}
-	scheduled := record.Scheduled
-	record = last.Record()
-	record.Scheduled = scheduled
-	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record)...)
+	resp.Diagnostics.Append(setStackRecord(ctx, resp.Private, record.Follow(last))...)
 	state.Waiting = hidden.hideAll(state.Waiting)
 	m.observeRollout(state)
 	drift, err := manager.Drift(ctx, last, m.ignored(ctx, &resp.Diagnostics))

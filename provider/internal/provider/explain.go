@@ -17,6 +17,7 @@ func explain(doing string, err error) (summary, detail string) {
 	var (
 		conflict *object.ConflictError
 		exists   *object.ExistsError
+		held     *object.HeldError
 		replaced *object.ReplacedError
 		missing  *object.MissingKindError
 		blocked  *release.BlockedError
@@ -31,6 +32,7 @@ func explain(doing string, err error) (summary, detail string) {
 		drifts   *release.DriftError
 
 		reinstalled *release.ReplacedError
+		stackHeld   *release.HeldError
 	)
 	switch {
 	case errors.As(err, &conflict):
@@ -46,6 +48,10 @@ func explain(doing string, err error) (summary, detail string) {
 			others(exists),
 			exists.Key,
 		)
+	case errors.As(err, &held):
+		return held.Kind.Name + " of a Terraform state", ofAnotherState(doing, held, held.Release())
+	case errors.As(err, &stackHeld):
+		return "Release of a Terraform state", ofAnotherState(doing, stackHeld, stackHeld.Command())
 	case errors.As(err, &replaced):
 		return replaced.Kind + " belongs to somebody else now", fmt.Sprintf(
 			"Could not %s: the object in the state (UID %s) no longer exists. The cluster has another one of the same name (UID %s, managed by "+
@@ -120,14 +126,24 @@ func explain(doing string, err error) (summary, detail string) {
 	return cluster.Explain(doing, err)
 }
 
+// ofAnotherState explains how to import what a state holds.
+func ofAnotherState(doing string, held error, release string) string {
+	return fmt.Sprintf("Could not %s: %v. Two states must not have one object: both would change it, and either would delete it.\n\n"+
+		"To move it here, run `terraform state rm` for it in the other configuration, release it with\n  %s\nand import it again. Where the "+
+		"other state is lost, release it alike. This state's own object, which it forgot, is released alike too.", doing, held, release)
+}
+
 // others adds to an object's field managers which Terraform state holds it.
 func others(e *object.ExistsError) string {
 	switch {
 	case e.Creating:
-		return " (another run of Terraform is creating it, or was killed while it did, on another machine or in another directory)"
-	case e.Owned:
-		return " (a Terraform state holds it: another configuration's, or with create_before_destroy the object that is to be replaced, which " +
-			"needs another name)"
+		return fmt.Sprintf(" (another run of Terraform is creating it, or was killed while it did, on another machine or in another directory: "+
+			"then release it with `%s`)", e.Release)
+	case e.Owner != "":
+		return fmt.Sprintf(" (a Terraform state holds it, with %q in its annotation %s: another configuration's, from which `terraform state "+
+			"rm` and then `%s` release it, or with create_before_destroy the object that is to be replaced, which needs another "+
+			"name)",
+			e.Owner, object.OwnerAnnotation, e.Release)
 	}
 	return ""
 }

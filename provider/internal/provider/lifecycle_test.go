@@ -33,6 +33,14 @@ var lives = []life{
 	{"secondary_network", networkKind, "type = \"ipoib\"\n  master = \"ib0\""},
 }
 
+// id returns the import id of an object in the namespace default.
+func (l life) id(name string) string {
+	if l.kind.Namespaced {
+		return "default/" + name
+	}
+	return name
+}
+
 func (l life) address() string { return "gpufabric_" + l.name + ".test" }
 
 // configOfLives declares one object a kind, all of one name.
@@ -79,8 +87,8 @@ func testLifeCycles(t *testing.T, s *apiserver.Server) {
 		resource.TestStep{Config: configOfLives(s, "life-2"), ConfigPlanChecks: planned(plancheck.ResourceActionReplace)})
 }
 
-// testQuery makes an object of every kind outside of Terraform, lets `terraform query` write a configuration with import blocks for all of
-// them, and applies it.
+// testQuery makes an object of every kind in one state, lets `terraform query` write a configuration with import blocks for all of them,
+// which it warns of, and applies it in another state, once they are released.
 func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
 	serveLives(t, s)
@@ -109,8 +117,13 @@ func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	if n := strings.Count(string(generated), "import {"); n != len(lives) {
 		t.Errorf("%d import blocks were generated for %d objects:\n%s", n, len(lives), generated)
 	}
+	for _, l := range lives {
+		contains(t, found, l.kind.Name+" of a Terraform state")
+		markedObject(t, s.Dynamic, "gpufabric_"+l.name, l.id("found")).set(t, object.Released)
+	}
 	contains(t, finder.run("apply", "-auto-approve"), fmt.Sprintf("%d imported, 0 added", len(lives)))
 	maker.run("destroy", "-auto-approve")
+	contains(t, finder.run("destroy", "-auto-approve"), fmt.Sprintf("%d destroyed", len(lives)))
 }
 
 // testStackQuery lets `terraform query` write a configuration for a driver stack that another client installed, and applies it.

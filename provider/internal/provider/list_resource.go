@@ -2,6 +2,8 @@ package provider
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/list"
@@ -113,6 +115,11 @@ func (l *objectLister[M]) result(ctx context.Context, req list.ListRequest, obj 
 	if fields := l.unmanaged(ctx, m, obj); fields != "" && !result.Diagnostics.HasError() {
 		result.Diagnostics.AddWarning(l.title(m)+" cannot be imported", "The resource has no attributes for "+fields+".")
 	}
+	var held *object.HeldError
+	if _, err := l.kind.Import(obj); errors.As(err, &held) {
+		result.Diagnostics.AddWarning(l.kind.Name+" of a Terraform state", fmt.Sprintf("%v. An import is refused until it is released: %s", held,
+			held.Release()))
+	}
 	if req.IncludeResource {
 		result.Diagnostics.Append(result.Resource.Set(ctx, m)...)
 	}
@@ -184,6 +191,11 @@ func (l *driverStackLister) result(ctx context.Context, req list.ListRequest, cl
 	m.setDefaults()
 	result.Diagnostics.Append(m.recall(r)...)
 	result.Diagnostics.Append(m.identify(ctx, result.Identity)...)
+	var held *release.HeldError
+	if _, err := r.Import(); errors.As(err, &held) {
+		result.Diagnostics.AddWarning("Release of a Terraform state", fmt.Sprintf("%v. An import is refused until it is released: %s", held,
+			held.Command()))
+	}
 	if !req.IncludeResource {
 		return result
 	}

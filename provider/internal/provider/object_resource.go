@@ -147,7 +147,7 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 		return
 	}
 	defer r.endCreation(ctx, m, recorded, &resp.Diagnostics)
-	resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, object.RecordOf(applied))...)
 	// Write identity and state before the wait: whatever happens in it, Terraform knows the object.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	m.observeMeta(applied)
@@ -203,6 +203,13 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 		return
 	}
 	record := recordIn(ctx, req.Private, &resp.Diagnostics)
+	importing := record.UID == ""
+	if importing {
+		if record, err = r.kind.Import(obj); err != nil {
+			addError(&resp.Diagnostics, "import "+r.title(m), err)
+			return
+		}
+	}
 	if !record.Holds(obj) {
 		resp.Diagnostics.AddWarning(r.kind.Name+" belongs to somebody else now", fmt.Sprintf(
 			"%s in the state was deleted or taken over: the cluster has one of the same name with UID %s, made by others. It is left alone.",
@@ -210,13 +217,13 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 		resp.State.RemoveResource(ctx)
 		return
 	}
-	resp.Diagnostics.Append(setRecord(ctx, resp.Private, obj)...)
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, record.Follow(obj))...)
 	m.observeMeta(obj)
 	resp.Diagnostics.Append(m.observe(ctx, obj)...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	if record.UID == "" { // an import
+	if importing {
 		if fields := r.unmanaged(ctx, m, obj); fields != "" {
 			resp.Diagnostics.AddError(r.kind.Name+" cannot be imported", fmt.Sprintf("The resource has no attributes for fields of %s, which "+
 				"an apply would remove: %s. Leave the object to the client that wrote them, and read it with the data source of the resource's "+
@@ -254,14 +261,14 @@ func (r *objectResource[M]) Update(ctx context.Context, req resource.UpdateReque
 	if err != nil {
 		addError(&resp.Diagnostics, "update "+r.title(m), err)
 		if applied != nil { // a part was written: the state must not show the object as it was
-			resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
+			resp.Diagnostics.Append(setRecord(ctx, resp.Private, record.Follow(applied))...)
 			m.observeMeta(applied)
 			resp.Diagnostics.Append(m.observe(ctx, applied)...)
 			resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 		}
 		return
 	}
-	resp.Diagnostics.Append(setRecord(ctx, resp.Private, applied)...)
+	resp.Diagnostics.Append(setRecord(ctx, resp.Private, record.Follow(applied))...)
 	for _, field := range reverted {
 		resp.Diagnostics.AddWarning("A change by others was set back", fmt.Sprintf("%s of %s, last written by %s, is as configured again.",
 			field.Field, r.title(m), field.Manager))
@@ -400,8 +407,8 @@ func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model
 }
 
 // setRecord and recordIn keep in private state which object is the state's.
-func setRecord(ctx context.Context, private privateState, obj *unstructured.Unstructured) diag.Diagnostics {
-	text, err := json.Marshal(object.RecordOf(obj))
+func setRecord(ctx context.Context, private privateState, record object.Record) diag.Diagnostics {
+	text, err := json.Marshal(record)
 	if err != nil {
 		return diag.Diagnostics{diag.NewErrorDiagnostic("Cannot write private state", err.Error())} // strings always become JSON
 	}

@@ -116,6 +116,7 @@ func testOwnership(t *testing.T, s *apiserver.Server, rc string) {
 		was := uid("both")
 		other := inAttachedDirectory(t, rc, cluster+pool("a", "both", "  rdma_hca_max = 7"))
 		fails(t, other, "import", "apply", "-auto-approve")
+		fails(t, other, "RDMAPool of a Terraform state", "import", "gpufabric_rdma_pool.a", "both")
 		contains(t, other.run("destroy", "-auto-approve"), "0 destroyed")
 		kept(t, "both", was)
 		c.unchanged()
@@ -131,10 +132,33 @@ func testOwnership(t *testing.T, s *apiserver.Server, rc string) {
 		c.configure(cluster + pool("a", "forgotten", ""))
 		fails(t, c, "import", "apply", "-auto-approve")
 		c.configure(cluster + pool("a", "forgotten", "") + "import {\n  to = gpufabric_rdma_pool.a\n  id = \"forgotten\"\n}\n")
+		out, err := c.try("plan")
+		if err == nil {
+			t.Fatalf("the import of an object with a mark succeeds:\n%s", out)
+		}
+		markedObject(t, s.Dynamic, "gpufabric_rdma_pool", "forgotten").release(t, out)
 		contains(t, c.run("apply", "-auto-approve"), "1 imported, 0 added, 0 changed, 0 destroyed")
 		c.unchanged()
 		kept(t, "forgotten", was)
 		contains(t, c.run("destroy", "-auto-approve"), "1 destroyed")
+	})
+	t.Run("an object moves to another state, which the first state notices", func(t *testing.T) {
+		c := inAttachedDirectory(t, rc, cluster+pool("a", "given", ""))
+		c.run("apply", "-auto-approve")
+		was := uid("given")
+		other := inAttachedDirectory(t, rc, cluster+pool("a", "given", "  rdma_hca_max = 7"))
+		out, err := other.try("import", "gpufabric_rdma_pool.a", "given")
+		if err == nil {
+			t.Fatalf("the import of another state's object succeeds:\n%s", out)
+		}
+		markedObject(t, s.Dynamic, "gpufabric_rdma_pool", "given").release(t, out)
+		other.run("import", "gpufabric_rdma_pool.a", "given")
+		other.run("apply", "-auto-approve")
+		other.unchanged()
+		contains(t, oneLine(c.run("plan")), "belongs to somebody else now", "1 to add") // nobody ran `terraform state rm`
+		contains(t, c.run("destroy", "-auto-approve"), "0 destroyed")
+		kept(t, "given", was)
+		contains(t, other.run("destroy", "-auto-approve"), "1 destroyed")
 	})
 	t.Run("a name that moves from one resource to another in one apply", func(t *testing.T) {
 		c := inAttachedDirectory(t, rc, cluster+pool("a", "swap-1", "")+pool("b", "swap-2", ""))

@@ -83,6 +83,8 @@ func (s Spec) labels() map[string]string {
 type Record struct {
 	Owner string    `json:"owner,omitempty"`
 	First time.Time `json:"first"` // when the release was first installed
+	// Unmarked is whether the release was imported without an owner, and not changed since, so that it does not have Owner yet.
+	Unmarked bool `json:"unmarked,omitempty"`
 	// Scheduled has on how many nodes each DaemonSet's pods were to run when the release was last rolled out.
 	Scheduled map[string]int32 `json:"scheduled,omitempty"`
 }
@@ -90,21 +92,67 @@ type Record struct {
 // HasSecrets reports whether some values of the release, or of one before it, must not be shown.
 func (r *Release) HasSecrets() bool { return r.stored.Labels[secretLabel] != "" }
 
-// Record returns the record of a release that is taken into a state.
+// Record returns the record of a release as it is labelled.
 func (r *Release) Record() Record {
 	return Record{Owner: r.stored.Labels[ownerLabel], First: r.stored.Info.FirstDeployed.Time}
 }
 
-// Holds reports whether a release is the record's; the zero record is everybody's.
+// Import returns the record of a release that a state imports, with an owner that the state's first change writes as a label. A release
+// with the label of a state is a *HeldError: that state would go on to change and remove it.
+func (r *Release) Import() (Record, error) {
+	now := r.Record()
+	if now.Owner != "" && now.Owner != object.Released {
+		return Record{}, &HeldError{r, now.Owner}
+	}
+	return Record{Owner: object.NewOwner(), First: now.First, Unmarked: true}, nil
+}
+
+// Follow returns the record of a release that the record holds, as it was read or written: it may have the label by now.
+func (r Record) Follow(release *Release) Record {
+	now := release.Record()
+	if now.Owner == "" || now.Owner == object.Released {
+		now.Owner, now.Unmarked = r.Owner, r.Unmarked
+	}
+	now.Scheduled = r.Scheduled
+	return now
+}
+
+// Holds reports whether a release is the record's; the zero record is everybody's. A release whose label was released belongs to no state
+// but one that imported it then, and has not changed it yet.
 func (r Record) Holds(release *Release) bool {
 	now := release.Record()
+	same := r.First.Equal(now.First)
 	switch {
 	case r.Owner == "" && r.First.IsZero():
 		return true
+	case now.Owner == object.Released:
+		return r.Unmarked && same
 	case r.Owner != "" && now.Owner != "":
 		return r.Owner == now.Owner
 	}
-	return r.First.Equal(now.First)
+	return same
+}
+
+// secretName returns the name of the Secret that is Helm's record of the revision.
+func (r *Release) secretName() string {
+	return fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.Name, r.Revision)
+}
+
+// HeldError means that a release to be imported has the label of a state.
+type HeldError struct {
+	Release *Release
+	Owner   string
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("release %s in namespace %s belongs to a Terraform state: the label %s of Secret %s is %q", e.Release.Name,
+		e.Release.Namespace, ownerLabel, e.Release.secretName(), e.Owner)
+}
+
+// Command returns the command that releases the label.
+func (e *HeldError) Command() string {
+	return fmt.Sprintf("kubectl label --overwrite secret %s --namespace %s %s=%s", e.Release.secretName(), e.Release.Namespace, ownerLabel,
+		object.Released)
 }
 
 // config makes a fresh Helm configuration: Helm caches discovery and capabilities in it, which must not outlive one operation.
@@ -317,6 +365,9 @@ func (m *Manager) Upgrade(ctx context.Context, spec Spec, record Record, abandon
 	if last == nil || !last.Matches(spec) {
 		return m.upgrade(ctx, spec, last, hooks)
 	}
+	if err := m.own(ctx, last, spec.Owner); err != nil {
+		return nil, err
+	}
 	return last, m.Repair(ctx, last, spec.Ignored)
 }
 
@@ -367,9 +418,27 @@ func (m *Manager) Settled(ctx context.Context, r *Release) error {
 	if r.stored.Labels[creationLabel] == "" {
 		return nil
 	}
-	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, creationLabel)
-	record := fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.Name, r.Revision)
-	_, err := m.client.Typed.CoreV1().Secrets(m.namespace).Patch(ctx, record, types.MergePatchType, patch,
+	return m.label(ctx, r, fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, creationLabel))
+}
+
+// own labels Helm's record of a release with the state's owner, where it was imported without.
+func (m *Manager) own(ctx context.Context, r *Release, owner string) error {
+	if r.stored.Labels[ownerLabel] == owner {
+		return nil
+	}
+	if err := m.label(ctx, r, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, ownerLabel, owner)); err != nil {
+		return fmt.Errorf("label release %s as this state's: %w", r.Name, err)
+	}
+	if r.stored.Labels == nil {
+		r.stored.Labels = map[string]string{}
+	}
+	r.stored.Labels[ownerLabel] = owner
+	return nil
+}
+
+// label changes the labels of Helm's record of a release; a record that is gone has none.
+func (m *Manager) label(ctx context.Context, r *Release, patch []byte) error {
+	_, err := m.client.Typed.CoreV1().Secrets(m.namespace).Patch(ctx, r.secretName(), types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: object.FieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil

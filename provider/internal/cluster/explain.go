@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 
@@ -97,7 +98,7 @@ func Explain(doing string, err error) (summary, detail string) {
 	case errors.As(err, &network) || IsConnectionLost(err):
 		return "Connection to the cluster lost", could + fmt.Sprintf(
 			"The API server stopped answering: %v. What was done so far is in the state; run terraform apply again when it is back.",
-			rootCause(err),
+			lossCause(err),
 		)
 	case apierrors.IsInvalid(err):
 		return "Refused by the API server", could + capitalise(err.Error())
@@ -133,6 +134,15 @@ func rootCause(err error) error {
 		}
 		err = next
 	}
+}
+
+// lossCause is rootCause, or the whole error where its root names neither request nor address.
+func lossCause(err error) error {
+	cause := rootCause(err)
+	if errors.Is(cause, io.ErrUnexpectedEOF) || errors.Is(cause, io.EOF) {
+		return err
+	}
+	return cause
 }
 
 func capitalise(s string) string {

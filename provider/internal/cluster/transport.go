@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -80,6 +82,12 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	p.silence.answer()
 	resp.Body = &bounded{resp.Body, cancel}
+	if err := whole(req, resp); err != nil {
+		if errors.Is(context.Cause(ctx), errSilent) {
+			err = p.silent(req)
+		}
+		return nil, err
+	}
 	if passing(req, resp.StatusCode) && resp.Header.Get("Retry-After") == "" {
 		resp.Header.Set("Retry-After", "1")
 	}
@@ -88,6 +96,21 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 
 func (p *patient) silent(req *http.Request) error {
 	return fmt.Errorf("%s %s: %w for %s", req.Method, req.URL.Path, errSilent, p.timeout)
+}
+
+// whole reads the answer to a read before client-go does, which repeats a read whose connection broke, but not where it broke in the middle
+// of the answer. Logs, which may be followed, are left as streams.
+func whole(req *http.Request, resp *http.Response) error {
+	if req.Method != http.MethodGet || resp.StatusCode != http.StatusOK || strings.HasSuffix(req.URL.Path, "/log") {
+		return nil
+	}
+	defer func(body io.Closer) { _ = body.Close() }(resp.Body) // all of it was read, or none of it counts
+	content, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(content))
+	return nil
 }
 
 // passing reports whether a request may be repeated after an answer: one that was turned away had no effect, and one that means the

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -67,6 +69,40 @@ func TestClientRepeatsRequestWhenServerIsBusyForAMoment(t *testing.T) {
 					w.WriteHeader(c.status)
 				}
 				_, _ = w.Write([]byte(`{"kind":"NodeList","apiVersion":"v1","items":[]}`))
+			})
+			if err := c.ask(client); asked.Load() != c.asked || (err != nil) != (c.asked == 1) {
+				t.Errorf("%d requests, error %v; want %d", asked.Load(), err, c.asked)
+			}
+		})
+	}
+}
+
+func TestClientRepeatsReadWhenItsAnswerBreaksOff(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		ask   func(kubernetes.Interface) error
+		asked int32
+	}{
+		{"a read", func(c kubernetes.Interface) error {
+			_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			return err
+		}, 2},
+		{"a write, which may have had an effect", func(c kubernetes.Interface) error {
+			_, err := c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{}, metav1.CreateOptions{})
+			return err
+		}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var asked atomic.Int32
+			client := nodesOf(t, time.Minute, func(w http.ResponseWriter, _ *http.Request) {
+				text := `{"kind":"NodeList","apiVersion":"v1","items":[]}`
+				w.Header().Set("Content-Type", "application/json")
+				w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+				if asked.Add(1) == 1 {
+					_, _ = w.Write([]byte(text[:10]))
+					panic(http.ErrAbortHandler) // closes the connection
+				}
+				_, _ = w.Write([]byte(text))
 			})
 			if err := c.ask(client); asked.Load() != c.asked || (err != nil) != (c.asked == 1) {
 				t.Errorf("%d requests, error %v; want %d", asked.Load(), err, c.asked)

@@ -14,8 +14,11 @@ func failingGo(t *testing.T, failures int) (runs func() int) {
 	t.Helper()
 	dir := t.TempDir()
 	counted := filepath.Join(dir, "counted")
-	script := fmt.Sprintf("#!/bin/sh\necho x >>%s\n[ $(wc -l <%[1]s) -gt %d ] || { echo 'net/http: TLS handshake timeout' >&2; exit 1; }\necho /modules/one\n",
-		counted, failures)
+	script := fmt.Sprintf(`#!/bin/sh
+echo x >>%s
+[ $(wc -l <%[1]s) -gt %d ] || { echo 'net/http: TLS handshake timeout' >&2; exit 1; }
+echo /modules/one
+`, counted, failures)
 	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -23,16 +23,20 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	shared = &environment{dir: dir, servers: map[string]*running{}}
+	debug.SetGCPercent(400) // with the default, a sixth of this process's time is garbage collection; its live heap is small
+	shared = &environment{dir: dir, servers: map[string]*running{},
+		rendered: &rendered{charts: map[string][]Object{}, files: map[string][]Object{}}}
 	defer shared.stop()
 	return m.Run()
 }
 
-// environment has an API server for each set of flags that a test needs, and the program. Each is made when the first test needs it.
+// environment has an API server for each set of flags that a test needs, the program, and the charts by their values. Each is made when the
+// first test needs it.
 type environment struct {
-	dir     string
-	servers map[string]*running
-	program string
+	dir      string
+	servers  map[string]*running
+	program  string
+	rendered *rendered
 }
 
 // running is an API server that tests use one after another.
@@ -58,8 +62,8 @@ func (e *environment) server(ctx context.Context, flags []string) (s *running, f
 	if err != nil {
 		return nil, false, fmt.Errorf("the test needs etcd and kube-apiserver: %w", err)
 	}
-	dir := filepath.Join(e.dir, fmt.Sprintf("server-%d", len(e.servers)))
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	dir, err := os.MkdirTemp(e.dir, "server")
+	if err != nil {
 		return nil, false, err
 	}
 	launched, err := programs.Launch(ctx, dir, flags...)
@@ -69,6 +73,13 @@ func (e *environment) server(ctx context.Context, flags []string) (s *running, f
 	s = &running{Server: launched}
 	e.servers[key] = s
 	return s, true, nil
+}
+
+// end stops the server with these flags.
+func (e *environment) end(flags []string) {
+	key := strings.Join(flags, " ")
+	e.servers[key].Stop()
+	delete(e.servers, key)
 }
 
 // buildProgram builds gpufabric from the checkout, as it ships, once.

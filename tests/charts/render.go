@@ -101,6 +101,19 @@ func renderAs(loaded *chart.Chart, values map[string]any, cluster Cluster, optio
 }
 
 func decode(files map[string]string) ([]Object, error) {
+	var objects []Object
+	for _, name := range manifests(files) {
+		decoded, err := decodeFile(name, files[name])
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, decoded...)
+	}
+	return objects, nil
+}
+
+// manifests are the names of the files with objects, sorted.
+func manifests(files map[string]string) []string {
 	names := make([]string, 0, len(files))
 	for name := range files {
 		if strings.HasSuffix(name, ".yaml") {
@@ -108,22 +121,25 @@ func decode(files map[string]string) ([]Object, error) {
 		}
 	}
 	sort.Strings(names)
+	return names
+}
+
+// decodeFile returns the objects of a rendered template, in their order.
+func decodeFile(name, content string) ([]Object, error) {
+	documents := releaseutil.SplitManifests(content)
+	keys := make([]string, 0, len(documents))
+	for key := range documents {
+		keys = append(keys, key)
+	}
+	sort.Sort(releaseutil.BySplitManifestsOrder(keys))
 	var objects []Object
-	for _, name := range names {
-		documents := releaseutil.SplitManifests(files[name])
-		keys := make([]string, 0, len(documents))
-		for key := range documents {
-			keys = append(keys, key)
+	for _, key := range keys {
+		object := Object{Template: name, YAML: documents[key]}
+		if err := yaml.UnmarshalStrict([]byte(object.YAML), &object.Object); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", name, err, object.YAML)
 		}
-		sort.Sort(releaseutil.BySplitManifestsOrder(keys))
-		for _, key := range keys {
-			object := Object{Template: name, YAML: documents[key]}
-			if err := yaml.UnmarshalStrict([]byte(object.YAML), &object.Object); err != nil {
-				return nil, fmt.Errorf("%s: %w\n%s", name, err, object.YAML)
-			}
-			if len(object.Object) > 0 {
-				objects = append(objects, object)
-			}
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
 		}
 	}
 	return objects, nil

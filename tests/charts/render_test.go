@@ -1,6 +1,7 @@
 package charts
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -43,13 +44,64 @@ func renderFile(t *testing.T, chart, valuesFile string) []Object {
 	return renderValues(t, chart, values)
 }
 
+// renderValues renders a chart for an empty cluster. The objects are the caller's own.
 func renderValues(t *testing.T, chart string, values map[string]any) []Object {
 	t.Helper()
-	objects, err := Render(load(t, chart), values, Cluster{})
+	objects, err := shared.rendered.render(chart, values)
 	if err != nil {
 		t.Fatalf("render %s: %v", chart, err)
 	}
 	return objects
+}
+
+// rendered has what was rendered and decoded before: most tests render one of a few sets of values, and most templates give the same for
+// many sets. No test changes a chart on disk.
+type rendered struct {
+	charts map[string][]Object // by chart and values
+	files  map[string][]Object // by name and content
+}
+
+// render returns copies of the objects.
+func (r *rendered) render(name string, values map[string]any) ([]Object, error) {
+	key := name + fmt.Sprintf("%#v", values)
+	objects, found := r.charts[key]
+	if !found {
+		loaded, err := Load(name)
+		if err != nil {
+			return nil, err
+		}
+		files, err := render(loaded, values, Cluster{})
+		if err != nil {
+			return nil, err
+		}
+		if objects, err = r.decode(files); err != nil {
+			return nil, err
+		}
+		r.charts[key] = objects
+	}
+	copies := make([]Object, len(objects))
+	for i, one := range objects {
+		copies[i] = Object{Template: one.Template, YAML: one.YAML, Unstructured: *one.DeepCopy()}
+	}
+	return copies, nil
+}
+
+// decode is the function decode. It decodes each content once.
+func (r *rendered) decode(files map[string]string) ([]Object, error) {
+	var objects []Object
+	for _, name := range manifests(files) {
+		key := name + "\n" + files[name]
+		decoded, found := r.files[key]
+		if !found {
+			var err error
+			if decoded, err = decodeFile(name, files[name]); err != nil {
+				return nil, err
+			}
+			r.files[key] = decoded
+		}
+		objects = append(objects, decoded...)
+	}
+	return objects, nil
 }
 
 func load(t *testing.T, name string) *chart.Chart {

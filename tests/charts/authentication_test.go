@@ -74,9 +74,7 @@ func TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem(t *testing.T) {
 	}
 	program, live := buildProgram(t), startServer(t)
 	values := map[string]any{"gpus": on(), "vgpu": on(), "metrics": map[string]any{"authentication": true}}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	admin, err := kubernetes.NewForConfig(live.config)
 	if err != nil {
 		t.Fatal(err)

@@ -107,9 +107,7 @@ func TestARightToReviewTokensTellsNoneOfThem(t *testing.T) {
 			live := startServer(t)
 			values := everyRight()
 			values["metrics"] = map[string]any{"authentication": guarded}
-			if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-				t.Fatal(err)
-			}
+			live.installChart(t, values)
 			admin, err := kubernetes.NewForConfig(live.config)
 			if err != nil {
 				t.Fatal(err)

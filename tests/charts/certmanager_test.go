@@ -35,9 +35,7 @@ func TestCertManagerRenewsTheCertificateUnderLoadAndNoWriteIsRefused(t *testing.
 	live := startServer(t)
 	live.installCertManagersKinds(t)
 	values := map[string]any{"webhook": map[string]any{"failurePolicy": "Fail", "certManager": on()}}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	// No Service leads anywhere here: the API server calls the webhook by its address.
 	address := []byte(`{"spec": {"ipAddresses": ["127.0.0.1"]}}`)
 	if _, err := live.client.Resource(certificateResource).Namespace(namespace).Patch(t.Context(), "gpufabric-webhook",

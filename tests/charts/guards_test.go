@@ -233,9 +233,7 @@ func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 		t.Run("with the API server's DRAResourceClaimGranularStatusAuthorization "+gate, func(t *testing.T) {
 			live := startServer(t, flags...)
 			values := everyRight()
-			if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-				t.Fatal(err)
-			}
+			live.installChart(t, values)
 			live.prey(t)
 			live.installHooks(t, values)
 			attacks := attacks()

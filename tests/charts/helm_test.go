@@ -18,9 +18,22 @@ type helm struct {
 	configuration *action.Configuration
 }
 
+// newHelm keeps releases in Secrets, as Helm does by default.
 func newHelm(t *testing.T, server *rest.Config) *helm {
 	t.Helper()
-	flags := genericclioptions.NewConfigFlags(false)
+	return newHelmWith(t, server, "secret")
+}
+
+// newHelmInMemory keeps releases in this process. The record of a release has every file of the chart, and Helm compresses it at every
+// write, which are two for an install and more with hooks.
+func newHelmInMemory(t *testing.T, server *rest.Config) *helm {
+	t.Helper()
+	return newHelmWith(t, server, "memory")
+}
+
+func newHelmWith(t *testing.T, server *rest.Config, storage string) *helm {
+	t.Helper()
+	flags := genericclioptions.NewConfigFlags(true) // reads the server's kinds once, and again when a kind is missing
 	insecure, space := true, namespace
 	flags.APIServer, flags.BearerToken, flags.Insecure, flags.Namespace = &server.Host, &server.BearerToken, &insecure, &space
 	flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
@@ -28,10 +41,18 @@ func newHelm(t *testing.T, server *rest.Config) *helm {
 		return config
 	}
 	out := &helm{configuration: &action.Configuration{}}
-	if err := out.configuration.Init(flags, namespace, "secret", func(string, ...any) {}); err != nil {
+	if err := out.configuration.Init(flags, namespace, storage, func(string, ...any) {}); err != nil {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// installChart installs the chart as release gpufabric. The record of the release is not on the server.
+func (s *server) installChart(t *testing.T, values map[string]any) {
+	t.Helper()
+	if _, err := newHelmInMemory(t, s.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (h *helm) install(name string, loaded *chart.Chart, values map[string]any, options ...func(*action.Install)) (*release.Release,

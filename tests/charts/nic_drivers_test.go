@@ -71,9 +71,7 @@ func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
 	live := startServer(t)
 	values := everyRight()
 	values["rdma"] = map[string]any{"enabled": true, "nicClusterPolicy": map[string]any{"images": []any{"mellanox/"}}}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	policies := live.client.Resource(schema.GroupVersionResource{Group: "mellanox.com", Version: "v1alpha1", Resource: "nicclusterpolicies"})
 	if _, err := policies.Create(t.Context(), object(`{"apiVersion": "mellanox.com/v1alpha1", "kind": "NicClusterPolicy", "metadata":
 		{"name": "p"}, "spec": {"ofedDriver": {"image": "ofed-driver", "repository": "mellanox", "version": "5.0", "env": [

@@ -125,9 +125,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if _, err := live.client.Resource(podResource).Namespace("default").Create(t.Context(), standing, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	t.Run("no tenant switches the limits of shared GPUs off", func(t *testing.T) { limitsStay(t, live) })
 	t.Run("no tenant says which shares of GPUs a pod has", func(t *testing.T) { sharesStay(t, live) })
 	t.Run("no tenant keeps compute domains off a node", func(t *testing.T) { domainsStay(t, live) })

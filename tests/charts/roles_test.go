@@ -102,9 +102,7 @@ type roles struct {
 func startRoles(t *testing.T, program string, on machine, values map[string]any, names ...string) *roles {
 	t.Helper()
 	live := startServer(t)
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	admin, err := kubernetes.NewForConfig(live.config)
 	if err != nil {
 		t.Fatal(err)

@@ -132,7 +132,7 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 	// webhooks' configuration.
 	const life, overlap, keep, rotations = 3 * time.Hour, 15 * time.Second, 30 * time.Minute, 2
 	program, live := buildProgram(t), startServer(t)
-	tool, values := newHelm(t, live.config), map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}
+	tool, values := newHelmInMemory(t, live.config), map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}
 	if _, err := tool.install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func (s *server) writeClaims(t *testing.T) (stop func() int64) {
 				} else if ctx.Err() == nil {
 					t.Errorf("refused: %v", err)
 				}
-				time.Sleep(10 * time.Millisecond) // leaves the processors to the programs that are tested
+				time.Sleep(100 * time.Millisecond) // up to 40 writes a second leave the processors to the programs that are tested
 			}
 		})
 	}

@@ -132,9 +132,7 @@ func TestAStolenTokenOpensNoDoor(t *testing.T) {
 	live := startServer(t)
 	values := everything()
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	var accounts []string
 	for _, o := range renderValues(t, "gpufabric", values) {
 		if o.GetKind() == "ServiceAccount" {

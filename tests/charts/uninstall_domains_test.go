@@ -22,7 +22,7 @@ func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
 	}
 	program := buildProgram(t)
 	live := startServer(t)
-	tool := newHelm(t, live.config)
+	tool := newHelmInMemory(t, live.config)
 	values := map[string]any{"crds": map[string]any{"keep": false}, "computeDomains": map[string]any{"imex": "clique"}}
 	if _, err := tool.install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func TestUninstallRemovesFromNodesWhatTheDriversWrote(t *testing.T) {
 	}
 	program := buildProgram(t)
 	live := startServer(t)
-	tool := newHelm(t, live.config)
+	tool := newHelmInMemory(t, live.config)
 	values := everything()
 	values["crds"] = map[string]any{"keep": false}
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}

@@ -32,9 +32,7 @@ func TestTheLessUsualWaysToWriteAreShutToo(t *testing.T) {
 	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	values["webhook"] = map[string]any{"failurePolicy": "Fail"}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
-		t.Fatal(err)
-	}
+	live.installChart(t, values)
 	live.furnish(t)
 	for name, ways := range map[string][]way{
 		"older versions": olderVersions(t, live), "server-side apply": applies(t, live), "a pod's subresources": subresources(live),

@@ -166,7 +166,7 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
 	live := startServer(t)
-	tool := newHelm(t, live.config)
+	tool := newHelmInMemory(t, live.config)
 	if _, err := tool.install("gpufabric", load(t, "gpufabric"),
 		map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}); err != nil {
 		t.Fatal(err)

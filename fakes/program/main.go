@@ -98,7 +98,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 	}
 	//nolint:contextcheck // each command takes its context from cobra
 	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(),
-		compareCommand(), schemaCommand(), agentCommand())
+		compareCommand(), schemaCommand(), agentCommand(), ibnetdiscoverCommand())
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return fmt.Errorf("%w; see %s --help", err, c.CommandPath()) })
 	root.SetArgs(args)
 	root.SetOut(stdout)

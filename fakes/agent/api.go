@@ -153,14 +153,6 @@ func (a *API) watch(ctx context.Context, path string, query url.Values, listed f
 	}
 }
 
-// statusError is an answer of the API server other than 200.
-type statusError struct {
-	code int
-	text string
-}
-
-func (e statusError) Error() string { return e.text }
-
 // do sends a request; content is the type of the body.
 func (a *API) do(ctx context.Context, method, path string, query url.Values, content string, body []byte) (io.ReadCloser, error) {
 	r, err := http.NewRequestWithContext(ctx, method, a.Server+path+"?"+query.Encode(), bytes.NewReader(body))
@@ -184,7 +176,7 @@ func (a *API) do(ctx context.Context, method, path string, query url.Values, con
 	if response.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 1024)) // as much of the reason as there is
 		_ = response.Body.Close()
-		return nil, statusError{response.StatusCode, fmt.Sprintf("%s %s answers %s: %s", method, path, response.Status, text)}
+		return nil, fmt.Errorf("%s %s answers %s: %s", method, path, response.Status, text)
 	}
 	return response.Body, nil
 }

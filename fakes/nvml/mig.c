@@ -147,18 +147,27 @@ nvmlReturn_t impl_nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned i
 /* Finds a GPU instance profile by NVML's enum (kind) or by its ID. */
 static nvmlReturn_t profile_of(nvmlDevice_t device, unsigned int kind, unsigned int id, struct ff_mig_profile *p)
 {
-	struct ff_model m;
+	uint32_t count;
 	TARGET(ff_whole_gpu);
-	if ((r = ff_model(&m)) != NVML_SUCCESS)
-		return r;
-	for (unsigned int i = 0; i < m.mig_profile_count; i++)
-		if (m.mig_profiles[i].kind == kind || m.mig_profiles[i].id == id) {
-			*p = m.mig_profiles[i];
-			p->name[sizeof p->name - 1] = 0;
-			return NVML_SUCCESS;
-		}
+	if (!FF_MODEL(mig_profile_count, &count) || count > FF_MAX_MIG_PROFILES)
+		return NVML_ERROR_UNKNOWN;
+	/* One profile at a time: all of them are most of the model, whose copy took half of the call. */
+	for (unsigned int i = 0; i < count; i++) {
+		size_t place = offsetof(struct ff_node, model.mig_profiles) + i * sizeof *p;
+		uint32_t is[2]; /* kind and id */
+		if (!ff_state_copy(place + offsetof(struct ff_mig_profile, kind), is, sizeof is))
+			return NVML_ERROR_UNKNOWN;
+		if (is[0] != kind && is[1] != id)
+			continue;
+		if (!ff_state_copy(place, p, sizeof *p))
+			return NVML_ERROR_UNKNOWN;
+		p->name[sizeof p->name - 1] = 0;
+		return NVML_SUCCESS;
+	}
 	return NVML_ERROR_NOT_SUPPORTED;
 }
+
+_Static_assert(offsetof(struct ff_mig_profile, id) == offsetof(struct ff_mig_profile, kind) + sizeof(uint32_t), "profile_of reads both at once");
 
 nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info)
 {
@@ -174,8 +183,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsig
 static nvmlReturn_t profile_info(const struct ff_mig_profile *p, void *out)
 {
 	unsigned int version = *(unsigned int *)out;
-	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE] = "";
-	snprintf(name, sizeof name, "MIG %.31s", p->name);
+	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE] = "MIG ";
+	memcpy(name + 4, p->name, strnlen(p->name, sizeof p->name)); /* snprintf takes longer than the rest */
 	if (version == nvmlGpuInstanceProfileInfo_v2) {
 		nvmlGpuInstanceProfileInfo_v2_t v = {version, p->id, p->slices == 7, p->slices, p->max, p->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, ""};
 		memcpy(v.name, name, sizeof name);

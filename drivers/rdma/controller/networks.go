@@ -181,11 +181,16 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// gives reports whether an IPPool of whereabouts has the range's addresses. Its name begins with the network's, where that has one.
+// gives reports whether an IPPool of whereabouts has the range's addresses. Networks of different names may have the same range. A pool's
+// name is that of its range, after the network's where that has one (IPPoolName and normalizeRange in its pkg/storage/kubernetes/ipam.go).
 func (r addressRange) gives(pool *unstructured.Unstructured) bool {
 	text, _, _ := unstructured.NestedString(pool.Object, "spec", "range")
 	prefix, err := netip.ParsePrefix(text)
-	return err == nil && prefix.Masked() == r.prefix && (r.network == "" || strings.HasPrefix(pool.GetName(), r.network+"-"))
+	name := strings.NewReplacer(":", "-", "/", "-").Replace(text)
+	if r.network != "" {
+		name = r.network + "-" + name
+	}
+	return err == nil && prefix.Masked() == r.prefix && pool.GetName() == name
 }
 
 // taken are the addresses that an IPPool has given out: its allocations are by their distance from the address of its range.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -158,7 +157,7 @@ func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
 
 // readReported reads the last reported session. A file that cannot be read gives none.
 func readReported(dir string) (int64, error) {
-	data, err := os.ReadFile(filepath.Join(dir, reportedName))
+	data, err := session.ReadFile(filepath.Join(dir, reportedName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}

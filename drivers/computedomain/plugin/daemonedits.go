@@ -13,17 +13,18 @@ import (
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/driverfiles"
+	"gpufabric.io/drivers/computedomain/session"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// Files of a domain's directory on a node.
+// Files of a domain's private directory on a node.
 const (
 	// persistName is the file or directory behind computedomain.PersistDir in the container.
 	persistName = "persist"
-	// bootName holds the ID of the boot in which persistName was last used.
+	// bootName holds the ID of the boot in which persistName was last used. No daemon reads it.
 	bootName = "boot"
 	// resolverName is the file behind /etc/nsswitch.conf in the container. The image has none, and without it not every C library
 	// reads /etc/hosts first: the default was "dns [!UNAVAIL=return] files", with which a peer's name is looked up in DNS and found
@@ -32,18 +33,22 @@ const (
 	resolverText = "hosts: files dns\n"
 )
 
-// domainEdits give a daemon's container the domain's directory.
+// domainEdits give a daemon's container the domain's directory, and what is in its private one. The container can replace each file of the
+// former, also by a link: the runtime would follow it on the node when it mounts one for the next container.
 func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
-	dir := k.domainDir(domain)
-	persist := filepath.Join(dir, persistName)
-	if err := k.forgetEarlierBoot(dir, persist); err != nil {
+	dir, private := k.domainDir(domain), k.privateDir(domain)
+	persist := filepath.Join(private, persistName)
+	if err := adopt(dir, private); err != nil {
+		return specs.ContainerEdits{}, fmt.Errorf("move what the domain's IMEX daemon kept: %w", err)
+	}
+	if err := k.forgetEarlierBoot(private, persist); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if err := os.MkdirAll(persist, 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(persist, 0o755)); err != nil {
 		return specs.ContainerEdits{}, fmt.Errorf("make the domain's directory: %w", err)
 	}
 	var writer atomicfile.Writer
-	resolver := filepath.Join(dir, resolverName)
+	resolver := filepath.Join(private, resolverName)
 	if err := writer.Write(resolver, []byte(resolverText), 0o644); err != nil {
 		return specs.ContainerEdits{}, err
 	}
@@ -54,6 +59,34 @@ func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	}}, nil
 }
 
+// adopt moves the state of a daemon that an earlier version of this program has in the domain's directory to the private one.
+func adopt(dir, private string) error {
+	persist := filepath.Join(private, persistName)
+	if _, err := os.Lstat(persist); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	info, err := os.Lstat(filepath.Join(dir, persistName))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return nil
+	}
+	if err == nil {
+		err = os.MkdirAll(private, 0o755)
+	}
+	if err != nil {
+		return err
+	}
+	// The boot is first: state without one counts as that of an earlier boot.
+	for _, name := range []string{bootName, persistName} {
+		if err := os.Rename(filepath.Join(dir, name), filepath.Join(private, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if info, err := os.Lstat(persist); err != nil || !info.IsDir() { // replaced since the look
+		return errors.Join(err, os.Remove(persist))
+	}
+	return nil
+}
+
 // forgetEarlierBoot removes nvidia-imex's state from an earlier boot of the node. The real one keeps it on a tmpfs, which a boot
 // empties: memory that others had mapped is gone with the boot, so there is no peer to wait for.
 func (k *preparer) forgetEarlierBoot(dir, persist string) error {
@@ -62,7 +95,7 @@ func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so it is not known whether what an IMEX daemon " +
 			"kept is of this boot; it is read again when the claim is tried again")
 	}
-	last, err := os.ReadFile(path)
+	last, err := session.ReadFile(path) // an earlier version's may be the daemon's writing
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read in which boot the domain's directory was used last: %w", err)
 	}

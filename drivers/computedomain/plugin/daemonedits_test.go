@@ -18,7 +18,7 @@ func TestDaemonEditsHaveDriverDevicesAndDomain(t *testing.T) {
 	if result := n.prepare(t, claim); result.Err != nil {
 		t.Fatal(result.Err)
 	}
-	dir := filepath.Join(n.dir, "state/domains", string(domainUID))
+	dir, private := filepath.Join(n.dir, "state/domains", string(domainUID)), filepath.Join(n.dir, "state/daemons", string(domainUID))
 	own := []string{"rw", "nosuid", "nodev", "noexec", "bind"}
 	ofDriver := func(host, container string) *specs.Mount {
 		return &specs.Mount{HostPath: "/run/nvidia/driver/usr/" + host, ContainerPath: "/driver/" + container,
@@ -36,8 +36,8 @@ func TestDaemonEditsHaveDriverDevicesAndDomain(t *testing.T) {
 		},
 		Mounts: []*specs.Mount{
 			{HostPath: dir, ContainerPath: "/imexd", Options: own},
-			{HostPath: filepath.Join(dir, "persist"), ContainerPath: "/var/run/nvidia-imex", Options: own},
-			{HostPath: filepath.Join(dir, "nsswitch.conf"), ContainerPath: "/etc/nsswitch.conf",
+			{HostPath: filepath.Join(private, "persist"), ContainerPath: "/var/run/nvidia-imex", Options: own},
+			{HostPath: filepath.Join(private, "nsswitch.conf"), ContainerPath: "/etc/nsswitch.conf",
 				Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
 			ofDriver("bin/nvidia-imex", "bin/nvidia-imex"), ofDriver("bin/nvidia-imex-ctl", "bin/nvidia-imex-ctl"),
 			ofDriver("lib64/libnvidia-imex.so.1", "lib/libnvidia-imex.so.1"), ofDriver("lib64/libnvidia-ml.so.1", "lib/libnvidia-ml.so.1"),
@@ -48,8 +48,10 @@ func TestDaemonEditsHaveDriverDevicesAndDomain(t *testing.T) {
 	}
 	writeFile(t, filepath.Join(dir, "nodes.cfg"), "left by a daemon that was killed")
 	n.unprepare(t, claim)
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("the domain's directory is still there: %v", err)
+	for _, left := range []string{dir, private} {
+		if _, err := os.Stat(left); !os.IsNotExist(err) {
+			t.Errorf("the domain's directory is still there: %v", err)
+		}
 	}
 }
 
@@ -64,7 +66,7 @@ func TestDaemonFilesOutliveThePodWhileAJobRuns(t *testing.T) {
 	if result := n.prepare(t, job); result.Err != nil {
 		t.Fatal(result.Err)
 	}
-	kept := filepath.Join(n.dir, "state/domains", string(domainUID), "persist/persist.dat")
+	kept := filepath.Join(n.dir, "state/daemons", string(domainUID), "persist/persist.dat")
 	writeFile(t, kept, "peers that have memory mapped")
 	n.unprepare(t, first) // its pod was evicted
 	if result := n.prepare(t, second); result.Err != nil {
@@ -85,7 +87,7 @@ func TestDaemonWaitsForNobodyAfterAReboot(t *testing.T) {
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
 		t.Fatal(result.Err)
 	}
-	kept := filepath.Join(n.dir, "state/domains", string(domainUID), "persist/persist.dat")
+	kept := filepath.Join(n.dir, "state/daemons", string(domainUID), "persist/persist.dat")
 	writeFile(t, kept, "peers that had memory mapped")
 	if _, err := n.domainEdits(domainUID); err != nil {
 		t.Fatal(err)
@@ -104,7 +106,7 @@ func TestDaemonWaitsForNobodyAfterAReboot(t *testing.T) {
 
 func TestDaemonFilesAreKeptAfterAnUnknownBoot(t *testing.T) {
 	n := newTestNode(t, inFabric)
-	kept := filepath.Join(n.dir, "state/domains", string(domainUID), "persist/persist.dat")
+	kept := filepath.Join(n.dir, "state/daemons", string(domainUID), "persist/persist.dat")
 	writeFile(t, kept, "peers that have memory mapped")
 	n.bootID = func() string { return "" }
 	if _, err := n.domainEdits(domainUID); err == nil || !strings.Contains(err.Error(), "boot_id") {
@@ -112,6 +114,57 @@ func TestDaemonFilesAreKeptAfterAnUnknownBoot(t *testing.T) {
 	}
 	if _, err := os.Stat(kept); err != nil {
 		t.Errorf("what the daemon kept is gone: %v", err)
+	}
+}
+
+// A daemon's container writes in its domain's directory. Nothing that is mounted for the next container may lie there: it could be a link
+// to anywhere on the node by then.
+func TestDomainEditsMountNothingThatADaemonCanReplace(t *testing.T) {
+	n := newTestNode(t, inFabric)
+	edits, err := n.domainEdits(domainUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range edits.Mounts {
+		if strings.HasPrefix(m.HostPath, n.domainDir(domainUID)+"/") {
+			t.Errorf("%s, below the directory that the container has, is mounted on %s", m.HostPath, m.ContainerPath)
+		}
+	}
+	for _, name := range []string{"persist", "boot", "nsswitch.conf"} {
+		if err := os.Symlink("/", filepath.Join(n.domainDir(domainUID), name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := n.domainEdits(domainUID)
+	if diff := cmp.Diff(edits, again); err != nil || diff != "" {
+		t.Errorf("after the container has put links there: %v\n%s", err, diff)
+	}
+}
+
+func TestDomainEditsKeepTheStateOfAnEarlierVersion(t *testing.T) {
+	for name, link := range map[string]bool{"a directory": false, "a link": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t, inFabric)
+			dir := n.domainDir(domainUID)
+			elsewhere := filepath.Join(n.dir, "elsewhere")
+			writeFile(t, filepath.Join(elsewhere, "persist.dat"), "a file of the node")
+			writeFile(t, filepath.Join(dir, "boot"), "first\n")
+			if link {
+				if err := os.Symlink(elsewhere, filepath.Join(dir, "persist")); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				writeFile(t, filepath.Join(dir, "persist/persist.dat"), "peers that have memory mapped")
+			}
+			edits, err := n.domainEdits(domainUID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(filepath.Join(edits.Mounts[1].HostPath, "persist.dat"))
+			if !link && (err != nil || string(text) != "peers that have memory mapped") || link && !os.IsNotExist(err) {
+				t.Errorf("the next daemon has %q (%v)", text, err)
+			}
+		})
 	}
 }
 

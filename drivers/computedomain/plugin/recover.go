@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,27 +34,26 @@ func (k *preparer) Recover(ctx context.Context, records []claimstate.Record, asi
 		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims cannot be read", "aside", aside)
 		return nil
 	}
-	entries, err := os.ReadDir(k.domainsDir())
-	if os.IsNotExist(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("list the domains' directories: %w", err)
-	}
-	for _, entry := range entries {
-		if wanted[entry.Name()] {
-			continue
+	for _, parent := range []string{k.domainsDir(), k.privateDirs()} {
+		entries, err := os.ReadDir(parent)
+		if err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("list the domains' directories: %w", err)
 		}
-		if err := os.RemoveAll(filepath.Join(k.domainsDir(), entry.Name())); err != nil {
-			return fmt.Errorf("remove the directory of a domain that is gone: %w", err)
+		for _, entry := range entries {
+			if wanted[entry.Name()] {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(parent, entry.Name())); err != nil {
+				return fmt.Errorf("remove the directory of a domain that is gone: %w", err)
+			}
 		}
 	}
 	return nil
 }
 
-// removeDir removes the directory of a domain that no claim of this node is for any more.
+// removeDir removes the directories of a domain that no claim of this node is for any more.
 func (k *preparer) removeDir(domain types.UID) error {
-	if err := os.RemoveAll(k.domainDir(domain)); err != nil {
+	if err := errors.Join(os.RemoveAll(k.domainDir(domain)), os.RemoveAll(k.privateDir(domain))); err != nil {
 		return fmt.Errorf("remove the domain's directory: %w", err)
 	}
 	return nil
@@ -61,6 +61,14 @@ func (k *preparer) removeDir(domain types.UID) error {
 
 func (k *preparer) domainsDir() string { return filepath.Join(k.stateDir, "domains") }
 
+// domainDir is the directory of a domain that its daemon's container has, and writes into.
 func (k *preparer) domainDir(domain types.UID) string {
 	return filepath.Join(k.domainsDir(), filepath.Base(string(domain)))
+}
+
+func (k *preparer) privateDirs() string { return filepath.Join(k.stateDir, "daemons") }
+
+// privateDir is a directory of a domain of which its daemon's container has single parts alone.
+func (k *preparer) privateDir(domain types.UID) string {
+	return filepath.Join(k.privateDirs(), filepath.Base(string(domain)))
 }

@@ -16,13 +16,16 @@ func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
 	k := &preparer{stateDir: t.TempDir()}
 	for _, name := range []string{"kept", "gone"} {
 		writeFile(t, filepath.Join(k.domainsDir(), name, "nodes.cfg"), "")
+		writeFile(t, filepath.Join(k.privateDirs(), name, "persist/persist.dat"), "")
 	}
 	if err := k.Recover(t.Context(), []claimstate.Record{{Data: json.RawMessage(fmt.Sprintf(`{"daemon":%q}`, "kept"))}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	entries, err := os.ReadDir(k.domainsDir())
-	if err != nil || len(entries) != 1 || entries[0].Name() != "kept" {
-		t.Errorf("left %v, %v", entries, err)
+	for _, parent := range []string{k.domainsDir(), k.privateDirs()} {
+		entries, err := os.ReadDir(parent)
+		if err != nil || len(entries) != 1 || entries[0].Name() != "kept" {
+			t.Errorf("left %v, %v", entries, err)
+		}
 	}
 }
 

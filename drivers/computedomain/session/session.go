@@ -8,11 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
@@ -26,6 +29,8 @@ const (
 	kept = 16
 	// longest is the maximum length of the reason for an end, in bytes: it becomes part of an Event, which holds 1,024.
 	longest = 400
+	// longestFile is the maximum length of a file that is read, in bytes: kept ends have 8 KiB.
+	longestFile = 64 << 10
 )
 
 // Unnoticed is the reason where the supervisor ended together with the session.
@@ -55,7 +60,7 @@ type End struct {
 // Read reads the record of a directory. A missing record has no session.
 func Read(dir string) (Record, error) {
 	path := filepath.Join(dir, FileName)
-	data, err := os.ReadFile(path)
+	data, err := ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Record{Version: version}, nil
 	}
@@ -71,6 +76,28 @@ func Read(dir string) (Record, error) {
 			path, record.Version, version)
 	}
 	return record, nil
+}
+
+// ReadFile reads a file of a domain's directory. The daemon's container can replace it by anything: ReadFile follows no link, waits for no
+// writer of a pipe, and takes no file of over 64 KiB.
+func ReadFile(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no plain file: remove it", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(file, longestFile+1))
+	if err == nil && len(data) > longestFile {
+		err = fmt.Errorf("%s has over %d bytes: remove it", path, longestFile)
+	}
+	return data, err
 }
 
 // Begin records that a daemon is about to open a session. A session that is still open in the record has ended unnoticed.

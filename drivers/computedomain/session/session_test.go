@@ -1,12 +1,14 @@
 package session
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -75,5 +77,29 @@ func TestRecordContinuesNumbersWhenUnreadable(t *testing.T) {
 func TestRecordReportsAMissingDirectory(t *testing.T) {
 	if err := Begin(filepath.Join(t.TempDir(), "missing"), noon); err == nil {
 		t.Error("a record was written nowhere")
+	}
+}
+
+// The daemon's container can write in its domain's directory.
+func TestReadRejectsWhatIsNoPlainFileOfFewBytes(t *testing.T) {
+	elsewhere := t.TempDir()
+	must(t, Begin(elsewhere, noon))
+	record, err := os.ReadFile(filepath.Join(elsewhere, FileName))
+	must(t, err)
+	for name, make := range map[string]func(path string) error{
+		"a link":      func(path string) error { return os.Symlink(filepath.Join(elsewhere, FileName), path) },
+		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"a long file": func(path string) error {
+			return os.WriteFile(path, append(bytes.Repeat([]byte(" "), longestFile), record...), 0o600)
+		},
+	} {
+		dir := t.TempDir()
+		if err := make(filepath.Join(dir, FileName)); err != nil {
+			t.Fatal(err)
+		}
+		if record, err := Read(dir); err == nil {
+			t.Errorf("%s is read as %+v", name, record)
+		}
 	}
 }

@@ -14,6 +14,12 @@ import (
 	"gpufabric.io/provider/internal/apiserver"
 )
 
+// suite is a part of the tests on one API server.
+type suite struct {
+	name string
+	run  func(*testing.T, *apiserver.Server)
+}
+
 // TestAgainstAPIServer runs every resource against a real API server: its life, its place in the examples and the documentation, and
 // whatever needs the program under a real Terraform, and the tables of cases by core. One server serves all: each test keeps to names
 // of its own.
@@ -27,49 +33,56 @@ func TestAgainstAPIServer(t *testing.T) {
 	program := func(run func(*testing.T, *apiserver.Server, string)) func(*testing.T, *apiserver.Server) {
 		return func(t *testing.T, s *apiserver.Server) { run(t, s, rc) }
 	}
-	for _, suite := range []struct {
-		name string
-		run  func(*testing.T, *apiserver.Server)
-	}{
+	for _, suite := range []suite{
 		{"examples", program(testExamples)},
 		{"trouble", testTrouble},
-		{"an interrupted apply", program(testInterruptedApply)},
 		{"driver stack", testDriverStack},
+		{"a move of the driver stack", testStackMove},
+		{"an outage during a release", program(testReleaseOutage)},
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"upgrades of the driver stack", testUpgradeAdvice},
 		{"preflight of the driver stack", testPreflight},
 		{"secret values", testSecretValues},
 		{"secrets on every way out", program(testCanaries)},
-		{"drift", testDrift},
-		{"imports", testImports},
-		{"moves between states", testMoves},
-		{"empty values", testEmptyValues},
-		{"ownership", program(testOwnership)},
 		{"compute domain", testComputeDomain},
 		{"plans of compute domains", testPlannedDomains},
 		{"RDMA pool", testRDMAPool},
 		{"requests", program(testRequests)},
-		{"outages", program(testOutages)},
 		{"data sources", testDataSources},
 		{"logins", testLogins},
-		{"data source of an object", testObjectData},
 		{"data source of the driver stack", testStackData},
 		{"vGPU profile", testVGPUProfile},
 		{"MIG layout", testMIGLayout},
 		{"secondary network", testSecondaryNetwork},
+		{"time-outs", testTimeouts},
 		{"list", testList},
 		{"ephemeral kubeconfig", testKubeconfig},
 		{"actions", program(testActions)},
-		{"life cycles", testLifeCycles},
-		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s) }},
-		{"ownership under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testOwnership(t, s, rc) }},
 		{"secrets on every way out under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testCanaries(t, s, rc) }},
-		{"query", program(testQuery)},
 		{"query of driver stacks", program(testStackQuery)},
 		{"documentation", program(testDocumentation)},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}
+	// These share the CRDs of all resources over custom objects, which the driver stack's chart could not install beside them.
+	t.Run("with every kind", func(t *testing.T) {
+		serveLives(t, server)
+		for _, suite := range []suite{
+			{"drift", testDrift},
+			{"imports", testImports},
+			{"moves between states", testMoves},
+			{"empty values", testEmptyValues},
+			{"ownership", program(testOwnership)},
+			{"outages", program(testOutages)},
+			{"data source of an object", testObjectData},
+			{"life cycles", testLifeCycles},
+			{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s) }},
+			{"ownership under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testOwnership(t, s, rc) }},
+			{"query", program(testQuery)},
+		} {
+			t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
+		}
+	})
 }
 
 // needTerraform finds terraform or tofu (TF_ACC_TERRAFORM_PATH, the PATH, the toolchain's cache) and shields it from the user's

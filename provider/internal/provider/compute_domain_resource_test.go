@@ -2,7 +2,6 @@ package provider
 
 import (
 	"fmt"
-	"regexp"
 	"testing"
 
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
@@ -34,24 +33,26 @@ func domainConfig(s *apiserver.Server, name, more string) string {
 	)
 }
 
+// domainNode is a node in the status of a domain.
+func domainNode(name, status string, index int64) map[string]any {
+	return map[string]any{
+		"name":      name,
+		"ipAddress": "10.0.0.1",
+		"cliqueID":  "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
+		"index":     index,
+		"status":    status,
+	}
+}
+
 func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
-	node := func(name, status string, index int64) map[string]any {
-		return map[string]any{
-			"name":      name,
-			"ipAddress": "10.0.0.1",
-			"cliqueID":  "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
-			"index":     index,
-			"status":    status,
-		}
-	}
 	s.ServeDomains(t, func(name string) apiserver.Domain {
 		switch name {
 		case "ready":
 			return apiserver.Domain{
 				Status:  "Ready",
 				Message: "2 of 2 nodes ready",
-				Nodes:   []map[string]any{node("a", "Ready", 0), node("b", "Ready", 1)},
+				Nodes:   []map[string]any{domainNode("a", "Ready", 0), domainNode("b", "Ready", 1)},
 			}
 		case "ignored":
 			return apiserver.Domain{}
@@ -59,7 +60,7 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 		return apiserver.Domain{
 			Status:  "NotReady",
 			Message: "IMEX ready on 1 of 2 nodes",
-			Nodes:   []map[string]any{node("a", "Ready", 0), node("b", "NotReady", 1)},
+			Nodes:   []map[string]any{domainNode("a", "Ready", 0), domainNode("b", "NotReady", 1)},
 		}
 	})
 	t.Run("becomes Ready with its nodes in the state, and can be imported", func(t *testing.T) {
@@ -82,19 +83,6 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(domainAddress, "accepted", "true"), resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
 				resource.TestCheckResourceAttr(domainAddress, "message", "IMEX ready on 1 of 2 nodes")),
-		})
-	})
-	t.Run("that is not ready in time is kept untainted, and the next apply waits on and names the node", func(t *testing.T) {
-		config := domainConfig(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"15s\", update = \"15s\" }")
-		check(t, resource.TestStep{
-			Config: config, ExpectNonEmptyPlan: true,
-			Check: resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
-		}, resource.TestStep{
-			Config: config,
-			ConfigPlanChecks: resource.ConfigPlanChecks{
-				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)},
-			},
-			ExpectError: regexp.MustCompile(`(?s)1 of 2 nodes ready;\s+waiting\s+for\s+b`),
 		})
 	})
 	t.Run("is replaced when its spec changes and changed in place when its labels do", func(t *testing.T) {

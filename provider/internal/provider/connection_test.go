@@ -54,8 +54,6 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 			`cannot list resource "secrets"`},
 		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  "+
 			"tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
-		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"15s\" }\n "+
-			"channel =", 1), "CustomResourceDefinition computedomains.resource.nvidia.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			check(t, resource.TestStep{Config: c.provider + c.resource, ExpectError: words(c.want)})
@@ -171,8 +169,6 @@ func testLogins(t *testing.T, s *apiserver.Server) {
 
 // testInterruptedApply takes the API server away after three of eight domains were written.
 func testInterruptedApply(t *testing.T, s *apiserver.Server, rc string) {
-	installCRD(t, s, "testdata/stack/templates/crd.yaml")
-	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	const n, written = 8, 3
 	proxy := newCounter(t, s)
 	proxy.leaveAfter(written)

@@ -131,7 +131,6 @@ func testDataSources(t *testing.T, s *apiserver.Server) {
 
 // testObjectData reads what resources manage by the data source of the same kind.
 func testObjectData(t *testing.T, s *apiserver.Server) {
-	serveLives(t, s)
 	made := configOfLives(s, "shown")
 	var shown string
 	var checks []resource.TestCheckFunc
@@ -166,6 +165,7 @@ func testObjectData(t *testing.T, s *apiserver.Server) {
 			"kind": "NetworkAttachmentDefinition", "metadata": map[string]any{"name": "chain"}, "spec": map[string]any{"config": chain}}},
 			metav1.CreateOptions{})
 		must(t, err)
+		defer func() { must(t, networks.Delete(t.Context(), "chain", metav1.DeleteOptions{})) }()
 		check(t, resource.TestStep{Config: as(s) + "data \"gpufabric_secondary_network\" \"test\" {\n  name = \"chain\"\n}\n",
 			Check: resource.ComposeAggregateTestCheckFunc(resource.TestCheckResourceAttr("data.gpufabric_secondary_network.test", "config", chain),
 				resource.TestCheckNoResourceAttr("data.gpufabric_secondary_network.test", "type"))})

@@ -48,7 +48,6 @@ func driftedLives() []drifted {
 // testDrift changes the object of each resource as another manager would. The next plan shows each kind of drift, names its manager where
 // an apply repairs the object, and the plan after that apply is empty. Labels and annotations that others add stay theirs.
 func testDrift(t *testing.T, s *apiserver.Server) {
-	serveLives(t, s)
 	for _, d := range driftedLives() {
 		config := as(s) + fmt.Sprintf("resource \"gpufabric_%s\" \"test\" {\n  name = \"drift\"\n  labels = { team = \"a\" }\n  annotations = "+
 			"{ note = \"a\" }\n  %s\n  %s\n}\n", d.name, d.body, d.more)

@@ -79,6 +79,10 @@ func testDriverStack(t *testing.T, s *apiserver.Server) {
 			Config:      stack(s, "fourth", `values = ["broken: true"]`),
 			ExpectError: regexp.MustCompile(`(?s)NoSuchType`),
 		})
+		until(t, t.Context(), "namespace fourth-system is gone", func() bool { // the install that failed deletes it, and does not wait for that
+			_, err := s.Typed.CoreV1().Namespaces().Get(t.Context(), "fourth-system", metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
 		nothingLeft(t, s, "fourth-system")
 	})
 }

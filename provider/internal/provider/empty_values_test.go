@@ -10,7 +10,6 @@ import (
 
 // testEmptyValues applies values that are as good as left out: each is refused by the plan, or the plan after the apply is empty.
 func testEmptyValues(t *testing.T, s *apiserver.Server) {
-	serveLives(t, s)
 	const layouts = "layout = \"a\"\n  layouts = { a = { gpus = [%s] } }"
 	layout := func(entry string) string { return fmt.Sprintf(layouts, entry) }
 	for i, test := range []struct{ kind, body, refused string }{

@@ -129,8 +129,8 @@ func explain(doing string, err error) (summary, detail string) {
 // ofAnotherState explains how to import what a state holds.
 func ofAnotherState(doing string, held error, release string) string {
 	return fmt.Sprintf("Could not %s: %v. Two states must not have one object: both would change it, and either would delete it.\n\n"+
-		"To move it here, run `terraform state rm` for it in the other configuration, release it with\n  %s\nand import it again. Where the "+
-		"other state is lost, release it alike. This state's own object, which it forgot, is released alike too.", doing, held, release)
+		"To move it here, run `terraform state rm` for it in the other configuration, release it with\n  %s\nand import it again. Release it in "+
+		"the same way where the other state is lost, and where this state had the object and forgot it.", doing, held, release)
 }
 
 // others adds to an object's field managers which Terraform state holds it.

@@ -16,7 +16,6 @@ import (
 // testImports imports objects that another client made. One with fields that the resource has no attributes for is refused, before an
 // apply removes them; empty values and the API server's defaults are no such fields.
 func testImports(t *testing.T, s *apiserver.Server) {
-	serveLives(t, s)
 	server, schemas := configured(t, s)
 	for _, test := range []struct {
 		life

@@ -58,12 +58,7 @@ func serveLives(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/resource.nvidia.com_computedomains.yaml"))
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
 	ready := func(obj *unstructured.Unstructured) map[string]any {
-		return map[string]any{
-			"observedGeneration": obj.GetGeneration(),
-			"conditions": []any{
-				map[string]any{"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-			},
-		}
+		return map[string]any{"observedGeneration": obj.GetGeneration(), "conditions": []any{readyCondition("True")}}
 	}
 	for _, kind := range []object.Kind{rdmaPoolKind, vgpuProfileKind, migLayoutKind} {
 		installCRD(t, s, filepath.Join(repository, "drivers/api/crds", kind.Group+"_"+kind.Plural+".yaml"))
@@ -75,7 +70,6 @@ func serveLives(t *testing.T, s *apiserver.Server) {
 // testLifeCycles takes all resources over a custom object through their lives under the program itself. Changes by others meanwhile are in
 // testDrift.
 func testLifeCycles(t *testing.T, s *apiserver.Server) {
-	serveLives(t, s)
 	planned := func(a plancheck.ResourceActionType) (checks resource.ConfigPlanChecks) {
 		for _, l := range lives {
 			checks.PreApply = append(checks.PreApply, plancheck.ExpectResourceAction(l.address(), a))
@@ -91,7 +85,6 @@ func testLifeCycles(t *testing.T, s *apiserver.Server) {
 // which it warns of, and applies it in another state, once they are released.
 func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
-	serveLives(t, s)
 	header := strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/")
 	directory := func(text string) string {
 		dir := t.TempDir()

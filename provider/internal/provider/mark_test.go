@@ -104,80 +104,81 @@ func (cfg *configuration) dynamicClient(t testing.TB) dynamic.Interface {
 	return client.Dynamic
 }
 
-// testMoves moves an object of each kind, and a driver stack, from one state to another that did not make it: the import is refused as long
-// as the object has the first state's mark, and the first state leaves the object alone from then on, whether it forgot it or not.
+// move is an object, or a release, that one state made and another imports.
+type move struct {
+	kind, id, config, changed string
+}
+
 func testMoves(t *testing.T, s *apiserver.Server) {
-	type mover struct {
-		kind, id, config, changed string
-	}
-	movers := []mover{{"gpufabric_driver_stack", "move-system/move", stack(s, "move", ""),
-		stack(s, "move", `values = ["controller:\n  replicas: 3\n"]`)}}
 	for _, l := range lives {
 		text := func(labels string) string {
 			return as(s) + fmt.Sprintf("resource \"gpufabric_%s\" \"test\" {\n  name = \"move\"\n  labels = { team = %q }\n  %s\n}\n",
 				l.name, labels, l.body)
 		}
-		movers = append(movers, mover{"gpufabric_" + l.name, l.id("move"), text("a"), text("b")})
+		t.Run(l.name, func(t *testing.T) { move{"gpufabric_" + l.name, l.id("move"), text("a"), text("b")}.test(t, s) })
 	}
-	for i, m := range movers {
-		if i == 1 {
-			serveLives(t, s) // the stack has CRDs of its own
+}
+
+func testStackMove(t *testing.T, s *apiserver.Server) {
+	move{"gpufabric_driver_stack", "move-system/move", stack(s, "move", ""),
+		stack(s, "move", `values = ["controller:\n  replicas: 3\n"]`)}.test(t, s)
+}
+
+// test makes the object in one state and imports it in two others. The import is refused as long as the object has the first state's mark,
+// and the first state leaves the object alone from then on, whether it forgot it or not.
+func (m move) test(t *testing.T, s *apiserver.Server) {
+	first, second, third := newCore(t), newCore(t), newCore(t)
+	first.run(m.config)
+	there := markedObject(t, s.Dynamic, m.kind, m.id)
+	was := there.mark(t)
+	adopt := func(c *core) error {
+		cfg, err := c.parse(m.config)
+		must(t, err)
+		server, err := c.connect(t.Context(), cfg)
+		must(t, err)
+		imported, err := c.importOne(t.Context(), server, m.kind, m.id)
+		if err == nil {
+			c.instances[m.kind+".test"] = imported
 		}
-		t.Run(m.kind, func(t *testing.T) {
-			first, second, third := newCore(t), newCore(t), newCore(t)
-			first.run(m.config)
-			there := markedObject(t, s.Dynamic, m.kind, m.id)
-			was := there.mark(t)
-			adopt := func(c *core) error {
-				cfg, err := c.parse(m.config)
-				must(t, err)
-				server, err := c.connect(t.Context(), cfg)
-				must(t, err)
-				imported, err := c.importOne(t.Context(), server, m.kind, m.id)
-				if err == nil {
-					c.instances[m.kind+".test"] = imported
-				}
-				return err
-			}
-			err := adopt(second)
-			if err == nil {
-				t.Fatal("the import of another state's object succeeded")
-			}
-			there.release(t, err.Error())
-			must(t, adopt(second))
-			must(t, adopt(third))
-			if changes, _ := second.planText(m.config); changes[0].action != "no-op" && m.kind != "gpufabric_driver_stack" {
-				t.Errorf("the plan after the import: %s", changes[0].action)
-			}
-			// Until one of the states that imported it changes it, both have it, and the first does not.
-			if warned := second.run(m.changed); strings.Contains(warned, "set back") {
-				t.Errorf("the apply warns of %s", warned)
-			}
-			there = markedObject(t, s.Dynamic, m.kind, m.id)
-			if now := there.mark(t); now == "" || now == was || now == object.Released {
-				t.Errorf("mark %q after the first change, %q before: want another", now, was)
-			}
-			if changes, _ := second.planText(m.changed); changes[0].action != "no-op" {
-				t.Errorf("the plan after the change: %s", changes[0].action)
-			}
-			for name, other := range map[string]*core{"first": first, "third": third} {
-				cfg, err := other.parse(m.config)
-				must(t, err)
-				cfg.blocks = nil
-				other.warnings = nil
-				must(t, other.converge(t.Context(), cfg, nil))
-				if len(other.warnings) != 1 || !strings.Contains(other.warnings[0], "belongs to somebody else now") {
-					t.Errorf("the %s state's destroy warns %q", name, other.warnings)
-				}
-			}
-			there.mark(t) // it is there
-			cfg, err := second.parse(m.changed)
-			must(t, err)
-			cfg.blocks = nil
-			must(t, second.converge(t.Context(), cfg, nil))
-			if len(second.instances) != 0 {
-				t.Error("the second state's destroy leaves the object")
-			}
-		})
+		return err
+	}
+	err := adopt(second)
+	if err == nil {
+		t.Fatal("the import of another state's object succeeded")
+	}
+	there.release(t, err.Error())
+	must(t, adopt(second))
+	must(t, adopt(third))
+	if changes, _ := second.planText(m.config); changes[0].action != "no-op" && m.kind != "gpufabric_driver_stack" {
+		t.Errorf("the plan after the import: %s", changes[0].action)
+	}
+	// Until one of the states that imported it changes it, both have it, and the first does not.
+	if warned := second.run(m.changed); strings.Contains(warned, "set back") {
+		t.Errorf("the apply warns of %s", warned)
+	}
+	there = markedObject(t, s.Dynamic, m.kind, m.id)
+	if now := there.mark(t); now == "" || now == was || now == object.Released {
+		t.Errorf("mark %q after the first change, %q before: want another", now, was)
+	}
+	if changes, _ := second.planText(m.changed); changes[0].action != "no-op" {
+		t.Errorf("the plan after the change: %s", changes[0].action)
+	}
+	for name, other := range map[string]*core{"first": first, "third": third} {
+		cfg, err := other.parse(m.config)
+		must(t, err)
+		cfg.blocks = nil
+		other.warnings = nil
+		must(t, other.converge(t.Context(), cfg, nil))
+		if len(other.warnings) != 1 || !strings.Contains(other.warnings[0], "belongs to somebody else now") {
+			t.Errorf("the %s state's destroy warns %q", name, other.warnings)
+		}
+	}
+	there.mark(t) // it is there
+	cfg, err := second.parse(m.changed)
+	must(t, err)
+	cfg.blocks = nil
+	must(t, second.converge(t.Context(), cfg, nil))
+	if len(second.instances) != 0 {
+		t.Error("the second state's destroy leaves the object")
 	}
 }

@@ -88,47 +88,61 @@ func (o *outage) withoutStore(w http.ResponseWriter, r *http.Request) bool {
 	return r.URL.Path != "/version" && o.silent(w, r)
 }
 
-// nowAndThen returns a way in which one of six requests is turned away, by each status in turn.
-func (o *outage) nowAndThen(status ...int) func(http.ResponseWriter, *http.Request) bool {
+// nowAndThen returns a way in which one of six requests is turned away, by each status in turn. Where saysWhen, three of four of these
+// answers ask the client to come back at once; otherwise it comes back after a second.
+func (o *outage) nowAndThen(saysWhen bool, status ...int) func(http.ResponseWriter, *http.Request) bool {
 	var seen atomic.Int64
 	return func(w http.ResponseWriter, _ *http.Request) bool {
 		n := seen.Add(1)
 		if n%6 != 0 {
 			return false
 		}
+		if saysWhen && n/6%4 != 0 {
+			w.Header().Set("Retry-After", "0")
+		}
 		http.Error(w, "too busy at the moment", status[n/6%int64(len(status))])
 		return true
 	}
 }
 
+// patient is the environment of a provider that waits for an API server that answers slowly; hasty that of one that does not wait long.
+const patient, hasty = patienceVariable + "=1m", patienceVariable + "=10s"
+
+// inOutage is inNewDirectory with a variable team and a patient provider, the last of its environment.
+func inOutage(t *testing.T, rc, config string) *cli {
+	t.Helper()
+	c := inNewDirectory(t, rc, "variable \"team\" { type = string }\n"+config)
+	c.vars, c.env = []string{"-var", "team=a"}, append(c.env, patient)
+	return c
+}
+
+// through returns the arguments of a provider block for the API server behind the proxy.
+func (o *outage) through() string {
+	return fmt.Sprintf("  host = %q\n  token = %q\n  insecure = true\n", o.url, apiserver.AdminToken)
+}
+
+// testReleaseOutage installs, upgrades and removes a release while the API server turns requests away for a moment.
+func testReleaseOutage(t *testing.T, s *apiserver.Server, rc string) {
+	o := newOutage(t, s)
+	c := inOutage(t, rc, fmt.Sprintf("provider \"gpufabric\" {\n%s}\n"+
+		"resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"refused\"\n  chart = %q\n  namespace = \"refused-system\"\n"+
+		"  values = [yamlencode({ controller = { replicas = var.team == \"a\" ? 1 : 2 } })]\n}\n",
+		o.through(), absolute(t, "testdata/stack")))
+	o.set(o.nowAndThen(true, http.StatusTooManyRequests))
+	contains(t, c.run("apply", "-auto-approve"), "1 added")
+	c.vars = []string{"-var", "team=b"}
+	contains(t, c.run("apply", "-auto-approve"), "1 changed")
+	c.unchanged()
+	contains(t, c.run("destroy", "-auto-approve"), "1 destroyed")
+}
+
 // testOutages holds the provider as a program under Terraform to its words about clusters that are not there, or not well: what two
-// aliases do to each other, silence, refusals for a moment, and a cluster that the same apply makes.
+// aliases do to each other, silence, refusals for a moment, an API server that goes away, and a cluster that the same apply makes.
 func testOutages(t *testing.T, s *apiserver.Server, rc string) {
-	const well, ill = patienceVariable + "=1m", patienceVariable + "=10s" // a server that answers may be slow
-	inDirectory := func(t *testing.T, config string) *cli {
-		t.Helper()
-		c := inNewDirectory(t, rc, config)
-		c.vars, c.env = []string{"-var", "team=a"}, append(c.env, well)
-		return c
-	}
-	through := func(o *outage) string {
-		return fmt.Sprintf("  host = %q\n  token = %q\n  insecure = true\n", o.url, apiserver.AdminToken)
-	}
-	const team = "variable \"team\" { type = string }\n"
-	t.Run("a release under 429 now and then", func(t *testing.T) { // alone: the chart has CRDs of its own
-		o := newOutage(t, s)
-		c := inDirectory(t, team+fmt.Sprintf("provider \"gpufabric\" {\n%s}\n"+
-			"resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"refused\"\n  chart = %q\n  namespace = \"refused-system\"\n"+
-			"  values = [yamlencode({ controller = { replicas = var.team == \"a\" ? 1 : 2 } })]\n}\n",
-			through(o), absolute(t, "testdata/stack")))
-		o.set(o.nowAndThen(http.StatusTooManyRequests))
-		contains(t, c.run("apply", "-auto-approve"), "1 added")
-		c.vars = []string{"-var", "team=b"}
-		contains(t, c.run("apply", "-auto-approve"), "1 changed")
-		c.unchanged()
-		contains(t, c.run("destroy", "-auto-approve"), "1 destroyed")
+	t.Run("an apply that is interrupted", func(t *testing.T) {
+		t.Parallel() // most of it is waiting
+		testInterruptedApply(t, s, rc)
 	})
-	serveLives(t, s)
 	publishRack(t, s)
 	for _, way := range []struct {
 		name string
@@ -143,7 +157,7 @@ func testOutages(t *testing.T, s *apiserver.Server, rc string) {
 		t.Run("a cluster behind one of two aliases that is "+way.name, func(t *testing.T) {
 			t.Parallel() // most of it is waiting
 			o, name := newOutage(t, s), strings.Fields(way.name)[0]
-			c := inDirectory(t, team+fmt.Sprintf(`
+			c := inOutage(t, rc, fmt.Sprintf(`
 provider "gpufabric" {
   alias       = "well"
   config_path = %q
@@ -165,7 +179,7 @@ resource "gpufabric_rdma_pool" "ill" {
   resource_name = "ill_%s_${count.index}"
   devices       = ["ib0"]
 }
-`, s.Kubeconfig, through(o), name, name, name))
+`, s.Kubeconfig, o.through(), name, name, name))
 			has := func(want string) {
 				t.Helper()
 				if got := len(strings.Fields(c.plain("state", "list"))); fmt.Sprint(got) != want {
@@ -174,11 +188,11 @@ resource "gpufabric_rdma_pool" "ill" {
 			}
 			fall := func() {
 				o.set(way.of(o))
-				c.env[len(c.env)-1] = ill
+				c.env[len(c.env)-1] = hasty
 			}
 			heal := func() {
 				o.heal()
-				c.env[len(c.env)-1] = well
+				c.env[len(c.env)-1] = patient
 			}
 			fall()
 			contains(t, c.run("plan"), "26 to add")
@@ -203,7 +217,7 @@ resource "gpufabric_rdma_pool" "ill" {
 	t.Run("429 and 500 now and then", func(t *testing.T) {
 		t.Parallel()
 		o := newOutage(t, s)
-		c := inDirectory(t, team+fmt.Sprintf(`
+		c := inOutage(t, rc, fmt.Sprintf(`
 provider "gpufabric" {
 %s}
 resource "gpufabric_compute_domain" "test" {
@@ -213,8 +227,8 @@ resource "gpufabric_compute_domain" "test" {
   channel = { resource_claim_template = "flaky-${count.index}" }
 }
 data "gpufabric_nodes" "all" {}
-`, through(o)))
-		o.set(o.nowAndThen(http.StatusTooManyRequests, http.StatusInternalServerError))
+`, o.through()))
+		o.set(o.nowAndThen(false, http.StatusTooManyRequests, http.StatusInternalServerError))
 		contains(t, c.run("apply", "-auto-approve"), "5 added")
 		c.unchanged()
 		c.vars = []string{"-var", "team=b"}
@@ -223,7 +237,7 @@ data "gpufabric_nodes" "all" {}
 	})
 	t.Run("a cluster that the same apply makes, and makes anew", func(t *testing.T) {
 		t.Parallel()
-		c := inDirectory(t, team+fmt.Sprintf(`
+		c := inOutage(t, rc, fmt.Sprintf(`
 resource "terraform_data" "cluster" {
   input            = abspath("kubeconfig")
   triggers_replace = var.team
@@ -252,7 +266,7 @@ output "first" { value = data.gpufabric_nodes.all.nodes[0].name }
 	})
 	t.Run("a kubeconfig file that the same apply writes", func(t *testing.T) {
 		t.Parallel()
-		c := inDirectory(t, team+fmt.Sprintf(`
+		c := inOutage(t, rc, fmt.Sprintf(`
 resource "terraform_data" "cluster" {
   provisioner "local-exec" {
     command = "cp %s kubeconfig"

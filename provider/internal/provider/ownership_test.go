@@ -46,7 +46,6 @@ func (c *cli) unchanged() {
 // testOwnership holds two states, and the ways in which one state lets go of an object or renames it, to one rule: an object is changed
 // and deleted by the state that it belongs to, and by no other. It runs under the program, whose graph orders these.
 func testOwnership(t *testing.T, s *apiserver.Server, rc string) {
-	serveLives(t, s)
 	pools := s.Dynamic.Resource(rdmaPoolKind.GVR())
 	uid := func(name string) types.UID {
 		obj, err := pools.Get(t.Context(), name, metav1.GetOptions{})

@@ -36,7 +36,6 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 			)
 			must(t, err)
 		}
-		ready := "True"
 		node := map[string]any{
 			"name":               "a",
 			"observedGeneration": obj.GetGeneration(),
@@ -44,23 +43,12 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 			"healthyDevices":     int64(2),
 			"units":              int64(64),
 		}
-		if obj.GetName() == "port-down" {
-			ready, node["healthyDevices"], node["message"] = "False", int64(0), "mlx5_0: port 1 is DOWN"
-		}
 		return map[string]any{
 			"observedGeneration": obj.GetGeneration(),
 			"resource":           "rdma/x",
 			"nodes":              []any{node},
 			"healthyDevices":     node["healthyDevices"],
-			"conditions": []any{
-				map[string]any{
-					"type":               "Ready",
-					"status":             ready,
-					"reason":             "Test",
-					"message":            "as the test says",
-					"lastTransitionTime": "2026-01-01T00:00:00Z",
-				},
-			},
+			"conditions":         []any{readyCondition("True")},
 		}
 	})
 	t.Run("that somebody edits while it is waited for is applied as planned, and the next plan shows the edit", func(t *testing.T) {
@@ -94,15 +82,6 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 				resource.TestCheckResourceAttr(poolAddress, "rdma_hca_max", "0"),
 				resource.TestCheckNoResourceAttr(poolAddress, "node_selector.match_labels.rack")),
 		})
-	})
-	t.Run("whose ports are down names node and port", func(t *testing.T) {
-		config := pool(
-			s,
-			"port-down",
-			"resource_name = \"a\"\ndevices = [\"ib0\"]\nwait_for = \"ready\"\ntimeouts = { create = \"15s\", update = \"15s\" }",
-		)
-		check(t, resource.TestStep{Config: config, ExpectNonEmptyPlan: true},
-			resource.TestStep{Config: config, ExpectError: words("a has 0 of 2 devices healthy (mlx5_0: port 1 is DOWN)")})
 	})
 	t.Run("that somebody edited is set back", func(t *testing.T) {
 		config := pool(s, "edited-once", "resource_name = \"a\"\ndevices = [\"ib0\"]\nrdma_hca_max = 7")

@@ -137,11 +137,11 @@ func (e *environment) outlivesDriver(t *testing.T, node string, plugins []string
 			`jsonpath={range .status.conditions[?(@.type=="GPUDriver")]}{.status} {.reason}: {.message}{end}`)
 		return strings.HasPrefix(out, "True "), out, err
 	})
+	e.hasten(t, "waits")
+	e.ready(t, "waits") // so the kubelet has the plugin that has the driver
 	for _, s := range all {
 		e.apply(t, politePod(next(s), node, s.next))
 	}
-	e.hasten(t, "waits")
-	e.ready(t, "waits")
 	for _, s := range all {
 		e.ready(t, next(s))
 		if got := e.devicesOf(t, next(s)); got != saw[first(s)] {

@@ -132,35 +132,13 @@ func testForcedDeletion(t *testing.T, e *environment) {
 		{"a MIG instance, then its GPU", "forced-mig", "forced-whole-mig"},
 		{"a share, then its GPU", "forced-share", "forced-whole-share"},
 		{"a NIC", "forced-nic", "forced-nic"},
-	}, deletedByForce())
-}
-
-// loss is a way in which the API loses pods whose containers run on.
-type loss struct {
-	of func(t *testing.T, e *environment, pods []string)
-	// shown reports whether somebody can see that a pod waits for the containers of the pod with a UID. want describes that.
-	shown func(t *testing.T, e *environment, next, uid string) bool
-	want  string
-}
-
-func deletedByForce() loss {
-	return loss{
-		of: func(t *testing.T, e *environment, pods []string) {
-			t.Helper()
-			e.kubectl(t, append([]string{"delete", "pod", "--force", "--grace-period=0", "--wait=false"}, pods...)...)
-		},
-		shown: func(t *testing.T, e *environment, next, uid string) bool {
-			t.Helper()
-			return e.waitsForPod(t, next, uid)
-		},
-		want: "an Event of the next pod with the reason DeviceInUse, which names the pod that it waits for",
-	}
+	})
 }
 
 // testForcedChannel is the same for the IMEX session of a node, which a pod of another ComputeDomain gets next.
 func testForcedChannel(t *testing.T, e *environment) {
 	e.domains(t, "forced-a", "forced-b")
-	e.takenOver(t, e.Workers()[0], []succession{{"an IMEX channel", "forced-a", "forced-b"}}, deletedByForce())
+	e.takenOver(t, e.Workers()[0], []succession{{"an IMEX channel", "forced-a", "forced-b"}})
 }
 
 // domains makes ComputeDomains of a node each, with claim templates of the same names.
@@ -173,15 +151,14 @@ func (e *environment) domains(t *testing.T, names ...string) {
 	}
 }
 
-// takenOver has the API lose the first pod of each succession, whose container runs on. The next one gets its device when that container
-// has ended, and not before.
-func (e *environment) takenOver(t *testing.T, node string, all []succession, lost loss) {
+// takenOver deletes the first pod of each succession by force, whose container runs on. The next one gets its device when that
+// container has ended, and not before.
+func (e *environment) takenOver(t *testing.T, node string, all []succession) {
 	t.Helper()
-	pods, uids, saw := make([]string, len(all)), make([]string, len(all)), make([]string, len(all))
+	uids, saw := make([]string, len(all)), make([]string, len(all))
 	first := func(i int) string { return fmt.Sprintf("forced-%d", i) }
 	next := func(i int) string { return fmt.Sprintf("after-forced-%d", i) }
 	for i, s := range all {
-		pods[i] = first(i)
 		e.apply(t, deafPod(first(i), node, s.first))
 	}
 	t.Cleanup(func() { // before the pods are deleted, where the test failed
@@ -198,8 +175,8 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession, los
 		_, err := docker.Script(t.Context(), node, signalRuntime(first(i), "STOP"))
 		must(t, err)
 	}
-	lost.of(t, e, pods)
 	for i, s := range all {
+		e.kubectl(t, "delete", "pod", first(i), "--force", "--grace-period=0", "--wait=false")
 		e.apply(t, deafPod(next(i), node, s.next))
 		t.Cleanup(func() { e.kubectlCleanup(t, "delete", "pod/"+next(i), "--grace-period=1", "--ignore-not-found") })
 	}
@@ -215,12 +192,14 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession, los
 			if phase := e.kubectl(t, "get", "pod", next(i), "--output", "jsonpath={.status.phase}"); phase != "Pending" {
 				t.Fatalf("%s: the next pod is %s while the first one's container has it", s.device, phase)
 			}
-			waits[i] = waits[i] || lost.shown(t, e, next(i), uids[i])
+			events := e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+next(i), "--output",
+				`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
+			waits[i] = waits[i] || strings.Contains(events, "DeviceInUse") && strings.Contains(events, "UID "+uids[i])
 		}
 	}
 	for i, s := range all {
 		if !waits[i] {
-			t.Errorf("%s: want %s. Events of the next pod:\n%s", s.device, lost.want,
+			t.Errorf("%s: no Event of the next pod has the reason DeviceInUse and names the pod that it waits for:\n%s", s.device,
 				e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+next(i)))
 		}
 		_, err := docker.Script(t.Context(), node, endPod(first(i), uids[i]))
@@ -232,12 +211,4 @@ func (e *environment) takenOver(t *testing.T, node string, all []succession, los
 			t.Errorf("%s: the next pod sees %q, want %q", s.device, got, saw[i])
 		}
 	}
-}
-
-// waitsForPod reports whether an Event of a pod has the reason DeviceInUse, and names the pod with a UID.
-func (e *environment) waitsForPod(t *testing.T, pod, uid string) bool {
-	t.Helper()
-	events := e.kubectl(t, "get", "events", "--field-selector=involvedObject.name="+pod, "--output",
-		`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
-	return strings.Contains(events, "DeviceInUse") && strings.Contains(events, "UID "+uid)
 }

@@ -192,8 +192,8 @@ func testNodeRegisteredAgain(t *testing.T, e *environment) {
 	}
 }
 
-// testNodeAwayForLong has a Node away until the API has none of its pods, while their containers run on. They keep their devices when the
-// Node is back.
+// testNodeAwayForLong has a Node away until the API has neither its pods nor their claims, while their containers run on. The node keeps
+// their devices. The kubelet ends such containers when it is back, and then other pods get the devices.
 func testNodeAwayForLong(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.domains(t, "away-a", "away-b")
@@ -201,36 +201,62 @@ func testNodeAwayForLong(t *testing.T, e *environment) {
 	e.apply(t, deafClaim("away-whole", wholeGPU(1)))
 	offered, err := e.slicesOf(t.Context(), node)
 	must(t, err)
-	e.keepHardware(t, node)
-	t.Cleanup(func() {
-		_, err := docker.Script(context.WithoutCancel(t.Context()), node, "systemctl start kubelet")
+	all := []succession{{"a whole GPU", "away-whole", "away-whole"}, {"an IMEX channel", "away-a", "away-b"}}
+	first := func(i int) string { return fmt.Sprintf("away-%d", i) }
+	next := func(i int) string { return fmt.Sprintf("after-away-%d", i) }
+	for i, s := range all {
+		e.apply(t, deafPod(first(i), node, s.first))
+	}
+	saw, uids, claims := make([]string, len(all)), make([]string, len(all)), make([]string, len(all))
+	for i := range all {
+		e.ready(t, first(i))
+		saw[i] = e.devicesOf(t, first(i))
+		uids[i] = e.kubectl(t, "get", "pod", first(i), "--output", "jsonpath={.metadata.uid}")
+		claims[i] = e.claimUIDs(t, first(i))[0]
+	}
+	script := func(ctx context.Context, text string) string {
+		t.Helper()
+		out, err := docker.Script(ctx, node, text)
 		must(t, err)
+		return strings.TrimSpace(out)
+	}
+
+	before := e.nodeUID(t, node)
+	e.keepHardware(t, node)
+	t.Cleanup(func() { script(context.WithoutCancel(t.Context()), "systemctl start kubelet") })
+	script(t.Context(), "systemctl stop kubelet")
+	e.kubectl(t, "delete", "node", node, inTime)
+	// After 40 s the controller manager deletes pods that are bound to no Node.
+	e.vanish(t, "the pods of a deleted Node and their claims", func(ctx context.Context) ([]string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "pods,resourceclaims", "--output", "name")
+		return strings.Fields(out), err
 	})
-	e.takenOver(t, node, []succession{
-		{"a whole GPU", "away-whole", "away-whole"},
-		{"an IMEX channel", "away-a", "away-b"},
-	}, loss{
-		of: func(t *testing.T, e *environment, pods []string) {
-			t.Helper()
-			before := e.nodeUID(t, node)
-			_, err := docker.Script(t.Context(), node, "systemctl stop kubelet")
-			must(t, err)
-			e.kubectl(t, "delete", "node", node, inTime)
-			// After 40 s the controller manager deletes pods that are bound to no Node.
-			e.vanish(t, "the pods of a deleted Node", func(ctx context.Context) ([]string, error) {
-				out, err := e.Kubectl(ctx, nil, append([]string{"get", "pods", "--ignore-not-found", "--output", "name"}, pods...)...)
-				return strings.Fields(out), err
-			})
-			_, err = docker.Script(t.Context(), node, "systemctl start kubelet")
-			must(t, err)
-			e.comesBack(t, node, before, offered.devices)
-		},
-		// The devices may have their taint before the next pod can be scheduled.
-		shown: func(t *testing.T, e *environment, next, uid string) bool {
-			t.Helper()
-			return e.waitsForPod(t, next, uid) || strings.Contains(e.kubectl(t, "get", "resourceslices", "--field-selector=spec.nodeName="+node,
-				"--output", "jsonpath={.items[*].spec.devices[*].taints[*].key}"), "gpufabric.io/releasing")
-		},
-		want: "an Event of the next pod with the reason DeviceInUse, or the taint gpufabric.io/releasing on a device of the node",
-	})
+	// Longer than the look at claims that are gone.
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
+		for i, s := range all {
+			records := script(t.Context(), "ls /var/lib/gpufabric/*/claims/"+claims[i]+".claim 2>/dev/null || true")
+			if script(t.Context(), podProcesses(uids[i])) == "" {
+				t.Fatalf("%s: the container ended without a kubelet, so the test shows nothing", s.device)
+			}
+			if records == "" {
+				t.Fatalf("%s: the node released it while the container has it", s.device)
+			}
+		}
+	}
+
+	script(t.Context(), "systemctl start kubelet")
+	for i, s := range all {
+		e.apply(t, politePod(next(i), node, s.next))
+	}
+	e.comesBack(t, node, before, offered.devices)
+	for i, s := range all {
+		e.ready(t, next(i))
+		if processes := script(t.Context(), podProcesses(uids[i])); processes != "" {
+			t.Errorf("%s: the next pod runs while the first one has the processes %q", s.device, strings.Fields(processes))
+		}
+		if got := e.devicesOf(t, next(i)); got != saw[i] {
+			t.Errorf("%s: the next pod sees %q, want %q", s.device, got, saw[i])
+		}
+		e.kubectl(t, "delete", "pod", next(i), inTime)
+	}
 }

@@ -22,7 +22,7 @@ func SyncMIG(root string, b *state.Body) error {
 	}
 	var errs []error
 	for file, minor := range wanted {
-		errs = append(errs, addCapability(filepath.Join(caps, file), minor))
+		errs = append(errs, addCapability(caps, file, minor))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("MIG capabilities: %w", err)
@@ -81,11 +81,29 @@ func capabilities(b *state.Body) map[string]int {
 	return wanted
 }
 
-func addCapability(file string, minor int) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+// addCapability writes the access file of an instance. As with the kernel's, a client that reads it meanwhile sees the whole text or none.
+func addCapability(caps, file string, minor int) (err error) {
+	path, text := filepath.Join(caps, file), capability(minor)
+	if has, err := os.ReadFile(path); err == nil && string(has) == text {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(file, []byte(capability(minor)), 0o644)
+	whole, err := os.CreateTemp(caps, ".access-") // beside the GPUs' directories: removeUnwanted looks only into those
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(whole.Name())
+		}
+	}()
+	_, err = whole.WriteString(text)
+	if err := errors.Join(err, whole.Chmod(0o644), whole.Close()); err != nil {
+		return err
+	}
+	return os.Rename(whole.Name(), path)
 }
 
 // MakeMIGNodes makes the nodes of the existing instances in a client's dev/nvidia-caps. The kernel module makes none. A client

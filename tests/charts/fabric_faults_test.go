@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/jsonpath"
+	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/fakes/agent"
 	"gpufabric.io/fakes/tree"
@@ -81,6 +84,7 @@ func TestFabricFaultHappensWithTheRightsOfTheChart(t *testing.T) {
 	if state, err := os.ReadFile(filepath.Join(root, "sys/class/infiniband/mlx5_0/ports/1/state")); string(state) != "1: DOWN\n" {
 		t.Errorf("the port's state is %q: %v", state, err)
 	}
+	t.Run("the server accepts the README's manifest", func(t *testing.T) { manifestOfREADME(t, live) })
 	t.Run("the schema rejects what no agent could apply", func(t *testing.T) { rejectedFaults(t, live) })
 	t.Run("an agent changes nothing but the status", func(t *testing.T) { agentsRights(t, live) })
 }
@@ -148,6 +152,37 @@ func awaitResult(t *testing.T, live *server, fault, node, result, message string
 			last, _, _ = unstructured.NestedStringMap(f.Object, "status", "nodes", node)
 			return last["result"] == result && strings.Contains(last["message"], message)
 		}, metav1.ListOptions{FieldSelector: "metadata.name=" + fault})
+}
+
+func manifestOfREADME(t *testing.T, live *server) {
+	readme, err := os.ReadFile(Dir("fake-hardware/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, manifest, found := strings.Cut(string(readme), "<<EOF\n")
+	manifest, wait, _ := strings.Cut(manifest, "EOF\n")
+	f := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(manifest), &f.Object); err != nil || !found {
+		t.Fatalf("the README's manifest %q: %v", manifest, err)
+	}
+	if _, err := live.client.Resource(faultResource()).Create(t.Context(), f, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll},
+		FieldValidation: metav1.FieldValidationStrict}); err != nil {
+		t.Error(err)
+	}
+	// The condition is evaluated as kubectl wait does.
+	path := regexp.MustCompile(`--for=jsonpath='([^']+)'=Applied`).FindStringSubmatch(wait)
+	if path == nil {
+		t.Fatalf("no condition in %q", wait)
+	}
+	condition := jsonpath.New("condition")
+	if err := condition.Parse(path[1]); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	reported := map[string]any{"status": map[string]any{"nodes": map[string]any{"worker-1": map[string]any{"result": "Applied"}}}}
+	if err := condition.Execute(&got, reported); err != nil || got.String() != "Applied" {
+		t.Errorf("%s is %q of a fault that was applied: %v", path[1], got.String(), err)
+	}
 }
 
 func rejectedFaults(t *testing.T, live *server) {

@@ -24,6 +24,9 @@
 {{- if and .Values.vgpu.enabled (not .Values.gpus.enabled) }}
 {{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
 {{- end }}
+{{- if and (has "all" .Values.gpus.devicePlugin) (gt (len .Values.gpus.devicePlugin) 1) }}
+{{- fail (printf "gpus.devicePlugin=[%s]: beside all nothing has an effect: give all, or the UUIDs" (join ", " .Values.gpus.devicePlugin)) }}
+{{- end }}
 {{- if and .Values.vgpu.enabled (has "all" .Values.gpus.devicePlugin) }}
 {{- fail "vgpu.enabled and gpus.devicePlugin=[all] want the same GPUs: name the UUIDs of those that are handed out as nvidia.com/gpu" }}
 {{- end }}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -148,6 +150,10 @@ func (o *Options) Validate() error {
 	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")
 	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {
 		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
+	}
+	if len(o.DevicePlugin) > 1 && slices.Contains(o.DevicePlugin, "all") {
+		errs = append(errs, fmt.Errorf("--device-plugin=%s: beside all nothing has an effect: give all, or the UUIDs",
+			strings.Join(o.DevicePlugin, ",")))
 	}
 	for _, gpu := range o.DevicePlugin { // all nodes share one list: a UUID may belong to another node's GPU
 		if gpu != "all" && !handover.IsGPU(gpu) {

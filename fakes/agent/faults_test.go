@@ -326,7 +326,7 @@ func TestFabricFaultIsReportedAsInterruptedWhenTheAgentWasKilledInIt(t *testing.
 	}
 }
 
-func TestNoFabricFaultHappensWhileTheRecordIsDamaged(t *testing.T) {
+func TestFabricFaultsStopWhileTheRecordIsDamaged(t *testing.T) {
 	c, root := newCluster(h100()), t.TempDir()
 	leave := c.join(t, root)
 	c.create("before", object{"event": "uvm-unload"})

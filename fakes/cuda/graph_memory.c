@@ -1,5 +1,5 @@
 /*
- * What graphs allocate when they are launched, by CUDA's programming guide, "Graph Memory Nodes". A GPU does one after the other here, so graphs of a context never
+ * Memory that launched graphs allocate, by CUDA's programming guide, "Graph Memory Nodes". A GPU does one after the other here, so graphs of a context never
  * run at the same time, and share what they free.
  */
 #define _GNU_SOURCE

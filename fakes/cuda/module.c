@@ -140,7 +140,7 @@ static unsigned long long duration(const char *name)
 	return ms && sscanf(ms, "%lu", &v) == 1 ? v * 1000ull : 1000;
 }
 
-/* What the beginning of a kernel's name says that it does when its time is over. */
+/* Reads from the beginning of a kernel's name how it ends: it meets others at a flag, waits for a flag, or sets one. */
 static void find_end(const char *name, struct kernel *k)
 {
 	unsigned int flag, parties = 0;

@@ -3,7 +3,7 @@
  * of the same process or of another GPU, has written there is what NCCL's are; here they spin on flags that all processes of the node have in common, in
  * ROOT/state/flags. A kernel that spins takes none of the GPU's time from others here, which a real one does.
  *
- * Nothing runs by itself: what waits is looked at whenever the process asks how far a stream, an event or a context is, or launches.
+ * Nothing runs by itself: waiting work is looked at whenever the process asks how far a stream, an event or a context is, or launches.
  */
 #define _GNU_SOURCE
 #include "stream.h"
@@ -22,7 +22,7 @@
 #include "state.h"
 #include "stock.h"
 
-/* What a stream has to do: a kernel, or an event. */
+/* An entry of a stream: a kernel, or an event. */
 struct work {
 	struct kernel kernel;
 	struct event *event; /* NULL: it is a kernel */

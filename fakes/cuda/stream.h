@@ -5,7 +5,7 @@
 #include "context.h"
 #include "module.h"
 
-/* What launch.c gives a stream. Without anything that waits before it, it has its time on the GPU at once. */
+/* Runs a kernel in a stream. Where nothing before it waits, it has its time on the GPU at once. */
 CUresult streams_run(struct context *c, CUstream s, const struct kernel *k);
 CUresult streams_record(struct context *c, CUstream s, struct event *e);
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -176,8 +177,9 @@ func (e Enclosure) files() error {
 }
 
 // proc gives the root a /proc of this process's PID namespace. It contains only the program and its children, so no path leads
-// through /proc/PID/root or /proc/PID/fd into what other processes see. Mounts over parts of /proc that a driver's programs read
-// are kept.
+// through /proc/PID/root or /proc/PID/fd into what other processes see. Only the directories of these processes are writable: the MPS
+// server writes its threads' names there, and ends where it cannot (driver 580.159.04). Mounts over parts of /proc that a driver's
+// programs read are kept.
 func (e Enclosure) proc() error {
 	if err := os.MkdirAll(e.in("/proc"), 0o555); err != nil {
 		return err
@@ -185,7 +187,7 @@ func (e Enclosure) proc() error {
 	if err := unix.Mount("proc", e.in("/proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mounting a /proc of its own: %w", err)
 	}
-	if err := readOnly(e.in("/proc")); err != nil {
+	if err := e.protectProc(); err != nil {
 		return err
 	}
 	whole, err := device("/proc")
@@ -201,6 +203,28 @@ func (e Enclosure) proc() error {
 			return err
 		}
 		if err := e.bind(name, name, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// protectProc makes everything in the root's /proc read-only that belongs to no process.
+func (e Enclosure) protectProc() error {
+	entries, err := os.ReadDir(e.in("/proc"))
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err == nil || entry.Type()&fs.ModeSymlink != 0 { // of a process, or a link to one's
+			continue
+		}
+		path := filepath.Join("/proc", entry.Name())
+		err := e.bind(e.in(path), path, false)
+		if errors.Is(err, fs.ErrNotExist) { // of a kernel module that was unloaded
+			continue
+		}
+		if err != nil {
 			return err
 		}
 	}

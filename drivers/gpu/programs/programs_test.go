@@ -228,6 +228,18 @@ func TestProgramSeesNoOtherProcesses(t *testing.T) {
 	}
 }
 
+// The MPS server names its threads, and ends where it cannot (driver 580.159.04, on an H100). The rest of /proc is the node's.
+func TestProgramWritesToItsOwnProcessesAloneInProc(t *testing.T) {
+	script := `echo named > /proc/self/task/1/comm; cat /proc/1/comm
+for f in $(find /proc -maxdepth 1 -type f) /proc/sys/kernel/core_pattern /proc/sys/kernel/hostname; do
+	if [ -w $f ] || (: >> $f) 2>/dev/null; then echo $f can be written; fi
+done
+umount /proc/sys 2>/dev/null && echo /proc/sys was unmounted; true`
+	if out := enclosed(t, Share{Unprivileged: true}, script); out != "named" {
+		t.Errorf("it has\n%s\nwant a name of its own, and nothing else written", out)
+	}
+}
+
 func TestProgramDoesNotFollowOthersLinks(t *testing.T) {
 	shared, shm := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shared, "target"), "kept")

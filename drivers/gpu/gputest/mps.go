@@ -14,7 +14,11 @@ import (
 const control = `#!/bin/sh
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 told="%[1]s"
-if [ "$1" = -f ]; then # and -multiuser-server
+if [ "$1" = -h ]; then
+	echo "  -M,--multiuser-server    Enable multi-user mode" # of 580.159.04; 550.163.01 has no such line
+	exit
+fi
+if [ "$1" = -f ]; then
 	shift
 	echo "start $CUDA_VISIBLE_DEVICES${1:+ $1}" >> "$told"
 	%[2]s

@@ -73,14 +73,8 @@ func (d *daemon) supervise(ctx context.Context) {
 	defer close(d.ended)
 	log := klog.FromContext(ctx)
 	settled := false
-	for first := true; ctx.Err() == nil; first = false {
-		if !first {
-			select {
-			case <-time.After(restartPause):
-			case <-ctx.Done():
-				return
-			}
-		}
+	for ctx.Err() == nil {
+		began := time.Now()
 		err := d.run(ctx, func(err error) {
 			if settled {
 				if err != nil {
@@ -98,6 +92,10 @@ func (d *daemon) supervise(ctx context.Context) {
 			if !settled {
 				d.note(err)
 			}
+		}
+		select { // at once where it had run for long: without a daemon a client runs without MPS and its limits
+		case <-time.After(restartPause - time.Since(began)):
+		case <-ctx.Done():
 		}
 	}
 }
@@ -119,6 +117,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	if err != nil {
 		return err
 	}
+	cmd.Env = append(cmd.Env, d.settings.defaults()...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	// Its servers belong to its process group, and end with it. (Where it has its own PID namespace, the kernel ends them in any
 	// case.)

@@ -1,7 +1,6 @@
 package sharing
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +24,7 @@ import (
 )
 
 const (
-	// restartPause is the time before a control daemon that ended is started again.
+	// restartPause is the time between two starts of a control daemon.
 	restartPause = time.Second
 	// containerPipes is where a client looks for its daemon.
 	containerPipes = "/tmp/nvidia-mps"
@@ -97,12 +96,11 @@ func (m *MPS) begin(ctx context.Context, claim types.UID, s Settings, any bool) 
 	if old != nil && !any && !equality.Semantic.DeepEqual(old.settings, s) {
 		m.drop(claim, old)
 	}
-	program, err := m.Programs.Driver().Root.Program(control)
-	if err != nil {
+	if _, err := m.Programs.Driver().Root.Program(control); err != nil {
 		return nil, fmt.Errorf("MPS needs the driver's control daemon: %w", err)
 	}
 	if s.multiUser() {
-		if err := knowsMultiUser(program); err != nil {
+		if err := m.checkMultiUser(ctx, claim); err != nil {
 			return nil, err
 		}
 	}
@@ -133,15 +131,20 @@ func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	return nil
 }
 
-// knowsMultiUser looks for the flag in the control daemon's text. A daemon without the flag (550.163.01, for example)
-// acts as a client, and reports that there is no daemon.
-func knowsMultiUser(program string) error {
-	text, err := os.ReadFile(program)
+// checkMultiUser reports an error where the control daemon has no flag for clients of several users, by its help: one without it
+// (550.163.01) acts as a client, and reports that there is no daemon. The program's file may be a script that runs another one.
+func (m *MPS) checkMultiUser(ctx context.Context, claim types.UID) error {
+	share := programs.Share{Mountpoint: m.directory(claim).path("root"), Nodes: []string{}, Unprivileged: true, Apart: true}
+	cmd, err := m.Programs.Command(ctx, share, control, "-h")
 	if err != nil {
 		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
 	}
-	if !bytes.Contains(text, []byte(strings.TrimPrefix(multiUserFlag, "-"))) {
-		return fmt.Errorf("sharing.mpsConfig.multiUser: %s does not know %s: leave multiUser out, or install a newer driver", program,
+	help, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("sharing.mpsConfig.multiUser: %s -h: %w: %s", control, programs.Explain(err), firstLine(string(help)))
+	}
+	if !strings.Contains(string(help), strings.TrimPrefix(multiUserFlag, "-")) {
+		return fmt.Errorf("sharing.mpsConfig.multiUser: %s -h lists no %s: leave multiUser out, or install a newer driver", control,
 			multiUserFlag)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/gputest"
@@ -146,6 +147,24 @@ func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
 	}
 	if got, want := commands(), "start gpu -multiuser-server"; got != want {
 		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+// A client that connects before the first command gets a server with the limits that the daemon started with, for the server's life.
+func TestDaemonStartsWithItsLimitsInItsEnvironment(t *testing.T) {
+	t.Parallel()
+	m, _ := newMPS(t, `echo "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" > "$CUDA_MPS_LOG_DIRECTORY/limits"`)
+	percent, limit := 30, resource.MustParse("4Gi")
+	s := Settings{Devices: []string{"GPU-a", "GPU-b", "GPU-c"}, Config: &v1beta1.MpsConfig{
+		DefaultActiveThreadPercentage: &percent, DefaultPinnedDeviceMemoryLimit: &limit,
+		DefaultPerDevicePinnedMemoryLimit: map[string]resource.Quantity{"GPU-b": resource.MustParse("1500Mi")},
+	}}
+	if err := m.Start(t.Context(), "u1", s); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(m.directory("u1").path("log/limits"))
+	if want := "30 0=4096M,1=1500M,2=4096M\n"; err != nil || string(text) != want {
+		t.Errorf("it starts with %q, %v, want %q", text, err, want)
 	}
 }
 

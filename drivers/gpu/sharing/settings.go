@@ -46,6 +46,24 @@ func (s Settings) commands() []command {
 			taken: func(answer string) bool { return answer == fmt.Sprintf("%d.0", *p) },
 		})
 	}
+	for i, limit := range s.memoryLimits() {
+		if limit != "" {
+			out = append(out, command{
+				set:   fmt.Sprintf("set_default_device_pinned_mem_limit %d %s", i, limit),
+				get:   fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
+				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are reported as such, and rounded
+			})
+		}
+	}
+	return out
+}
+
+// memoryLimits are the limits of pinned memory of each device, such as 4096M; empty: none.
+func (s Settings) memoryLimits() []string {
+	out := make([]string, len(s.Devices))
+	if s.Config == nil {
+		return out
+	}
 	for i, device := range s.Devices {
 		limit := s.Config.DefaultPinnedDeviceMemoryLimit
 		for _, key := range []string{strconv.Itoa(i), device} {
@@ -54,12 +72,26 @@ func (s Settings) commands() []command {
 			}
 		}
 		if limit != nil {
-			out = append(out, command{
-				set:   fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit.Value()>>20),
-				get:   fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
-				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are reported as such, and rounded
-			})
+			out[i] = fmt.Sprintf("%dM", limit.Value()>>20)
 		}
+	}
+	return out
+}
+
+// defaults is the environment of a daemon that starts with the limits. The commands come too late for a client that connects first, after
+// a restart: its server goes on without a limit of memory (seen with 580.159.04).
+func (s Settings) defaults() []string {
+	var out, memory []string
+	if s.Config != nil && s.Config.DefaultActiveThreadPercentage != nil && *s.Config.DefaultActiveThreadPercentage > 0 {
+		out = append(out, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+strconv.Itoa(*s.Config.DefaultActiveThreadPercentage))
+	}
+	for i, limit := range s.memoryLimits() {
+		if limit != "" {
+			memory = append(memory, fmt.Sprintf("%d=%s", i, limit))
+		}
+	}
+	if memory != nil {
+		out = append(out, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+strings.Join(memory, ","))
 	}
 	return out
 }

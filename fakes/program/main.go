@@ -38,7 +38,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	case "nvidia-cuda-mps-control":
 		err = runMPSControl(ctx, args, out)
 	case "nvidia-cuda-mps-server":
-		<-ctx.Done() // a server of the MPS stand-in waits until it is ended
+		err = runMPSServer(ctx)
 	default:
 		err = runFakefabric(ctx, args, out, stderr)
 	}

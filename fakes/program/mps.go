@@ -114,7 +114,7 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 // runMPSServer waits until it is ended. Like the server of 580.159.04 it names its threads first, and ends where /proc does not let it.
 func runMPSServer(ctx context.Context) error {
 	if err := os.WriteFile("/proc/self/comm", []byte("mps-server"), 0); err != nil {
-		return fmt.Errorf("Driver initialization failed with: OS call failed or operation not supported on this OS (%w)", err) //nolint:revive,staticcheck // its words
+		return fmt.Errorf("driver initialization failed with: OS call failed or operation not supported on this OS (%w)", err)
 	}
 	<-ctx.Done()
 	return nil

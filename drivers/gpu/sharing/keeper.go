@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,6 +19,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/httpserver"
 	"gpufabric.io/drivers/node/store"
+	"gpufabric.io/drivers/node/unixsocket"
 )
 
 // lockPause is the time between two tries to take a lock that another process has.
@@ -62,16 +61,9 @@ func (k Keeper) Run(ctx context.Context) error {
 	}
 	defer unlock()
 	defer k.MPS.Close()
-	// Only the holder of the lock listens, so an existing socket is stale.
-	if err := os.Remove(socketIn(k.MPS.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("socket of an earlier run: %w", err)
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socketIn(k.MPS.Dir))
+	listener, err := unixsocket.Listen(ctx, socketIn(k.MPS.Dir)) // only the holder of the lock does
 	if err != nil {
-		return fmt.Errorf("listening for the node plugin: %w", err)
-	}
-	if err := os.Chmod(socketIn(k.MPS.Dir), 0o600); err != nil {
-		return errors.Join(fmt.Errorf("closing the socket to others: %w", err), listener.Close())
+		return fmt.Errorf("serve the node plugin: %w", err)
 	}
 	settings, unreadable, err := store.Open(store.Options{Directory: k.MPS.Dir, Extension: "/settings.json", Writer: k.Writer},
 		settingsFormat())

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/node/unixsocket"
 )
 
 // keeperPause is the time between two looks for a keeper that does not run yet.
@@ -117,7 +119,7 @@ func away(err error) bool {
 // ask sends one request on a new connection: requests are few.
 func (k Kept) ask(ctx context.Context, method, path string, query url.Values, body []byte) error {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socketIn(k.Dir))
+		return unixsocket.Dial(ctx, socketIn(k.Dir))
 	}}
 	request, err := http.NewRequestWithContext(ctx, method, "http://keeper"+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {

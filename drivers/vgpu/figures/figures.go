@@ -6,15 +6,12 @@ package figures
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
+
+	"gpufabric.io/drivers/node/unixsocket"
 )
 
 // Socket is the socket's name in vgpu-plugin's state directory.
@@ -90,23 +87,9 @@ func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted b
 // Serve sends each client of the socket at path the result of read, until ctx ends. After it returns there are no calls of read and no new
 // connections.
 func Serve(ctx context.Context, path string, read func() Figures) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("serve the GPUs' figures: %w", err)
-	}
-	near, done, err := short(path)
+	listener, err := unixsocket.Listen(ctx, path)
 	if err != nil {
 		return fmt.Errorf("serve the GPUs' figures: %w", err)
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", near)
-	done()
-	if err != nil {
-		return fmt.Errorf("serve the GPUs' figures: %w", err)
-	}
-	if l, ok := listener.(*net.UnixListener); ok {
-		l.SetUnlinkOnClose(false) // the short name may be another file's by then; the next run removes the socket
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("let only root read the GPUs' figures: %w", err), listener.Close())
 	}
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -143,28 +126,14 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 	}
 }
 
-// short returns a name for a socket that fits the kernel's limit of 108 bytes, valid until done is called.
-func short(path string) (near string, done func(), err error) {
-	directory, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return "", nil, err
-	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), filepath.Base(path)), func() { _ = directory.Close() }, nil
-}
-
 // Read requests the figures once.
 func Read(ctx context.Context, path string) (Figures, error) {
 	var f Figures
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	near, done, err := short(path)
+	connection, err := unixsocket.Dial(ctx, path)
 	if err != nil {
-		return f, fmt.Errorf("ask vgpu-plugin for the GPUs' figures: %w", err)
-	}
-	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", near)
-	done()
-	if err != nil {
-		return f, fmt.Errorf("ask vgpu-plugin for the GPUs' figures: %w", err)
+		return f, fmt.Errorf("request the GPUs' figures of vgpu-plugin: %w", err)
 	}
 	defer func() { _ = connection.Close() }() // only read
 	if deadline, ok := ctx.Deadline(); ok {

@@ -44,7 +44,7 @@ func TestFiguresAreReadAsWritten(t *testing.T) {
 		t.Errorf("the socket has mode %v, %v", info, err)
 	}
 	stop()
-	if _, err := Read(t.Context(), path); err == nil || !strings.Contains(err.Error(), "ask vgpu-plugin") {
+	if _, err := Read(t.Context(), path); err == nil || !strings.Contains(err.Error(), "request the GPUs' figures") {
 		t.Errorf("from nobody: %v", err)
 	}
 }

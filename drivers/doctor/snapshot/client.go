@@ -32,14 +32,13 @@ const (
 	burst            = 150
 )
 
-// Reader reads and follows a cluster with one user's rights.
+// Reader reads a cluster with one user's rights.
 type Reader struct {
 	url       string
 	timeout   time.Duration
 	meter     *meter
 	discovery *discovery.DiscoveryClient
-	client    client.WithWatch
-	watching  client.WithWatch // without a time limit for requests
+	client    client.Client
 	config    *rest.Config
 }
 
@@ -56,19 +55,13 @@ func NewReader(config *rest.Config, scope Scope) (*Reader, error) {
 	bounded := rest.AddUserAgent(rest.CopyConfig(config), agent)
 	bounded.QPS, bounded.Burst = queriesPerSecond, burst
 	bounded.Wrap(r.meter.wrap)
-	unbounded := rest.CopyConfig(bounded)
 	bounded.Timeout = r.timeout
 	r.config = bounded
 	if r.discovery, err = discovery.NewDiscoveryClientForConfig(bounded); err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
 	}
-	for _, c := range []struct {
-		to     *client.WithWatch
-		config *rest.Config
-	}{{&r.client, bounded}, {&r.watching, unbounded}} {
-		if *c.to, err = client.NewWithWatch(c.config, client.Options{Scheme: kinds, Mapper: mapper()}); err != nil {
-			return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
-		}
+	if r.client, err = client.New(bounded, client.Options{Scheme: kinds, Mapper: mapper()}); err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
 	}
 	return r, nil
 }

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// kind is what one goroutine reads or follows.
+// kind is what one goroutine reads.
 type kind struct {
 	resource   schema.GroupResource
 	namespaced bool

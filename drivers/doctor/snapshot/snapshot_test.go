@@ -100,41 +100,6 @@ func TestSnapshotOfARealServer(t *testing.T) {
 			}
 		}
 	})
-	t.Run("what changes is followed", func(t *testing.T) { follow(t, config, c) })
-}
-
-func follow(t *testing.T, config *rest.Config, c client.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	reader, err := snapshot.NewReader(config, snapshot.Scope{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes := make(chan int, 1000)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- reader.Follow(ctx, snapshot.Scope{}, func(s *snapshot.Snapshot) { nodes <- len(s.Nodes) })
-	}()
-	await := func(want int) {
-		t.Helper()
-		for {
-			select {
-			case got := <-nodes:
-				if got == want {
-					return
-				}
-			case <-ctx.Done():
-				t.Fatalf("no Snapshot with %d nodes came", want)
-			}
-		}
-	}
-	await(1)
-	create(t, c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
-	await(2)
-	cancel()
-	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-		t.Errorf("Follow ended with %v", err)
-	}
 }
 
 func TestSnapshotNamesAServerThatHangs(t *testing.T) {

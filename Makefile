@@ -167,13 +167,13 @@ kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; SHO
 kind-upgrade: build ## Upgrade a kind cluster of four workers from the last commit, or FROM=commit, with claims of every form held (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	dir=$$(mktemp -d) && git worktree add --detach --quiet $$dir $(or $(FROM),HEAD) && $(MAKE) -C $$dir build VERSION=earlier && \
-	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestForms|TestARuntimeWithoutCDI' -earlier $$dir -v .); \
+	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestFormsChangeUnderHeldClaims|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
 	rc=$$?; git worktree remove --force $$dir; exit $$rc
 
 .PHONY: kind-kueue
 kind-kueue: build ## Place gangs by the real Kueue in a kind cluster of two cliques (needs Docker; the first build of Kueue takes minutes).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
-	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 40m -run TestKueue -kueue -v .
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 40m -run TestKueuePlacesGangsInKind -kueue -v .
 
 .PHONY: test-faults
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
@@ -221,7 +221,7 @@ bench: build toolchain-sim ## Measure what docs/reports/measurements.md reports.
 .PHONY: bench-kind
 bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10; needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
-	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -run TestFigures -runs $(or $(RUNS),10) -v .
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -run TestFiguresAreMeasuredInKind -runs $(or $(RUNS),10) -v .
 
 .PHONY: bench-scale
 bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").

@@ -66,9 +66,9 @@ func account(t *testing.T, admin kubernetes.Interface, name string) string {
 	return boundToken(t, admin, name)
 }
 
-// TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem runs the program as the chart's service accounts, and reads the metrics
+// TestRolesServeMetricsOnlyToAuthorizedTokens runs the program as the chart's service accounts, and reads the metrics
 // of each role.
-func TestEveryRoleShowsItsMetricsOnlyToThoseWhoMayReadThem(t *testing.T) {
+func TestRolesServeMetricsOnlyToAuthorizedTokens(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}

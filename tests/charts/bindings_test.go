@@ -53,7 +53,7 @@ func bound(object Object, of rbacv1.ClusterRoleBinding) (lines []string) {
 }
 
 // Only the chart's own service accounts have its rights, and each role that the chart does not make itself has its reason.
-func TestEveryBindingIsOfOurAccountsAndItsRoleIsKnown(t *testing.T) {
+func TestBindingsNameOwnAccountsAndListedRoles(t *testing.T) {
 	values := everyRight()
 	values["metrics"] = map[string]any{"authentication": true}
 	objects := renderValues(t, "gpufabric", values)
@@ -98,7 +98,7 @@ func TestEveryBindingIsOfOurAccountsAndItsRoleIsKnown(t *testing.T) {
 
 // Kubernetes' own roles let the holder of a stolen token of an account that is bound to them read the token's own content, and the rights
 // of others. Policies cannot narrow these requests (the API server exempts them from admission), so the threat model names the second.
-func TestARightToReviewTokensTellsNoneOfThem(t *testing.T) {
+func TestTokenReviewRightRevealsNoOtherToken(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

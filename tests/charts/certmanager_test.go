@@ -29,9 +29,9 @@ const authoritySecret = "gpufabric-webhook-authority"
 
 var certificateResource = schema.GroupVersionResource{Group: "cert-manager.io", Version: "v1", Resource: "certificates"}
 
-// TestCertManagerRenewsTheCertificateUnderLoadAndNoWriteIsRefused has cert-manager's own controllers make the webhook's certificate, as the
+// TestCertManagerRenewsCertificateWithoutRefusingWrites has cert-manager's own controllers make the webhook's certificate, as the
 // chart asks them, and renew it in every way there is, while claims are written that wait for the webhook (failurePolicy Fail).
-func TestCertManagerRenewsTheCertificateUnderLoadAndNoWriteIsRefused(t *testing.T) {
+func TestCertManagerRenewsCertificateWithoutRefusingWrites(t *testing.T) {
 	live := startServer(t)
 	live.installCertManagersKinds(t)
 	values := map[string]any{"webhook": map[string]any{"failurePolicy": "Fail", "certManager": on()}}

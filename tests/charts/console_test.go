@@ -9,7 +9,7 @@ import (
 )
 
 // The page of the fabric uses its viewers' rights, so the pod that serves it needs none of its own.
-func TestTheConsoleHasNoTokenAndNoRight(t *testing.T) {
+func TestConsoleHasNoTokenAndNoRights(t *testing.T) {
 	objects := renderFile(t, "gpufabric", "gpufabric/ci/everything.yaml")
 	pod, found := pods(t, objects)["gpufabric-console"]
 	if !found {

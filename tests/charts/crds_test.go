@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestTheChartCarriesTheCRDsOfTheAPI compares files, so that the chart has what `make generate` writes.
-func TestTheChartCarriesTheCRDsOfTheAPI(t *testing.T) {
+// TestChartHasCRDsOfAPI compares files, so that the chart has what `make generate` writes.
+func TestChartHasCRDsOfAPI(t *testing.T) {
 	source, copied := crdFiles(t, filepath.Join(Dir(""), "../drivers/api/crds")), crdFiles(t, Dir("gpufabric/files/crds"))
 	if len(source) == 0 {
 		t.Fatal("drivers/api/crds holds no CRD")
@@ -29,7 +29,7 @@ func TestTheChartCarriesTheCRDsOfTheAPI(t *testing.T) {
 	}
 }
 
-func TestACRDIsRenderedAsItIsBesidesItsLabels(t *testing.T) {
+func TestChartRendersCRDsUnchangedBesidesLabels(t *testing.T) {
 	source := crdFiles(t, Dir("gpufabric/files/crds"))
 	networks := 0 // the network operator's, which are not installed without RDMA
 	for name := range source {
@@ -100,9 +100,9 @@ func crdFiles(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// TestThePolicyKnowsEveryFieldThatSumsNodesUp compares the statuses in which nodes have entries with the fields that the
+// TestPolicyGuardsEveryFieldThatSumsNodes compares the statuses in which nodes have entries with the fields that the
 // policies guard.
-func TestThePolicyKnowsEveryFieldThatSumsNodesUp(t *testing.T) {
+func TestPolicyGuardsEveryFieldThatSumsNodes(t *testing.T) {
 	objects := renderValues(t, "gpufabric", everything())
 	policies := map[string]string{}
 	for _, object := range objects {

@@ -25,9 +25,9 @@ type dashboard struct {
 	}
 }
 
-// TestDashboardsAskForMetricsThatTheProgramHas checks that each of our metrics in a dashboard is named in the drivers' source.
+// TestDashboardsQueryExistingMetrics checks that each of our metrics in a dashboard is named in the drivers' source.
 // A panel with another metric would always be empty.
-func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
+func TestDashboardsQueryExistingMetrics(t *testing.T) {
 	known := programMetrics(t)
 	// Every selector in these dashboards has braces.
 	selector := regexp.MustCompile(`([A-Za-z_:][A-Za-z0-9_:]*)\{`)
@@ -73,8 +73,8 @@ func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	}
 }
 
-// TestDashboardsLinkToThePageAndToTroubleshooting reads the links as Grafana does.
-func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
+// TestDashboardsLinkToConsoleAndTroubleshooting reads the links as Grafana does.
+func TestDashboardsLinkToConsoleAndTroubleshooting(t *testing.T) {
 	const page, runbooks = "https://fabric.example.com/", "https://wiki.example.com/troubleshooting"
 	links := func(dashboards, rules map[string]any) map[string][]string {
 		dashboards["enabled"] = true

@@ -35,7 +35,7 @@ func faultResource() schema.GroupVersionResource {
 	return resourceOf("fakefabric.gpufabric.io", "v1alpha1", "fabricfaults")
 }
 
-func TestFakeHardwareWatchesFaultsOnlyWhereTheyAreEnabled(t *testing.T) {
+func TestFakeHardwareWatchesFaultsOnlyWhenEnabled(t *testing.T) {
 	for _, faults := range []bool{false, true} {
 		got := map[string]bool{}
 		for _, object := range renderValues(t, "fake-hardware", map[string]any{"faults": faults}) {
@@ -55,8 +55,8 @@ func TestFakeHardwareWatchesFaultsOnlyWhereTheyAreEnabled(t *testing.T) {
 	}
 }
 
-// TestFabricFaultHappensWithTheRightsOfTheChart runs an agent with the rights of its service account against a real API server.
-func TestFabricFaultHappensWithTheRightsOfTheChart(t *testing.T) {
+// TestFabricFaultIsInjectedWithChartRights runs an agent with the rights of its service account against a real API server.
+func TestFabricFaultIsInjectedWithChartRights(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestFakeHardwareMountsTheCDIDirectoryOnlyWhereItWrites(t *testing.T) {
+func TestFakeHardwareMountsCDIDirectoryOnlyWhenItWritesSpecs(t *testing.T) {
 	const directory = "/var/run/cdi"
 	for root, wanted := range map[string]bool{"": false, directory: true} {
 		for name, pod := range pods(t, renderValues(t, "fake-hardware", map[string]any{"cdiRoot": root})) {

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// TestPoliciesThatCompareFieldsKnowAllOfThem walks the fields of the API's own types. CEL compares by field, so a field that a later
+// TestPoliciesCompareEveryFieldOfAPI walks the fields of the API's own types. CEL compares by field, so a field that a later
 // version of Kubernetes adds is one that the role may write, until it is added here and there.
-func TestPoliciesThatCompareFieldsKnowAllOfThem(t *testing.T) {
+func TestPoliciesCompareEveryFieldOfAPI(t *testing.T) {
 	values := everything()
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	text := map[string]string{}

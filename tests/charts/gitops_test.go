@@ -78,9 +78,9 @@ func calls(t *testing.T, name, text string) map[string]map[string]bool {
 	return found
 }
 
-// TestTemplatesCallNoFunctionThatReturnsSomethingElseEachTime reads the templates: a render compared with another of the same second would
+// TestTemplatesCallOnlyDeterministicFunctions reads the templates: a render compared with another of the same second would
 // not show a date.
-func TestTemplatesCallNoFunctionThatReturnsSomethingElseEachTime(t *testing.T) {
+func TestTemplatesCallOnlyDeterministicFunctions(t *testing.T) {
 	if found := calls(t, "x", `{{ define "y" }}{{ with .A }}{{ (dict "k" (now | date "2006")).k }}{{ end }}{{ end }}`)["y"]; !found["now"] ||
 		!found["date"] || !found["dict"] {
 		t.Fatalf("the reader finds %v", found)
@@ -104,9 +104,9 @@ func TestTemplatesCallNoFunctionThatReturnsSomethingElseEachTime(t *testing.T) {
 	}
 }
 
-// TestObjectsAreTheSameWhereverTheyAreRendered compares what Argo CD renders, without a cluster and as a first install each time, with what
-// Helm and Flux render for a cluster that has the release.
-func TestObjectsAreTheSameWhereverTheyAreRendered(t *testing.T) {
+// TestChartRendersSameObjectsWithAndWithoutCluster compares what Argo CD renders, without a cluster and as a first install each time,
+// with what Helm and Flux render for a cluster that has the release.
+func TestChartRendersSameObjectsWithAndWithoutCluster(t *testing.T) {
 	everything := everyRight()
 	for name, values := range map[string]map[string]any{"as it comes": nil, "everything on": everything} {
 		without := renderValues(t, "gpufabric", values)
@@ -135,11 +135,11 @@ func TestObjectsAreTheSameWhereverTheyAreRendered(t *testing.T) {
 	}
 }
 
-// TestGitOpsControllersCanApplyEveryObject holds each object to what Argo CD and Flux ask: one object of a name (Argo CD reports the
+// TestChartObjectsCanBeAppliedByGitOpsControllers holds each object to what Argo CD and Flux ask: one object of a name (Argo CD reports the
 // second), no object of a kind that the same release installs (Argo CD asks the API server for the kind before it applies anything), and
 // room for the annotation in which a client-side apply keeps the object (256 KiB for all annotations, by apimachinery's
 // TotalAnnotationSizeLimitB).
-func TestGitOpsControllersCanApplyEveryObject(t *testing.T) {
+func TestChartObjectsCanBeAppliedByGitOpsControllers(t *testing.T) {
 	for _, one := range renderings(t) {
 		seen, kinds := map[string]string{}, map[string]bool{}
 		for _, object := range one.objects {

@@ -139,9 +139,9 @@ func writers(t *testing.T) []right {
 	return out
 }
 
-// TestEveryRightToWriteIsKeptToWhatItsRoleWrites walks the golden file of rights. A new right to write fails here until it has
-// an attack in TestEachRolesTokenWritesItsPartOnly, and either a reason or a policy for its role, its resource and its verbs.
-func TestEveryRightToWriteIsKeptToWhatItsRoleWrites(t *testing.T) {
+// TestWriteRightsHavePolicyOrReason walks the golden file of rights. A new right to write fails here until it has
+// an attack in TestPoliciesRefuseForeignWritesWithRoleTokens, and either a reason or a policy for its role, its resource and its verbs.
+func TestWriteRightsHavePolicyOrReason(t *testing.T) {
 	policies := map[string]*admissionv1.ValidatingAdmissionPolicy{}
 	bound := map[string]bool{}
 	for _, object := range renderValues(t, "gpufabric", everyRight()) {
@@ -223,9 +223,9 @@ type attack struct {
 	refused string // a part of the refusal
 }
 
-// TestEachRolesTokenWritesItsPartOnly uses each right with a token of the role's own service account, bound to a pod on node-a as the
-// kubelet's are, for what the role never writes.
-func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
+// TestPoliciesRefuseForeignWritesWithRoleTokens uses each right with a token of the role's own service account, bound to a pod on node-a
+// as the kubelet's are, for what the role never writes.
+func TestPoliciesRefuseForeignWritesWithRoleTokens(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

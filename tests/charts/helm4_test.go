@@ -76,14 +76,14 @@ func TestHelm4RendersChartsAsHelm3(t *testing.T) {
 	}
 }
 
-func TestHelm4RunsTheCommandsOfThePages(t *testing.T) {
+func TestHelm4RunsCommandsOfPages(t *testing.T) {
 	live := startServer(t)
 	live.followPages(t, live.shellWith(t, "helm4"))
 }
 
-// TestHelm4TakesOverAReleaseOfHelm3AndGivesItBack installs each chart with one of the two, upgrades it with the other, rolls it back with
+// TestHelm4TakesOverReleaseOfHelm3AndReturnsIt installs each chart with one of the two, upgrades it with the other, rolls it back with
 // the first and uninstalls it with the second.
-func TestHelm4TakesOverAReleaseOfHelm3AndGivesItBack(t *testing.T) {
+func TestHelm4TakesOverReleaseOfHelm3AndReturnsIt(t *testing.T) {
 	for _, pair := range [][2]string{{"helm", "helm4"}, {"helm4", "helm"}, {"helm4", "helm4"}} {
 		t.Run(pair[0]+" and "+pair[1], func(t *testing.T) {
 			live := startServer(t)
@@ -143,9 +143,9 @@ func laterChart(t *testing.T) string {
 	return dir
 }
 
-// TestHelm4AdoptsCRDsThatHelm3KeptOrAnotherOwnerMade has Helm 4 install a chart over CRDs of an earlier form. It applies on the server,
+// TestHelm4AdoptsCRDsOfHelm3AndOtherOwners has Helm 4 install a chart over CRDs of an earlier form. It applies on the server,
 // where fields of another owner are conflicts unless they are forced.
-func TestHelm4AdoptsCRDsThatHelm3KeptOrAnotherOwnerMade(t *testing.T) {
+func TestHelm4AdoptsCRDsOfHelm3AndOtherOwners(t *testing.T) {
 	t.Run("kept by Helm 3", func(t *testing.T) {
 		live := startServer(t)
 		three, four := live.shellWith(t, "helm"), live.shellWith(t, "helm4")

@@ -58,7 +58,7 @@ func (s *server) installChart(t *testing.T, values map[string]any) {
 func (h *helm) install(name string, loaded *chart.Chart, values map[string]any, options ...func(*action.Install)) (*release.Release,
 	error) {
 	install := action.NewInstall(h.configuration)
-	// The server checks each object, and TestTheServerTakesEveryObjectAsItIsWritten has it check them strictly. Reading its schemas for each
+	// The server checks each object, and TestServerStoresChartObjectsUnchanged has it check them strictly. Reading its schemas for each
 	// release takes longer than the rest.
 	install.DisableOpenAPIValidation = true
 	install.ReleaseName, install.Namespace, install.CreateNamespace = name, namespace, true
@@ -81,7 +81,7 @@ func (h *helm) rollback(name string, revision int) error {
 	return rollback.Run(name)
 }
 
-// uninstall leaves out the hooks. They are Jobs, and no Job controller runs here. TestUninstallRemovesFromNodesWhatTheDriversWrote
+// uninstall leaves out the hooks. They are Jobs, and no Job controller runs here. TestUninstallRemovesOwnLabelsAndAnnotationsFromNodes
 // runs them itself.
 func (h *helm) uninstall(name string) error {
 	uninstall := action.NewUninstall(h.configuration)

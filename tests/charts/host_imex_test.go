@@ -7,7 +7,7 @@ import (
 )
 
 // The plugin sees only the control socket of the node's nvidia-imex.
-func TestTheHostModeMountsOnlyTheSocketsDirectory(t *testing.T) {
+func TestHostModeMountsOnlyDirectoryOfSocket(t *testing.T) {
 	render := func(values map[string]any) (args, mounts []string) {
 		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"computeDomains": values}))["gpufabric-compute-domain-plugin"]
 		if pod.Spec.HostNetwork {
@@ -45,7 +45,7 @@ func TestTheHostModeMountsOnlyTheSocketsDirectory(t *testing.T) {
 	}
 }
 
-func TestASocketWithoutADirectoryOfItsOwnIsRefused(t *testing.T) {
+func TestHostModeRejectsSocketInSharedDirectory(t *testing.T) {
 	for _, socket := range []string{"/run/ctrl.sock", "/var/run/ctrl.sock", "ctrl.sock", "/run/a/" + strings.Repeat("b", 120)} {
 		values := map[string]any{"computeDomains": map[string]any{"imex": "host", "hostSocket": socket}}
 		if _, err := Render(load(t, "gpufabric"), values, Cluster{}); err == nil || !strings.Contains(err.Error(), "hostSocket") {

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// TestUninstallKeepsTheAuthorityAsLongAsTheComputeDomains: a domain that outlives the release needs the seed of its certificates. The page
+// TestUninstallKeepsAuthorityWhenItKeepsComputeDomains: a domain that outlives the release needs the seed of its certificates. The page
 // names all that is kept.
-func TestUninstallKeepsTheAuthorityAsLongAsTheComputeDomains(t *testing.T) {
+func TestUninstallKeepsAuthorityWhenItKeepsComputeDomains(t *testing.T) {
 	const authority = "Secret gpufabric-imex-authority"
 	page, err := os.ReadFile(Dir("../docs/uninstall.md"))
 	if err != nil {
@@ -56,8 +56,8 @@ func TestUninstallKeepsTheAuthorityAsLongAsTheComputeDomains(t *testing.T) {
 	}
 }
 
-// TestPodMonitorSelectsTheNamespaceOfEachRole, and no other: pods of other namespaces are not shown Prometheus' token.
-func TestPodMonitorSelectsTheNamespaceOfEachRole(t *testing.T) {
+// TestPodMonitorSelectsNamespaceOfEachRole, and no other: pods of other namespaces are not shown Prometheus' token.
+func TestPodMonitorSelectsNamespaceOfEachRole(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		values map[string]any

@@ -89,7 +89,7 @@ func (s *server) hasDomain(t *testing.T, name string) bool {
 	return err == nil
 }
 
-func TestUpgradeAndRollbackChangeProgramAndCRDs(t *testing.T) {
+func TestChartChangesProgramAndCRDsOnUpgradeAndRollback(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
@@ -136,7 +136,7 @@ func TestUpgradeAndRollbackChangeProgramAndCRDs(t *testing.T) {
 	}
 }
 
-func TestWhatUninstallLeavesIsAdoptedAgain(t *testing.T) {
+func TestInstallAdoptsObjectsKeptByUninstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
@@ -263,7 +263,7 @@ func (s *server) ours(t *testing.T) []string {
 	return out
 }
 
-func TestAForeignCRDIsRefusedAndTakenOverOnlyOnRequest(t *testing.T) {
+func TestInstallTakesOverForeignCRDOnlyOnRequest(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

@@ -38,7 +38,7 @@ var (
 		" CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
 )
 
-func TestTheCommandsOfThePagesWork(t *testing.T) {
+func TestPagesHaveCommandsThatWork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd, kube-apiserver and the webhook; -short asks for none of them")
 	}
@@ -265,7 +265,7 @@ func (s *server) awaitRefusal(t *testing.T) {
 }
 
 // playUninstall marks the uninstall's Job as succeeded, as the Job controller would. Its work has a test of its own
-// (TestUninstallRemovesFromNodesWhatTheDriversWrote).
+// (TestUninstallRemovesOwnLabelsAndAnnotationsFromNodes).
 func playUninstall(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	events, err := admin.BatchV1().Jobs(namespace).Watch(t.Context(), metav1.ListOptions{})
@@ -288,8 +288,8 @@ func playUninstall(t *testing.T, admin kubernetes.Interface) {
 	})
 }
 
-// TestTheREADMEShowsOneDomainInYAMLAndInHCL checks that the two forms say the same.
-func TestTheREADMEShowsOneDomainInYAMLAndInHCL(t *testing.T) {
+// TestREADMEShowsSameDomainInYAMLAndHCL checks that the two forms say the same.
+func TestREADMEShowsSameDomainInYAMLAndHCL(t *testing.T) {
 	content, err := os.ReadFile(Dir("../README.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -20,8 +20,8 @@ func unlimited() map[string]string {
 	}
 }
 
-// TestContainersHaveAMemoryLimitAndCollectGarbageBelowIt reads GOMEMLIMIT as nine tenths of each limit.
-func TestContainersHaveAMemoryLimitAndCollectGarbageBelowIt(t *testing.T) {
+// TestContainersHaveMemoryLimitAndGOMEMLIMITBelowIt reads GOMEMLIMIT as nine tenths of each limit.
+func TestContainersHaveMemoryLimitAndGOMEMLIMITBelowIt(t *testing.T) {
 	values := everything()
 	values["console"], values["scheduler"] = on(), on()
 	found := map[string]bool{}
@@ -65,8 +65,8 @@ func goMemoryLimit(container corev1.Container) string {
 	return ""
 }
 
-// TestGoMemoryLimitFollowsEveryQuantity gives the limit in each form that the schema takes.
-func TestGoMemoryLimitFollowsEveryQuantity(t *testing.T) {
+// TestGOMEMLIMITFollowsEveryFormOfQuantity gives the limit in each form that the schema takes.
+func TestGOMEMLIMITFollowsEveryFormOfQuantity(t *testing.T) {
 	for _, test := range []struct {
 		limit any
 		want  string
@@ -93,9 +93,9 @@ func TestGPUPluginHasNoMemoryLimitWhenMPSDaemonsAreItsChildren(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitsAreDerivedFromTheMeasuredFigures compares the chart's limits with the table of docs/reports/measurements.md: twice
+// TestMemoryLimitsFollowMeasuredFigures compares the chart's limits with the table of docs/reports/measurements.md: twice
 // what a role had at most, with the 32 MiB that 20,000 connections may cost.
-func TestMemoryLimitsAreDerivedFromTheMeasuredFigures(t *testing.T) {
+func TestMemoryLimitsFollowMeasuredFigures(t *testing.T) {
 	page, err := os.ReadFile(Dir("../docs/reports/measurements.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-func TestThePodMonitorFindsEveryRole(t *testing.T) {
+func TestPodMonitorFindsEveryRole(t *testing.T) {
 	for _, authentication := range []bool{false, true} {
 		t.Run(fmt.Sprintf("authentication %t", authentication), func(t *testing.T) { findsEveryRole(t, authentication) })
 	}
 }
 
 // Some series name pods of all namespaces. The scheduler's metrics are always guarded.
-func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
+func TestAuthenticationGuardsMetricsOfEveryRole(t *testing.T) {
 	values := everything()
 	values["metrics"] = map[string]any{"authentication": true}
 	objects := renderValues(t, "gpufabric", values)
@@ -72,7 +72,7 @@ func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
 }
 
 // A NetworkPolicy that leaves out a port blocks Prometheus there, and in some clusters the kubelet.
-func TestTheNetworkPolicyLetsScrapersReachEveryRole(t *testing.T) {
+func TestNetworkPolicyLetsScrapersReachEveryRole(t *testing.T) {
 	for _, authentication := range []bool{false, true} {
 		values := everything()
 		values["scheduler"] = on()

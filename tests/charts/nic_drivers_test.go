@@ -64,7 +64,7 @@ func nicDriver(pod, container, metadata string) *unstructured.Unstructured {
 }
 
 // A NIC's driver is privileged, so its image is on a list, and what it runs is the image's own program on what the controller gives it.
-func TestANICsDriverRunsNothingButWhatItsPolicySays(t *testing.T) {
+func TestNICDriverRunsOnlyImagesOfPolicy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

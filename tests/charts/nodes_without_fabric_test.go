@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestNodesWithoutFabricPublishChannelsOnlyWhenTheValueIsTrue(t *testing.T) {
+func TestNodesWithoutFabricPublishChannelsOnlyWhenEnabled(t *testing.T) {
 	for name, c := range map[string]struct {
 		values     map[string]any
 		fabricOnly bool

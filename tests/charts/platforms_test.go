@@ -191,7 +191,7 @@ func platformValues(l layout) map[string]any {
 	return values
 }
 
-func TestEveryPlatformsPodsFindTheDriverOfItsNodes(t *testing.T) {
+func TestPlatformPodsFindDriverOfNodes(t *testing.T) {
 	roles := []string{"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-vgpu-plugin", "gpufabric-mps-keeper"}
 	for name, l := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestEveryPlatformsPodsFindTheDriverOfItsNodes(t *testing.T) {
 	}
 }
 
-func TestEveryPlatformsPodsMeetKubeletAndRuntime(t *testing.T) {
+func TestPlatformPodsMountKubeletAndRuntimePaths(t *testing.T) {
 	for name, l := range layouts() {
 		t.Run(name, func(t *testing.T) {
 			node := l.node(t)
@@ -258,7 +258,7 @@ func TestEveryPlatformsPodsMeetKubeletAndRuntime(t *testing.T) {
 	}
 }
 
-func TestChartHasTheTablesOfPlatformsAndRivals(t *testing.T) {
+func TestChartHasTablesOfPlatformsAndRivals(t *testing.T) {
 	text, err := os.ReadFile(Dir("gpufabric/files/platforms.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func TestValueTakesPrecedenceOverPlatform(t *testing.T) {
 	}
 }
 
-func TestPlatformsTolerationIsAddedToThoseOfTheValues(t *testing.T) {
+func TestPlatformAddsTolerationToThoseOfValues(t *testing.T) {
 	all := pods(t, renderValues(t, "gpufabric", map[string]any{"platform": "aks", "gpus": on()}))
 	for _, role := range []string{"gpufabric-gpu-plugin", "gpufabric-mps-keeper"} {
 		var keys []string
@@ -325,7 +325,7 @@ func TestPlatformsTolerationIsAddedToThoseOfTheValues(t *testing.T) {
 	}
 }
 
-func TestEveryAccountHasItsSecurityContextConstraintOnOpenShift(t *testing.T) {
+func TestAccountsHaveSecurityContextConstraintOnOpenShift(t *testing.T) {
 	values := map[string]any{"platform": "openshift", "gpus": on(), "vgpu": map[string]any{"enabled": true, "namespace": "vgpu-here"},
 		"rdma": on(), "scheduler": on(), "console": map[string]any{"enabled": true, "hosts": []any{"fabric.example"}}}
 	objects := renderValues(t, "gpufabric", values)
@@ -369,7 +369,7 @@ func TestEveryAccountHasItsSecurityContextConstraintOnOpenShift(t *testing.T) {
 	}
 }
 
-func TestGKEHasQuotaForCriticalPodsInEveryNamespace(t *testing.T) {
+func TestChartRendersCriticalPodQuotaInEveryNamespaceOnGKE(t *testing.T) {
 	var namespaces []string
 	for _, object := range renderValues(t, "gpufabric", map[string]any{"platform": "gke",
 		"rdma": map[string]any{"enabled": true, "namespace": "rdma-here"}}) {

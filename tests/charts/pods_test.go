@@ -58,7 +58,7 @@ func mounts(pod corev1.PodTemplateSpec, container corev1.Container) []string {
 	return out
 }
 
-func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
+func TestNodePodsMountOnlyNeededDirectories(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		hardware map[string]any
@@ -119,7 +119,7 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 	}
 }
 
-func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
+func TestContainersHaveOnlyNeededPrivilege(t *testing.T) {
 	// The comment on hardware.privileged in the values, and each template, say why these are privileged.
 	privileged := map[string][]string{
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
@@ -176,8 +176,8 @@ func everythingWithVerbs() map[string]any {
 	return values
 }
 
-// TestEachPrivilegedRoleHasItsReasonInTheValues also counts them: the fourth needs vgpu.enabled, the fifth rdma.verbsEvents.
-func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
+// TestPrivilegedRolesHaveReasonInValues also counts them: the fourth needs vgpu.enabled, the fifth rdma.verbsEvents.
+func TestPrivilegedRolesHaveReasonInValues(t *testing.T) {
 	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
 }
 
 // A tenant may take over a program that parses the tenant's files. So this one has nothing that an attacker could use.
-func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
+func TestMonitorMountsOnlyReadFiles(t *testing.T) {
 	pod := pods(t, renderValues(t, "gpufabric", everything()))["gpufabric-vgpu-monitor"]
 	container := pod.Spec.Containers[0]
 	want := []string{"/var/lib/gpufabric/vgpu-plugin -> /var/lib/gpufabric/vgpu-plugin (ro)"}
@@ -226,7 +226,7 @@ func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 
 // Only tenants' directories need mounts that propagate to the node. The API server refuses such a mount in an unprivileged
 // container.
-func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
+func TestNodePodsPropagateOnlyMountsOfTenants(t *testing.T) {
 	keeperless := everything()
 	keeperless["gpus"] = map[string]any{"enabled": true, "mpsKeeper": map[string]any{"enabled": false}}
 	unlimited := everything()
@@ -265,7 +265,7 @@ func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
 	}
 }
 
-func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
+func TestContainersRunImageOfValues(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	for _, test := range []struct{ name, tag, digest, want string }{
 		{"without a tag it is the chart's appVersion", "", "", "registry.example/gpufabric:" + load(t, "gpufabric").AppVersion()},
@@ -290,7 +290,7 @@ func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
 	}
 }
 
-func TestChartsPinTheirOtherImagesByDigest(t *testing.T) {
+func TestChartsPinOtherImagesByDigest(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0b", 32)
 	for _, test := range []struct {
 		chart  string
@@ -313,7 +313,7 @@ func TestChartsPinTheirOtherImagesByDigest(t *testing.T) {
 	}
 }
 
-func TestChartsRefuseATagBesideADigest(t *testing.T) {
+func TestChartsRejectTagBesideDigest(t *testing.T) {
 	image := func(tag, digest string) map[string]any { return map[string]any{"tag": tag, "digest": digest} }
 	digest := "sha256:" + strings.Repeat("0c", 32)
 	for _, test := range []struct {
@@ -338,8 +338,8 @@ func TestChartsRefuseATagBesideADigest(t *testing.T) {
 	}
 }
 
-// TestAPodsTemplateChangesWithItsProgramOnly checks that a new version of the chart restarts no driver whose image is the same.
-func TestAPodsTemplateChangesWithItsProgramOnly(t *testing.T) {
+// TestPodTemplateChangesOnlyWithImage checks that a new version of the chart restarts no driver whose image is the same.
+func TestPodTemplateChangesOnlyWithImage(t *testing.T) {
 	for _, name := range []string{"gpufabric", "fake-hardware"} {
 		values := map[string]any{"image": map[string]any{"tag": "same"}}
 		before, after := load(t, name), load(t, name)
@@ -358,7 +358,7 @@ func TestAPodsTemplateChangesWithItsProgramOnly(t *testing.T) {
 	}
 }
 
-func TestNoTemplateLeavesTraces(t *testing.T) {
+func TestTemplatesRenderNoLeftovers(t *testing.T) {
 	for _, rendering := range renderings(t) {
 		for _, object := range rendering.objects {
 			for _, trace := range []string{"<no value>", "%!", "map["} {
@@ -370,7 +370,7 @@ func TestNoTemplateLeavesTraces(t *testing.T) {
 	}
 }
 
-func TestTheRDMAPluginMovesLinksOnlyWhereTheRuntimeReportsPods(t *testing.T) {
+func TestRDMAPluginMovesLinksOnlyWhenRuntimeReportsPods(t *testing.T) {
 	for _, test := range []struct {
 		name, socket string
 		capabilities []corev1.Capability
@@ -396,7 +396,7 @@ func TestTheRDMAPluginMovesLinksOnlyWhereTheRuntimeReportsPods(t *testing.T) {
 	}
 }
 
-func TestTheRDMAPluginSetsInterfacesUpOnlyOnRequest(t *testing.T) {
+func TestRDMAPluginSetsInterfacesUpOnlyOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		interfaces map[string]any
@@ -421,7 +421,7 @@ func TestTheRDMAPluginSetsInterfacesUpOnlyOnRequest(t *testing.T) {
 	}
 }
 
-func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
+func TestRDMAPluginIsPrivilegedOnlyWithVerbsEvents(t *testing.T) {
 	for _, hears := range []bool{false, true} {
 		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true,
 			"verbsEvents": hears}}))["gpufabric-rdma-plugin"]
@@ -435,8 +435,8 @@ func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
 	}
 }
 
-// TestGPUPluginSeesTheKubeletsRecordOfDevicesWhenADevicePluginGivesGPUs: it writes there only where it is the device plugin itself.
-func TestGPUPluginSeesTheKubeletsRecordOfDevicesWhenADevicePluginGivesGPUs(t *testing.T) {
+// TestGPUPluginMountsKubeletDeviceRecordWhenDevicePluginServesGPUs: it writes there only where it is the device plugin itself.
+func TestGPUPluginMountsKubeletDeviceRecordWhenDevicePluginServesGPUs(t *testing.T) {
 	const directory = "/var/lib/kubelet/device-plugins -> /var/lib/kubelet/device-plugins"
 	for _, test := range []struct {
 		name   string
@@ -478,7 +478,7 @@ func TestGPUPluginChangesDriversOnlyWithPassthrough(t *testing.T) {
 	}
 }
 
-func TestGPUPluginReachesFabricManagerOnlyWhereItIsNamed(t *testing.T) {
+func TestGPUPluginMountsFabricManagerSocketOnlyWhenNamed(t *testing.T) {
 	for _, socket := range []string{"", "/run/nvidia-fabricmanager/socket"} {
 		manifests := renderValues(t, "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true, "limits": "none",
 			"passthrough": map[string]any{"enabled": true, "fabricManager": socket}}})

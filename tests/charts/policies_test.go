@@ -111,7 +111,7 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 	}
 }
 
-func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
+func TestPoliciesLimitRolesAndTenants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

@@ -77,9 +77,9 @@ func opens(open networkingv1.NetworkPolicyPort, port corev1.ContainerPort) bool 
 		open.Port.IntVal == port.ContainerPort
 }
 
-// TestANetworkPolicyKnowsEveryPortOfThePodsOfTheChart compares the ports of every pod with what the policies of its namespace open. The
+// TestNetworkPoliciesListEveryPortOfChartPods compares the ports of every pod with what the policies of its namespace open. The
 // RDMA and vGPU roles may stand in namespaces of their own.
-func TestANetworkPolicyKnowsEveryPortOfThePodsOfTheChart(t *testing.T) {
+func TestNetworkPoliciesListEveryPortOfChartPods(t *testing.T) {
 	for _, imex := range []string{"domain", "clique", "host"} {
 		for _, authentication := range []bool{false, true} {
 			values := everything()

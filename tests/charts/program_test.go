@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestTheProgramKnowsEveryFlagThatTheChartGivesIt runs the program with the flags of each pod and --help. An unknown
+// TestProgramAcceptsEveryFlagOfChart runs the program with the flags of each pod and --help. An unknown
 // subcommand, an unknown flag and a value that does not parse are errors even then.
-func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
+func TestProgramAcceptsEveryFlagOfChart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; -short does not")
 	}

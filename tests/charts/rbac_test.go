@@ -30,9 +30,9 @@ func everyRight() map[string]any {
 	return values
 }
 
-// TestEachRoleMayDoWhatIsListedAndNoMore compares every rule and every binding with testdata/rbac.txt, so that a wider right is a changed
+// TestRolesHaveOnlyListedRights compares every rule and every binding with testdata/rbac.txt, so that a wider right is a changed
 // line in a review.
-func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
+func TestRolesHaveOnlyListedRights(t *testing.T) {
 	values := everyRight()
 	values["metrics"] = map[string]any{"authentication": true}
 	var lines []string
@@ -61,7 +61,7 @@ func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
 	}
 }
 
-func TestNoRightHasAWildcard(t *testing.T) {
+func TestRulesHaveNoWildcard(t *testing.T) {
 	for _, chart := range []string{"gpufabric", "fake-hardware"} {
 		values := map[string]any{}
 		if chart == "gpufabric" {

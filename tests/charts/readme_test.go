@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTheREADMEListsEveryValueWithItsDefault compares the table in a chart's README.md with values.yaml.
-func TestTheREADMEListsEveryValueWithItsDefault(t *testing.T) {
+// TestREADMEListsEveryValueWithDefault compares the table in a chart's README.md with values.yaml.
+func TestREADMEListsEveryValueWithDefault(t *testing.T) {
 	row := regexp.MustCompile("(?m)^\\| (`[A-Za-z.]+`) \\| (`.*`) \\| .*\\|$")
 	for _, name := range []string{"gpufabric", "fake-hardware"} {
 		t.Run(name, func(t *testing.T) {
@@ -57,9 +57,9 @@ func defaults(t *testing.T, path string, value any) []string {
 	return out
 }
 
-// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The
+// TestComputeDomainPageListsRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The
 // controller also has the rights of the controllers of other kinds.
-func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
+func TestComputeDomainPageListsRights(t *testing.T) {
 	content, err := os.ReadFile(Dir("../drivers/computedomain/README.md"))
 	if err != nil {
 		t.Fatal(err)

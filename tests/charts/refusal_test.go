@@ -42,7 +42,7 @@ func deviceClass(name string) unstructured.Unstructured {
 	return existing("resource.k8s.io/v1", "DeviceClass", "", name, nil, nil)
 }
 
-func TestTheChartRefusesWhatWouldConflict(t *testing.T) {
+func TestChartRejectsConflictingValues(t *testing.T) {
 	ours := map[string]any{"app.kubernetes.io/part-of": "gpufabric"}
 	for _, test := range []struct {
 		name    string

@@ -113,7 +113,7 @@ func load(t *testing.T, name string) *chart.Chart {
 	return loaded
 }
 
-func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
+func TestNotesNameNamespaceAndEnabledDrivers(t *testing.T) {
 	for _, test := range []struct {
 		name, chart string
 		values      map[string]any
@@ -145,7 +145,7 @@ func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
 }
 
 // The notes remind of an earlier consent to uninstall anyway: the next uninstall would not ask.
-func TestTheNotesWarnOfAWordToUninstallAnyway(t *testing.T) {
+func TestNotesWarnAboutForcedUninstall(t *testing.T) {
 	const warns = "The next one will ask nobody"
 	for annotations, want := range map[string]bool{`{"gpufabric.io/uninstall": "anyway"}`: true, `{"gpufabric.io/uninstall": "no"}`: false,
 		`{"a": "b"}`: false} {

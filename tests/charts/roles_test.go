@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestTheRightsSufficeForTheProgram runs the program itself as the chart's service accounts, with tokens bound to pods as the kubelet's
+// TestRightsSufficeForProgram runs the program itself as the chart's service accounts, with tokens bound to pods as the kubelet's
 // are: a node publishes its devices, a domain gets its templates and DaemonSet and loses them again, and a node reports on an RDMA pool.
-func TestTheRightsSufficeForTheProgram(t *testing.T) {
+func TestRightsSufficeForProgram(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}

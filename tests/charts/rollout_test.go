@@ -7,10 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestARolloutWaitsForPodsThatServe checks when Kubernetes counts a pod of each role as available. A DaemonSet's rollout allows
+// TestRolloutWaitsForReadyPods checks when Kubernetes counts a pod of each role as available. A DaemonSet's rollout allows
 // at most maxUnavailable pods that are not. So the rollout of a program that crashes, or that the kubelet does not reach, stops
 // after the first batch. Terraform's attribute ready counts available pods too.
-func TestARolloutWaitsForPodsThatServe(t *testing.T) {
+func TestRolloutWaitsForReadyPods(t *testing.T) {
 	values := everything()
 	values["scheduler"] = on()
 	objects := renderValues(t, "gpufabric", values)

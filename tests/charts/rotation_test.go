@@ -120,10 +120,10 @@ func mountSecret(t *testing.T, admin kubernetes.Interface, dir string, late time
 	})
 }
 
-// TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused sets the webhook's failurePolicy to Fail, and writes without a pause
+// TestControllerRotatesCertificateWithoutRefusingWrites sets the webhook's failurePolicy to Fail, and writes without a pause
 // while the controller replaces the certificate twice. Each write waits for the webhook. The test begins the first replacement by giving
 // the controller the next certificate, and that one is old enough to be replaced as soon as it is served.
-func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
+func TestControllerRotatesCertificateWithoutRefusingWrites(t *testing.T) {
 	short.Skip(t, "make charts without SHORT=1")
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")

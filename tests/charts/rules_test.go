@@ -11,7 +11,7 @@ import (
 
 // An alert on a metric that does not exist never fires. An alert without a runbook does not help the person whom it wakes.
 // Runbooks whose entry is a label's value are checked by the tests of reasons in tests/pages.
-func TestAlertsAskForMetricsThatTheProgramHasAndLeadToEntries(t *testing.T) {
+func TestAlertsQueryExistingMetricsAndLinkToRunbooks(t *testing.T) {
 	const page = "https://wiki.example/troubleshooting.md"
 	known := programMetrics(t)
 	selector := regexp.MustCompile(`([A-Za-z_:][A-Za-z0-9_:]*)\{`)

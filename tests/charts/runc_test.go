@@ -71,7 +71,7 @@ func unstartable(pod corev1.PodTemplateSpec, container corev1.Container) []strin
 	return found
 }
 
-func TestEveryContainerIsOneThatRuncCanStart(t *testing.T) {
+func TestContainersCanBeStartedByRunc(t *testing.T) {
 	for _, rendering := range renderings(t) {
 		for name, pod := range pods(t, rendering.objects) {
 			for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
@@ -83,7 +83,7 @@ func TestEveryContainerIsOneThatRuncCanStart(t *testing.T) {
 	}
 }
 
-func TestThePreflightsPodsAreOnesThatRuncCanStart(t *testing.T) {
+func TestPreflightPodsCanBeStartedByRunc(t *testing.T) {
 	s := &snapshot.Snapshot{Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"},
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{ContainerRuntimeVersion: "containerd://2.1.0"}}}}}
 	for _, file := range []string{"gpufabric/values.yaml", "gpufabric/ci/driver-container.yaml", "gpufabric/ci/everything.yaml",
@@ -117,7 +117,7 @@ func withoutSelector(v preflight.Values) preflight.Values {
 	return v
 }
 
-func TestAMountThatKeptEveryNodePluginFromStartingIsFound(t *testing.T) {
+func TestRuncCheckFindsMountBelowReadOnlyDev(t *testing.T) {
 	pod := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{
 		{Name: "root", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
 		{Name: "dev", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev"}}},
@@ -134,8 +134,8 @@ func TestAMountThatKeptEveryNodePluginFromStartingIsFound(t *testing.T) {
 	}
 }
 
-// TestDefaultPathsFitBothLayouts compares the mounts of a pod with default values with the places of drivers on real nodes.
-func TestDefaultPathsFitBothLayouts(t *testing.T) {
+// TestDefaultPathsFitBothDriverLayouts compares the mounts of a pod with default values with the places of drivers on real nodes.
+func TestDefaultPathsFitBothDriverLayouts(t *testing.T) {
 	layouts := map[string][]string{
 		"driver on the host": {
 			"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/usr/lib64/libnvidia-ml.so.1", "/usr/bin/nvidia-smi", "/usr/lib/firmware/nvidia",

@@ -19,14 +19,14 @@ func scheduler(t *testing.T, values map[string]any) []Object {
 	return own
 }
 
-func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
+func TestChartRendersNoSchedulerObjectsWhenDisabled(t *testing.T) {
 	if own := scheduler(t, everything()); len(own) > 0 {
 		t.Errorf("%d objects of the scheduler are rendered, %s first", len(own), own[0].GetName())
 	}
 }
 
 // The tests of drivers/scheduler check with the program itself what the configuration does.
-func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
+func TestSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
 		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true,
 		"featureGates": map[string]any{"GenericWorkload": true, "GangScheduling": true}, "port": 10300, "replicas": 2}}

@@ -10,7 +10,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 )
 
-func TestEveryObjectDecodesStrictly(t *testing.T) {
+func TestChartObjectsDecodeStrictly(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -22,7 +22,7 @@ func TestEveryObjectDecodesStrictly(t *testing.T) {
 		t.Run(rendering.name, func(t *testing.T) {
 			for _, object := range rendering.objects {
 				if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
-					continue // its Go types need another client library; TestThePodMonitorFindsEveryRole reads the four fields of a PodMonitor
+					continue // its Go types need another client library; TestPodMonitorFindsEveryRole reads the four fields of a PodMonitor
 				}
 				if _, _, err := decoder.Decode([]byte(object.YAML), nil, nil); err != nil {
 					t.Errorf("%s: %v\n%s", object.Template, err, object.YAML)
@@ -32,7 +32,7 @@ func TestEveryObjectDecodesStrictly(t *testing.T) {
 	}
 }
 
-func TestWrongValuesAreRefusedByName(t *testing.T) {
+func TestSchemaRejectsWrongValuesByName(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		chart  string

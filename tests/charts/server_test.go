@@ -75,7 +75,7 @@ func (s *server) resource(t *testing.T, object Object) dynamic.ResourceInterface
 }
 
 // Servers that emulate an earlier version have its feature gates: they drop fields, and refuse an expression that names one.
-func TestTheServerTakesEveryObjectAsItIsWritten(t *testing.T) {
+func TestServerStoresChartObjectsUnchanged(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
@@ -94,7 +94,7 @@ func TestTheServerTakesEveryObjectAsItIsWritten(t *testing.T) {
 			for _, rendering := range renderings(t) {
 				for _, object := range rendering.objects {
 					if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
-						continue // the Prometheus operator's CRD is not here; TestEveryObjectDecodesStrictly names it
+						continue // the Prometheus operator's CRD is not here; TestChartObjectsDecodeStrictly names it
 					}
 					if tried[object.YAML] {
 						continue

@@ -124,8 +124,8 @@ func tenantsAttacks() []try {
 	}
 }
 
-// TestAStolenTokenOpensNoDoor tries the same requests with the token of every service account of the chart.
-func TestAStolenTokenOpensNoDoor(t *testing.T) {
+// TestStolenTokenIsForbiddenForeignRequests tries the same requests with the token of every service account of the chart.
+func TestStolenTokenIsForbiddenForeignRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

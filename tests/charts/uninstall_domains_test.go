@@ -16,7 +16,7 @@ import (
 
 // The kind's CRD is removed with the release here. Its objects have finalizers that only the controller removes, and the
 // controller makes a clique's ComputeDomain again. So an uninstall that did not handle them first would wait for ever.
-func TestAnUninstallStopsAtUsersDomainsAndRemovesThoseOfCliques(t *testing.T) {
+func TestUninstallStopsAtUserDomainsAndRemovesCliqueDomains(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-func TestUninstallRemovesFromNodesWhatTheDriversWrote(t *testing.T) {
+func TestUninstallRemovesOwnLabelsAndAnnotationsFromNodes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
@@ -182,7 +182,7 @@ func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	}
 }
 
-func TestWhatIsNotWrittenIsNotRemoved(t *testing.T) {
+func TestUninstallSkipsDriversThatAreOff(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		values map[string]any
@@ -211,7 +211,7 @@ func TestWhatIsNotWrittenIsNotRemoved(t *testing.T) {
 	}
 }
 
-func TestAnUninstallChecksFirstWhereItWouldEndWorkloads(t *testing.T) {
+func TestUninstallChecksWorkloadsFirst(t *testing.T) {
 	for name, c := range map[string]struct {
 		values map[string]any
 		want   []string

@@ -20,10 +20,10 @@ type way struct {
 	refused string // a part of the refusal; "" means allowed
 }
 
-// TestTheLessUsualWaysToWriteAreShutToo tries what other tests try by kubectl's ways: through the older versions of resource.k8s.io, by
-// server-side apply, through a pod's subresources, and with generated names. The webhook is away, and its failurePolicy is Fail: a
-// request that it should see fails.
-func TestTheLessUsualWaysToWriteAreShutToo(t *testing.T) {
+// TestPoliciesRefuseWritesByOtherVersionsApplyAndSubresources tries what other tests try by kubectl's ways: through the older versions
+// of resource.k8s.io, by server-side apply, through a pod's subresources, and with generated names. The webhook is away, and its
+// failurePolicy is Fail: a request that it should see fails.
+func TestPoliciesRefuseWritesByOtherVersionsApplyAndSubresources(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

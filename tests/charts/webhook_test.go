@@ -23,9 +23,9 @@ import (
 // webhookHost is the name by which the API server calls the webhook, and verifies it.
 const webhookHost = "gpufabric-webhook." + namespace + ".svc"
 
-// TestRenderingTwiceGivesTheSame renders twice, as a GitOps controller does every few minutes. Each difference would be rolled
+// TestChartRendersSameObjectsTwice renders twice, as a GitOps controller does every few minutes. Each difference would be rolled
 // out each time.
-func TestRenderingTwiceGivesTheSame(t *testing.T) {
+func TestChartRendersSameObjectsTwice(t *testing.T) {
 	for _, values := range []map[string]any{nil, everything(), {"webhook": map[string]any{"certManager": on()}}} {
 		first := renderValues(t, "gpufabric", values)
 		again, err := Render(load(t, "gpufabric"), values, Cluster{})
@@ -45,7 +45,7 @@ func TestRenderingTwiceGivesTheSame(t *testing.T) {
 	}
 }
 
-func TestCertManagerReplacesTheControllerOnRequest(t *testing.T) {
+func TestChartUsesCertManagerOnRequest(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		issuer  map[string]any
@@ -92,8 +92,8 @@ func TestCertManagerReplacesTheControllerOnRequest(t *testing.T) {
 	}
 }
 
-// TestTheWebhookAnswersWithACertificate runs the program with a certificate, and sends it what the API server would send.
-func TestTheWebhookAnswersWithACertificate(t *testing.T) {
+// TestWebhookServesTLS runs the program with a certificate, and sends it what the API server would send.
+func TestWebhookServesTLS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs the program; -short does not")
 	}
@@ -159,9 +159,9 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	}
 }
 
-// TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook makes requests while the webhook is away. With failurePolicy Fail a
+// TestWebhookReceivesOnlyClaimsThatConfigureOwnDrivers makes requests while the webhook is away. With failurePolicy Fail a
 // request that waits for it fails; with Ignore none does.
-func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
+func TestWebhookReceivesOnlyClaimsThatConfigureOwnDrivers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

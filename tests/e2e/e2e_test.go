@@ -10,8 +10,8 @@ import (
 	"github.com/gruntwork-io/terratest/modules/terraform"
 )
 
-// TestComputeDomainsFromTerraformToPod is one sequence: each part needs those before it.
-func TestComputeDomainsFromTerraformToPod(t *testing.T) {
+// TestTerraformServesComputeDomainsToPods is one sequence: each part needs those before it.
+func TestTerraformServesComputeDomainsToPods(t *testing.T) {
 	e := newEnvironment(t)
 	stack := quickstart(t, e)
 	terraform.Init(t, stack)

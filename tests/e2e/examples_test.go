@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// examplesOn are the directories of examples/terraform by the machine that fits each; TestComputeDomainsFromTerraformToPod
+// examplesOn are the directories of examples/terraform by the machine that fits each; TestTerraformServesComputeDomainsToPods
 // tests the quickstart.
 func (e *environment) examplesOn(machine string) []example {
 	switch machine {

@@ -16,13 +16,13 @@ import (
 	"gpufabric.io/tests/kindcluster"
 )
 
-var runs = flag.Int("runs", 0, "how often TestFigures makes a cluster and measures in it")
+var runs = flag.Int("runs", 0, "how often TestFiguresAreMeasuredInKind makes a cluster and measures in it")
 
-// TestFigures measures what docs/reports/measurements.md reports. Each run begins without a cluster. Times include the start of kubectl or
-// terraform, about a tenth of a second, because a person waits for it.
-func TestFigures(t *testing.T) {
+// TestFiguresAreMeasuredInKind measures what docs/reports/measurements.md reports. Each run begins without a cluster. Times include the
+// start of kubectl or terraform, about a tenth of a second, because a person waits for it.
+func TestFiguresAreMeasuredInKind(t *testing.T) {
 	if *runs == 0 {
-		t.Skip("skipped: a measurement, not a test; run it with -run TestFigures -runs 10 (a minute a run)")
+		t.Skip("skipped: a measurement, not a test; run it with -run TestFiguresAreMeasuredInKind -runs 10 (a minute a run)")
 	}
 	figures := &figures{}
 	for run := range *runs {

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-var earlier = flag.String("earlier", "", "a checkout of an earlier version, built: TestForms upgrades from it")
+var earlier = flag.String("earlier", "", "a checkout of an earlier version, built: TestFormsChangeUnderHeldClaims upgrades from it")
 
 // Claims for a GPU in each form.
 const (
@@ -41,9 +41,9 @@ spec:
 `, name, node, request)
 }
 
-// TestForms upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each, with claims of every form
-// held.
-func TestForms(t *testing.T) {
+// TestFormsChangeUnderHeldClaims upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each,
+// with claims of every form held.
+func TestFormsChangeUnderHeldClaims(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (10 minutes)")
 	}
@@ -146,8 +146,8 @@ func (e *environment) standing(t *testing.T, pod string) string {
 	return fmt.Sprint(about, devices)
 }
 
-// TestARuntimeWithoutCDIIsReported disables CDI in the container runtime of one node.
-func TestARuntimeWithoutCDIIsReported(t *testing.T) {
+// TestRuntimeWithoutCDIIsReported disables CDI in the container runtime of one node.
+func TestRuntimeWithoutCDIIsReported(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: a part of `make kind-upgrade`, since it waits for two minutes")
 	}

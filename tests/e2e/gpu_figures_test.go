@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// TestGPUFigures measures how long a user waits for pods with GPUs on one node with eight GPUs, and for the same pods without
-// GPUs. Most of the time is the work of the kubelet and the container runtime. It measures no other driver.
-func TestGPUFigures(t *testing.T) {
+// TestGPUFiguresAreMeasuredInKind measures how long a user waits for pods with GPUs on one node with eight GPUs, and for the same pods
+// without GPUs. Most of the time is the work of the kubelet and the container runtime. It measures no other driver.
+func TestGPUFiguresAreMeasuredInKind(t *testing.T) {
 	if *runs == 0 {
-		t.Skip("skipped: a measurement, not a test; run it with -run TestGPUFigures -runs 5 (a minute a run)")
+		t.Skip("skipped: a measurement, not a test; run it with -run TestGPUFiguresAreMeasuredInKind -runs 5 (a minute a run)")
 	}
 	e := newEnvironment(t)
 	e.become(t, "h100-hgx", "gpus.enabled=true")

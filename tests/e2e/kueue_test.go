@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/tests/kindcluster"
 )
 
-var kueue = flag.Bool("kueue", false, "run TestKueue, which builds Kueue the first time")
+var kueue = flag.Bool("kueue", false, "run TestKueuePlacesGangsInKind, which builds Kueue the first time")
 
 // gang is a Job with a domain of its own. Each pod requests over half of a node's cores, since Kueue counts devices of claims by quota
 // alone.
@@ -47,8 +47,9 @@ spec:
       resourceClaims: [{name: channel, resourceClaimTemplateName: %[1]s-channel}]
 `
 
-// TestKueue has the real Kueue, installed by its own chart with the values of examples/kueue, place gangs on four nodes in two cliques.
-func TestKueue(t *testing.T) {
+// TestKueuePlacesGangsInKind has the real Kueue, installed by its own chart with the values of examples/kueue, place gangs on four nodes
+// in two cliques.
+func TestKueuePlacesGangsInKind(t *testing.T) {
 	if !*kueue {
 		t.Skip("skipped: the first build of Kueue takes minutes, and it wants four workers in two cliques; `make kind-kueue` runs it")
 	}

@@ -287,7 +287,7 @@ func parseRole(line string) (name string, r role) {
 	return name, r
 }
 
-func TestRoleHasCrashedOnlyWhenItEndedWithAnErrorOfItsOwn(t *testing.T) {
+func TestRoleCrashedReportsOnlyOwnErrors(t *testing.T) {
 	for line, want := range map[string]bool{
 		"gpu-plugin-x Running 0 /":             false,
 		"gpu-plugin-x Running 1 Completed/0":   false,

@@ -18,10 +18,10 @@ import (
 const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state," +
 	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={rw,rbind}"
 
-// TestMachines runs pods on other machines than the GB200 rack. The workers get the hardware of one machine after another, and
-// the drivers are installed for each. The short suite has the seeds' pods, and what only containers of a real node show: what the tests of
-// the drivers' packages or the simulated cluster show too is long.
-func TestMachines(t *testing.T) {
+// TestMachinesServePodsOfSeeds runs pods on other machines than the GB200 rack. The workers get the hardware of one machine after
+// another, and the drivers are installed for each. The short suite has the seeds' pods, and what only containers of a real node show:
+// what the tests of the drivers' packages or the simulated cluster show too is long.
+func TestMachinesServePodsOfSeeds(t *testing.T) {
 	e := newEnvironment(t)
 	for _, machine := range []struct {
 		profile string

@@ -20,10 +20,10 @@ type suite struct {
 	run  func(*testing.T, *apiserver.Server)
 }
 
-// TestAgainstAPIServer runs every resource against a real API server: its life, its place in the examples and the documentation, and
-// whatever needs the program under a real Terraform, and the tables of cases by core. One server serves all: each test keeps to names
-// of its own.
-func TestAgainstAPIServer(t *testing.T) {
+// TestProviderManagesObjectsOnAPIServer runs every resource against a real API server: its life, its place in the examples and the
+// documentation, and whatever needs the program under a real Terraform, and the tables of cases by core. One server serves all: each
+// test keeps to names of its own.
+func TestProviderManagesObjectsOnAPIServer(t *testing.T) {
 	needTerraform(t)
 	rc := installProvider(t)
 	server := apiserver.Start(t)

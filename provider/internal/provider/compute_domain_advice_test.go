@@ -100,7 +100,7 @@ func testPlannedDomains(t *testing.T, s *apiserver.Server) {
 	})
 }
 
-func TestADomainIsLookedAtBeforeItIsCreated(t *testing.T) {
+func TestComputeDomainIsAdvisedBeforeCreate(t *testing.T) {
 	domain := func(nodes int64, template string) *computeDomainModel {
 		return &computeDomainModel{NumNodes: types.Int64Value(nodes), Channel: types.ObjectValueMust(channelType, map[string]attr.Value{
 			"resource_claim_template": types.StringValue(template), "allocation_mode": types.StringValue("Single")})}

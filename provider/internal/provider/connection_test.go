@@ -225,8 +225,9 @@ func notKubernetes(t *testing.T) string {
 	return server.Listener.Addr().String()
 }
 
-// TestProviderConfiguration tries provider blocks that name no usable cluster. No server is needed: all are refused before connecting.
-func TestProviderConfiguration(t *testing.T) {
+// TestProviderRejectsUnusableConfiguration tries provider blocks that name no usable cluster. No server is needed: all are refused
+// before connecting.
+func TestProviderRejectsUnusableConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)

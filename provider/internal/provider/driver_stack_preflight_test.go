@@ -102,7 +102,7 @@ func testPreflight(t *testing.T, s *apiserver.Server) {
 	must(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 }
 
-func TestAPreflightThatSawNothingSaysNothing(t *testing.T) {
+func TestPreflightWarnsOnlyAboutFindings(t *testing.T) {
 	checks := []preflight.Check{{Name: "nodes", Result: preflight.NotSeen, Detail: "nodes cannot be listed"},
 		{Name: "quota", Result: preflight.OK, Detail: "well"}}
 	var m driverStackModel

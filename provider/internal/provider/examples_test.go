@@ -192,9 +192,9 @@ func exampleCopy(t *testing.T, directory, to string) {
 	}
 }
 
-// TestDocumentation checks that nothing that the provider offers lacks a page and an example. That the pages say what the schemas say is
-// checked by provider/generate-docs --check.
-func TestDocumentation(t *testing.T) {
+// TestDocumentationHasPageAndExampleForEverything checks that nothing that the provider offers lacks a page and an example. That the
+// pages say what the schemas say is checked by provider/generate-docs --check.
+func TestDocumentationHasPageAndExampleForEverything(t *testing.T) {
 	server := providerserver.NewProtocol6(New("test")())()
 	all, err := server.GetProviderSchema(t.Context(), &tfprotov6.GetProviderSchemaRequest{})
 	must(t, err)

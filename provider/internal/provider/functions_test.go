@@ -10,7 +10,7 @@ import (
 	ctyjson "github.com/zclconf/go-cty/cty/json"
 )
 
-func TestFunctions(t *testing.T) {
+func TestFunctionsComputeAndRejectArguments(t *testing.T) {
 	call := func(text string) string { return "output \"test\" {\n  value = provider::gpufabric::" + text + "\n}\n" }
 	const config = `{"configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"], "linkTypes": ` +
 		`["infiniband"]}}, {"resourceName": "b", "devices": ["ib0"]}]}`

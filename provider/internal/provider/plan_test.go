@@ -260,8 +260,8 @@ func withNull(kind tftypes.Type) []tftypes.Value {
 	return out
 }
 
-// TestNullElementIsRefusedAtItsPlace puts a null, and an unknown, into every collection of every resource and data source.
-func TestNullElementIsRefusedAtItsPlace(t *testing.T) {
+// TestSchemasRejectNullElementAtPath puts a null, and an unknown, into every collection of every resource and data source.
+func TestSchemasRejectNullElementAtPath(t *testing.T) {
 	server, schemas := newServer(t)
 	type validate func(*tfprotov6.DynamicValue) []*tfprotov6.Diagnostic
 	tried := 0

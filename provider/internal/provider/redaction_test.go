@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 )
 
-func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
+func TestRedactionHidesValueInEveryEncoding(t *testing.T) {
 	r := redactionOf(
 		map[string]string{
 			"password": "canary\"one",
@@ -35,7 +35,7 @@ func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 	}
 }
 
-func TestRedactionKeepsADiagnosticsPlaceAndWeight(t *testing.T) {
+func TestRedactionKeepsPathAndSeverityOfDiagnostic(t *testing.T) {
 	var diags diag.Diagnostics
 	diags.AddAttributeError(path.Root("values_wo"), "Bad canary", "it is canary")
 	diags.AddWarning("Left behind", "canary")

@@ -72,7 +72,7 @@ func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
 	})
 }
 
-func TestIPAMExcludesItsGatewayOnce(t *testing.T) {
+func TestIPAMExcludesGatewayOnce(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		ipam    cniIPAM

@@ -28,7 +28,7 @@ func texts(t *testing.T, schema *tfprotov6.Schema, state *tfprotov6.DynamicValue
 
 // Every schema is at version 0. A state of version 0 that an older build wrote is read as it is: what was added since is null, what was
 // dropped is left out, and a list of one that is a set now is read. Nothing was released, so no upgrader exists.
-func TestAStateOfVersion0IsRead(t *testing.T) {
+func TestProviderReadsStateOfVersion0(t *testing.T) {
 	server, schemas := newServer(t)
 	for name, schema := range schemas.ResourceSchemas {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestAStateOfVersion0IsRead(t *testing.T) {
 	}
 }
 
-func TestMoveState(t *testing.T) {
+func TestProviderMovesStateOfOtherProviders(t *testing.T) {
 	const kubernetes, helm = "registry.terraform.io/hashicorp/kubernetes", "registry.opentofu.org/hashicorp/helm"
 	manifest := func(apiVersion, kind, metadata string) string {
 		return fmt.Sprintf(

@@ -9,9 +9,10 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 )
 
-// TestWrongConfigurations tries mistakes in resources, data sources and functions. Every message names the attribute, its value, and the
-// allowed values. No cluster is needed: all are found at plan time. Mistakes in the provider block are in TestProviderConfiguration.
-func TestWrongConfigurations(t *testing.T) {
+// TestProviderRejectsWrongConfigurations tries mistakes in resources, data sources and functions. Every message names the attribute, its
+// value, and the allowed values. No cluster is needed: all are found at plan time. Mistakes in the provider block are in
+// TestProviderRejectsUnusableConfiguration.
+func TestProviderRejectsWrongConfigurations(t *testing.T) {
 	const (
 		channel = `channel = { resource_claim_template = "c" }`
 		chart   = `chart = "testdata/stack"`

@@ -35,7 +35,6 @@ func write(t *testing.T, name string) string {
 	return path
 }
 
-//shows:autoscalers
 func TestTemplateOfEachProfileIsOfferedInEachForm(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {

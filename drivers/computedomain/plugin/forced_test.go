@@ -16,8 +16,6 @@ import (
 
 // TestPrepareGivesAChannelOnceWhenPodsAreForceDeleted takes the node's IMEX session from pods whose containers are processes in the
 // kernel's cgroups and run on. The kubelet unprepares the claim while they run, as its reconcile loop does.
-//
-//shows:device-free
 func TestPrepareGivesAChannelOnceWhenPodsAreForceDeleted(t *testing.T) {
 	n := newMixedNode(t, false)
 	pods := occupancytest.Real(t, filepath.Join(n.dir, "cgroup"))

@@ -108,7 +108,6 @@ func rows(p *Plan) map[string]string {
 	return out
 }
 
-//shows:migrate-plan
 func TestPlanNamesEachObjectWithItsVerdict(t *testing.T) {
 	const limits = "spec.template.spec.containers[0].resources.limits"
 	hami := pod("nvidia.com/gpu", "nvidia.com/gpumem")

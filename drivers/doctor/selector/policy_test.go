@@ -12,8 +12,6 @@ import (
 )
 
 // The policy of docs/remediation.md is evaluated as NVSentinel's Kubernetes Object Monitor does: by CEL, with the object as `resource`.
-//
-//shows:remediation
 func TestRemediationPolicySelectsSlicesWithBrokenGPUs(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/remediation.md")
 	if err != nil {

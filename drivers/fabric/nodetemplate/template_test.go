@@ -55,7 +55,6 @@ func machine() (*corev1.Node, []resourceapi.ResourceSlice) {
 	}
 }
 
-//shows:autoscalers
 func TestTemplateKeepsWhatAnotherMachineOfTheKindShares(t *testing.T) {
 	node, published := machine()
 	got, err := Of("template", node, published)

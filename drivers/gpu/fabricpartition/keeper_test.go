@@ -125,7 +125,6 @@ func (i *interrupted) SetActivated(ctx context.Context, ids []int) error {
 	return i.between(func() error { return i.Manager.SetActivated(ctx, ids) })
 }
 
-//shows:fabric-partitions
 func TestKeeperActivatesExactlyTheClaimsPartition(t *testing.T) {
 	b := newBoard(t, fake.Library(t))
 	k := b.refreshed()

@@ -72,7 +72,6 @@ func (r *rig) wantRestored(when string) {
 	}
 }
 
-//shows:passthrough
 func TestSwitcherBindsCardToVFIOAndRestoresItsDrivers(t *testing.T) {
 	r := newRig(t)
 	s := r.start()

@@ -83,7 +83,6 @@ func (b *bench) wantPartitions(when string, want ...int) {
 	}
 }
 
-//shows:fabric-partitions
 func TestPluginActivatesPartitionWhileClaimHasItsGPUs(t *testing.T) {
 	b := boardBench(t)
 	b.awaitNames(passedName, otherName)

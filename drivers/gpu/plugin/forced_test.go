@@ -25,8 +25,6 @@ func (b *bench) used(c *resourceapi.ResourceClaim, pod string) {
 
 // TestPrepareGivesADeviceOnceWhenPodsAreForceDeleted takes each kind of device from pods whose containers are processes in the kernel's
 // cgroups and run on. The kubelet asks to unprepare the claim meanwhile, as its reconcile loop does.
-//
-//shows:device-free
 func TestPrepareGivesADeviceOnceWhenPodsAreForceDeleted(t *testing.T) {
 	t.Parallel() // it waits
 	one := func(d device) func(int) device { return func(int) device { return d } }
@@ -76,8 +74,6 @@ func TestPrepareGivesADeviceOnceWhenPodsAreForceDeleted(t *testing.T) {
 
 // The device plugin API lets no plugin free a device: an allocation waits for the container of the pod that the kubelet forgot. The kubelet
 // forgets it in memory before it asks (UpdateAllocatedDevices), and writes its checkpoint after the answer.
-//
-//shows:device-free
 func TestNvidiaComGPUIsAllocatedOnceWhenPodsAreForceDeleted(t *testing.T) {
 	t.Parallel() // it waits
 	const resource = "nvidia.com/gpu"

@@ -94,7 +94,6 @@ func (b *bench) formsCondition() corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-//shows:passthrough
 func TestPluginPassesGPUsThroughOnNodeWithoutDriver(t *testing.T) {
 	b, k := passBench(t, vfioForms, false)
 	b.awaitNames(passedName, "gpu-vfio-0000-5e-00-0")

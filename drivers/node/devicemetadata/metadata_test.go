@@ -28,7 +28,6 @@ func claim(annotation string) *resourceapi.ResourceClaim {
 	return c
 }
 
-//shows:device-metadata
 func TestFilesHaveDevicesOfRequest(t *testing.T) {
 	const root = "/var/run/kubernetes.io/dra-device-attributes/"
 	for name, c := range map[string]struct{ annotation, request, want string }{

@@ -96,8 +96,6 @@ func TestAllocateIsRefusedWhileAForgottenPodUsesTheDevice(t *testing.T) {
 
 // The kubelet writes its checkpoint for other plugins too, so a pod that it forgot may be gone from it before the next allocation of its
 // device: each write is read when it is made.
-//
-//shows:device-free
 func TestAllocateIsRefusedWhenTheCheckpointWasWrittenWithoutTheForgottenPod(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()

@@ -18,8 +18,6 @@ import (
 
 // TestPrepareGivesAnExclusiveHCAOnceWhenPodsAreForceDeleted takes an HCA from pods whose containers are processes in the kernel's
 // cgroups and run on. The kubelet unprepares the claim while they run, as its reconcile loop does.
-//
-//shows:device-free
 func TestPrepareGivesAnExclusiveHCAOnceWhenPodsAreForceDeleted(t *testing.T) {
 	const device = "pci-0000-3b-00-0-1"
 	n := newNode(t)

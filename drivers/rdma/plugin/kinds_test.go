@@ -178,8 +178,6 @@ func TestAllocateRefusesAnExclusiveUnitWhenAForgottenPodUsesIt(t *testing.T) {
 }
 
 // The kubelet writes its checkpoint without the pod that it forgot after the next allocation.
-//
-//shows:device-free
 func TestAllocateGivesAnExclusiveHCAOnceWhenPodsAreForceDeleted(t *testing.T) {
 	const resource = "rdma/hca"
 	n := newNode(t)

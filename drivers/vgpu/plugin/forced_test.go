@@ -14,8 +14,6 @@ import (
 
 // TestAllocateGivesAShareOnceWhenPodsAreForceDeleted takes a GPU's whole memory from pods whose containers are processes in the kernel's
 // cgroups and run on. The scheduler, which does not see them, gives it to the next pod.
-//
-//shows:device-free
 func TestAllocateGivesAShareOnceWhenPodsAreForceDeleted(t *testing.T) {
 	const number = "volcano.sh/vgpu-number"
 	root := filepath.Join(t.TempDir(), "cgroup")

@@ -89,15 +89,6 @@ func text(object map[string]any, path ...string) string {
 	return value
 }
 
-// Get reads one domain.
-func Get(ctx context.Context, objects dynamic.Interface, namespace, name string) (Domain, error) {
-	object, err := objects.Resource(Resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return Domain{}, fmt.Errorf("read compute domain %s/%s: %w", namespace, name, err)
-	}
-	return Read(object), nil
-}
-
 // List reads all domains.
 func List(ctx context.Context, objects dynamic.Interface) ([]Domain, error) {
 	list, err := objects.Resource(Resource).List(ctx, metav1.ListOptions{})

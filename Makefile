@@ -188,6 +188,18 @@ test-gangs: prerequisites toolchain-sim ## Place gangs by the real Kueue, JobSet
 	@$(GO) run ./build/cmd/toolchain kueue jobset lws >/dev/null
 	cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) -tags gangs ./gangs/
 
+# VERSIONS are minor versions of Kubernetes. 1.37 has every feature gate on, so that the packages of each part run there too. 1.35 does so with its gates
+# switched on, as vendors do. A scheduler of 1.34 has other counters.
+VERSIONS ?= 1.34 1.35 1.37
+GATES := DRADeviceTaints=true,DRAPartitionableDevices=true,DRAConsumableCapacity=true,DRAExtendedResource=true
+.PHONY: test-versions
+test-versions: prerequisites toolchain-sim ## Run each part against the programs of other versions of Kubernetes (VERSIONS="1.35 1.37"; the first build takes minutes each).
+	@set -e; for v in $(VERSIONS); do echo "== Kubernetes $$v"; \
+	$(GO) run ./build/cmd/toolchain kube-apiserver-$$v kube-controller-manager-$$v kube-scheduler-$$v >/dev/null; \
+	(cd tests/simcluster && export GOWORK=off SIMCLUSTER_KUBERNETES=$$v && $(GO) test $(TESTFLAGS) -p 1 -tags versions ./versions/ ./computedomains/ ./deviceplugins/ && \
+	case $$v in 1.35) SIMCLUSTER_GATES=$(GATES) $(GO) test $(TESTFLAGS) -p 1 ./versions/ ./dra/ ./cliques/ ;; \
+	1.37) $(GO) test $(TESTFLAGS) -p 1 ./dra/ ./cliques/ ./hostimex/ ;; esac); done
+
 .PHONY: test-cert-manager
 test-cert-manager: prerequisites ## Have cert-manager make and renew the webhook's certificate under load (its first build takes minutes).
 	@$(GO) run ./build/cmd/toolchain cert-manager-controller cert-manager-cainjector >/dev/null

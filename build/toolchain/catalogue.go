@@ -31,6 +31,13 @@ const (
 	CertManager   = "v1.21.2"
 )
 
+// OtherKubernetes are the other versions that gpufabric serves, by the minor version: `make test-versions` runs their control planes. Each
+// has its module, kubernetes-MINOR.
+var OtherKubernetes = map[string]string{"1.34": "v1.34.4", "1.35": "v1.35.4", "1.37": "v1.37.2"}
+
+// OfKubernetes is the name under which the catalogue has a program of the control plane of another version of Kubernetes, such as 1.35.
+func OfKubernetes(program, minor string) string { return program + "-" + minor }
+
 // NodeImage is kind's own node image for that Kubernetes.
 const NodeImage = "kindest/node:" + Kubernetes
 
@@ -77,12 +84,7 @@ func catalogue() map[string]Tool {
 		tools[t.Name] = t
 	}
 
-	stamps := []string{
-		"k8s.io/component-base/version.gitVersion=" + Kubernetes,
-		"k8s.io/component-base/version.gitMajor=1",
-		"k8s.io/component-base/version.gitMinor=36",
-		"k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes,
-	}
+	stamps := kubernetesStamps(Kubernetes)
 	exactly := span{version{1, 36, 3}, version{1, 36, 4}}
 	for name, minutes := range map[string]int{"kube-apiserver": 6, "kube-controller-manager": 6, "kube-scheduler": 4, "kube-proxy": 3,
 		"kubelet": 5} {
@@ -194,6 +196,12 @@ func catalogue() map[string]Tool {
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
 	never := []string{} // the PATH's command has another version, or does not report it
+	for minor, version := range OtherKubernetes {
+		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+			add(Tool{Name: OfKubernetes(program, minor), Version: version, onPath: never, named: true, minutes: 8,
+				module: "kubernetes-" + minor, main: "k8s.io/kubernetes/cmd/" + program, settings: kubernetesStamps(version)})
+		}
+	}
 	// The programs of `make test-gangs`. Their charts lie in the same modules, see ModuleDirectory.
 	for _, t := range []Tool{
 		{Name: "kueue", Version: Kueue, minutes: 8, main: "sigs.k8s.io/kueue/cmd/kueue"},
@@ -224,6 +232,16 @@ func catalogue() map[string]Tool {
 	add(Tool{Name: "nfd-worker", Version: NodeFeatureDiscovery, onPath: never,
 		module: "node-feature-discovery", main: "sigs.k8s.io/node-feature-discovery/cmd/nfd-worker"})
 	return tools
+}
+
+// kubernetesStamps are the linker's settings by which programs of Kubernetes report their version, such as v1.36.3.
+func kubernetesStamps(version string) []string {
+	return []string{
+		"k8s.io/component-base/version.gitVersion=" + version,
+		"k8s.io/component-base/version.gitMajor=1",
+		"k8s.io/component-base/version.gitMinor=" + strings.Split(version, ".")[1],
+		"k8s.io/client-go/pkg/version.gitVersion=" + version,
+	}
 }
 
 // Names lists every tool of the catalogue, in alphabetical order.

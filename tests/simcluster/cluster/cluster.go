@@ -30,8 +30,9 @@ type Options struct {
 	// Audit and AuditAdmin, see controlplane.Options.
 	Audit      []string
 	AuditAdmin bool
-	// Kubernetes, see controlplane.Options.
-	Kubernetes string
+	// Kubernetes and FeatureGates, see controlplane.Options.
+	Kubernetes   string
+	FeatureGates map[string]bool
 	// NodeGrace, see controlplane.Options.
 	NodeGrace time.Duration
 	Runtime   simnode.Runtime
@@ -76,6 +77,7 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
 		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, AuditAdmin: options.AuditAdmin,
 		NodeGrace: options.NodeGrace, Kubernetes: options.Kubernetes,
+		FeatureGates: options.FeatureGates,
 	})
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -151,6 +152,30 @@ func (c *ControlPlane) Scheduler() *rest.Config {
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", c.scheduler)
 	config.CAFile, config.CAData, config.Insecure = "", nil, true // it signs its certificate itself
 	return config
+}
+
+// Change ends the components of Kubernetes and starts them as other programs, or with other feature gates: an upgrade, a rollback, or gates
+// that an administrator switches. etcd and its data stay.
+func (c *ControlPlane) Change(ctx context.Context, binaries map[string]string, gates map[string]bool) error {
+	names := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+	for _, name := range slices.Backward(names) {
+		c.processes[name].Stop(2 * time.Second)
+	}
+	before := c.common()
+	c.options.Binaries, c.options.FeatureGates = binaries, gates
+	for _, name := range names {
+		arguments := slices.DeleteFunc(c.arguments[name], func(argument string) bool { return slices.Contains(before, argument) })
+		c.arguments[name] = append(arguments, c.common()...)
+		if err := c.run(name); err != nil {
+			return err
+		}
+		if name == "kube-apiserver" {
+			if err := c.awaitServer(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Kubeconfig is the path of the administrator's kubeconfig.

@@ -23,5 +23,5 @@ func TestMain(m *testing.M) {
 		// A simulated node has no container runtime, so no NRI either.
 		"gpus": map[string]any{"enabled": true},
 		"vgpu": map[string]any{"enabled": true, "nriSocket": "", "schedulerAccounts": []any{"admin"}}, // the tests play the scheduler
-	}}, fixture.Published("rdma.gpufabric.io", nodes)))
+	}}))
 }

@@ -28,14 +28,19 @@ const (
 // healthFields are the problems that a fabric can have, by their names. Those of the configuration share one field.
 func healthFields() map[string]healthField {
 	return map[string]healthField{
-		"bandwidth":                {0, 0x3, 1, 2, summaryLimitedCapacity},
-		"route-recovery":           {2, 0x3, 1, 2, summaryUnhealthy},
-		"route-unhealthy":          {4, 0x3, 1, 2, summaryUnhealthy},
-		"access-timeout-recovery":  {6, 0x3, 1, 2, summaryUnhealthy},
-		"incorrect-system-guid":    {8, 0xf, 2, 1, summaryUnhealthy},
-		"incorrect-chassis-serial": {8, 0xf, 3, 1, summaryUnhealthy},
-		"no-partition":             {8, 0xf, 4, 1, summaryUnhealthy},
-		"insufficient-nvlinks":     {8, 0xf, 5, 1, summaryUnhealthy},
+		"bandwidth":                   {0, 0x3, 1, 2, summaryLimitedCapacity},
+		"route-recovery":              {2, 0x3, 1, 2, summaryUnhealthy},
+		"route-unhealthy":             {4, 0x3, 1, 2, summaryUnhealthy},
+		"access-timeout-recovery":     {6, 0x3, 1, 2, summaryUnhealthy},
+		"incorrect-system-guid":       {8, 0xf, 2, 1, summaryUnhealthy},
+		"incorrect-chassis-serial":    {8, 0xf, 3, 1, summaryUnhealthy},
+		"no-partition":                {8, 0xf, 4, 1, summaryUnhealthy},
+		"insufficient-nvlinks":        {8, 0xf, 5, 1, summaryUnhealthy},
+		"incompatible-gpu-firmware":   {8, 0xf, 6, 1, summaryUnhealthy},
+		"invalid-location":            {8, 0xf, 7, 1, summaryUnhealthy},
+		"gpu-state-invalid":           {8, 0xf, 8, 1, summaryUnhealthy},
+		"partition-unassigned":        {12, 0x3, 2, 1, summaryUnhealthy},
+		"fabric-manager-disconnected": {14, 0x3, 2, 1, summaryUnhealthy},
 	}
 }
 

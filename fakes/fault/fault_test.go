@@ -332,6 +332,20 @@ func TestFabricHealthSetsTheMaskAndTheSummary(t *testing.T) {
 	if after := body(t, root).GPUs[1].Core; after.FabricHealth != before.FabricHealth {
 		t.Errorf("mask %#x, before %#x", after.FabricHealth, before.FabricHealth)
 	}
+	for problem, value := range map[string]uint32{"incompatible-gpu-firmware": 6, "invalid-location": 7, "gpu-state-invalid": 8} {
+		step(fault.Arguments{"problem": problem}, 8, value, unhealthy)
+	}
+	// Drivers up to 580.173 report neither.
+	if err := fault.Apply(root, "fabric-health", fault.Arguments{"problem": "partition-unassigned"}); !errors.Is(err, fault.ErrRefused) {
+		t.Errorf("a GB300 with driver 580 reports whether it has a partition: %v", err)
+	}
+	root = render(t, "vr-nvl72")
+	if mask := body(t, root).GPUs[1].Core.FabricHealth; mask>>12 != 1|1<<2 {
+		t.Errorf("mask %#x of a whole Vera Rubin: want a partition and a connected fabric manager", mask)
+	}
+	step(fault.Arguments{"problem": "partition-unassigned"}, 12, 2, unhealthy)
+	step(fault.Arguments{"problem": "partition-unassigned", "present": "false"}, 12, 1, healthy)
+	step(fault.Arguments{"problem": "fabric-manager-disconnected"}, 14, 2, unhealthy)
 
 	for message, args := range map[string]fault.Arguments{
 		`problem is "dust"; one of access-timeout-recovery, bandwidth, `: {"problem": "dust"},

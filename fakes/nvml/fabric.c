@@ -38,6 +38,28 @@ nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabric
 	return NVML_SUCCESS;
 }
 
+/* One clique for each type, as nvidia-smi -q of a Vera Rubin tray with driver 615.23 lists them (NVIDIA's k8s-test-infra). */
+nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabricInfo_v4_t *info)
+{
+	nvmlGpuFabricInfo_t basic;
+	OUT(info);
+	TARGET(ff_whole_gpu);
+	r = impl_nvmlDeviceGetGpuFabricInfo(device, &basic);
+	if (r != NVML_SUCCESS)
+		return r;
+	memset(info, 0, sizeof *info);
+	memcpy(info->clusterUuid, basic.clusterUuid, sizeof info->clusterUuid);
+	info->status = basic.status;
+	info->state = basic.state;
+	for (unsigned char type = NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER; type <= NVML_GPU_FABRIC_CLIQUE_TYPE_MULTICAST_LOGICAL_ENDPOINT; type++) {
+		info->cliques[info->numCliques].type = type;
+		info->cliques[info->numCliques++].id = basic.cliqueId;
+	}
+	info->healthMask = t.core.fabric_health;
+	info->healthSummary = (unsigned char)t.core.fabric_summary;
+	return NVML_SUCCESS;
+}
+
 static nvmlReturn_t link_of(nvmlDevice_t device, unsigned int number, struct ff_link *link)
 {
 	uint32_t count;

@@ -17,6 +17,22 @@ func (d *device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 	})
 }
 
+func (d *device) GetGpuFabricInfo_v4() (nvml.GpuFabricInfo_v4, nvml.Return) {
+	return get(d, "DeviceGetGpuFabricInfo_v4", whole, func(p part) (nvml.GpuFabricInfo_v4, nvml.Return) {
+		c := &p.gpu.Core
+		if c.FabricState == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+			return nvml.GpuFabricInfo_v4{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		info := nvml.GpuFabricInfo_v4{ClusterUuid: c.FabricCluster, Status: c.FabricStatus, State: uint8(c.FabricState),
+			HealthMask: c.FabricHealth, HealthSummary: uint8(c.FabricSummary)}
+		for kind := range nvml.GPU_FABRIC_CLIQUE_TYPE_MULTICAST_LOGICAL_ENDPOINT + 1 {
+			info.Cliques[kind] = nvml.GpuFabricClique_v1{Type: uint8(kind), Id: c.FabricClique}
+			info.NumCliques++
+		}
+		return info, nvml.SUCCESS
+	})
+}
+
 // link reads one NVLink.
 func link[T any](d *device, function string, number int, fn func(part, *state.Link) (T, nvml.Return)) (T, nvml.Return) {
 	return get(d, function, whole, func(p part) (T, nvml.Return) {

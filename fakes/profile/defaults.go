@@ -26,7 +26,8 @@ func (p *Profile) Filled() *Profile {
 	if p.Fabric != nil {
 		fabric := *p.Fabric
 		fabric.Health = nil
-		for _, word := range []string{"summary", "bandwidth", "routeRecovery", "routeUnhealthy", "accessTimeout", "configuration"} {
+		for _, word := range []string{"summary", "bandwidth", "routeRecovery", "routeUnhealthy", "accessTimeout", "configuration",
+			"partition", "fabricManager"} {
 			if p.Fabric.Reports(word) {
 				fabric.Health = append(fabric.Health, word)
 			}

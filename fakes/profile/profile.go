@@ -290,8 +290,8 @@ type Fabric struct {
 	CliqueID    uint32 `yaml:"cliqueID"`
 	// NodesPerClique is how many nodes of this model share one clique; zero means one.
 	NodesPerClique int `yaml:"nodesPerClique" minimum:"0"`
-	// Health lists the fields of NVML's health mask: bandwidth, routeRecovery, routeUnhealthy, accessTimeout, configuration and summary, or
-	// none. Empty means all of them.
+	// Health lists the fields of NVML's health mask: bandwidth, routeRecovery, routeUnhealthy, accessTimeout, configuration, partition,
+	// fabricManager and summary, or none. Empty means all but partition and fabricManager, which drivers up to 580.173 do not report.
 	Health []string `yaml:"health"`
 }
 

@@ -35,13 +35,16 @@ type health struct {
 	Unhealthy     string `xml:"route_unhealthy"`
 	Timeout       string `xml:"access_timeout_recovery"`
 	Configuration string `xml:"incorrect_configuration"`
+	Partition     string `xml:"partition_assigned"`
+	Manager       string `xml:"gfm_state"`
 }
 
 // words lists the machine's health fields, as a profile does (profile.Fabric.Health).
 func (h health) words() []string {
 	var words []string
 	for _, part := range []struct{ word, value string }{{"summary", h.Summary}, {"bandwidth", h.Bandwidth}, {"routeRecovery", h.Recovery},
-		{"routeUnhealthy", h.Unhealthy}, {"accessTimeout", h.Timeout}, {"configuration", h.Configuration}} {
+		{"routeUnhealthy", h.Unhealthy}, {"accessTimeout", h.Timeout}, {"configuration", h.Configuration},
+		{"partition", h.Partition}, {"fabricManager", h.Manager}} {
 		if known(part.value) != "" {
 			words = append(words, part.word)
 		}

@@ -465,11 +465,14 @@ func (c *Command) fabricItem(g gpu) item {
 	if c.since(580, 0) {
 		configuration := core.FabricHealth >> 8 & 0xf
 		word := map[uint32]string{1: "None", 2: "Incorrect SystemGuid", 3: "Incorrect Chassis Serial Number", 4: "No Partition",
-			5: "Insufficient Nvlinks"}[configuration]
+			5: "Insufficient Nvlinks", 6: "Incompatible GPU Firmware", 7: "Invalid Location", 8: "GPU State Invalid"}[configuration]
 		children = append(children, line("Incorrect Configuration", "incorrect_configuration", orNA(has && word != "", word)))
 	}
 	if c.since(580, 120) {
-		children = append(children, line("Partition Assigned", "partition_assigned", "N/A"))
+		children = append(children, line("Partition Assigned", "partition_assigned", health(12, "True", "False")))
+	}
+	if c.since(615, 0) {
+		children = append(children, line("GFM State", "gfm_state", health(14, "Connected", "Disconnected")))
 	}
 	return section("Fabric", "fabric", line("State", "state", []string{"N/A", "Not Started", "In Progress", "Completed"}[core.FabricState&3]),
 		line("Status", "status", orNA(has, status)), line("CliqueId", "cliqueId", orNA(has, core.FabricClique)),

@@ -22,7 +22,7 @@ const (
 	fabricNotSupported = 0
 	fabricCompleted    = 3
 	// Health: bandwidth not degraded, no route recovery, no unhealthy route, no access timeout recovery, configuration right.
-	fabricHealthy = 2 | 2<<2 | 2<<4 | 2<<6 | 1<<8
+	fabricHealthy = 2 | 2<<2 | 2<<4 | 2<<6 | 1<<8 | 1<<12 | 1<<14
 	remoteGPU     = 0
 	remoteSwitch  = 2
 )
@@ -30,7 +30,7 @@ const (
 // healthBits are the fields of NVML's health mask (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_* of nvml.h) by their words in a profile. A
 // field of zero is not supported.
 var healthBits = map[string]uint32{"bandwidth": 3, "routeRecovery": 3 << 2, "routeUnhealthy": 3 << 4, "accessTimeout": 3 << 6,
-	"configuration": 0xf << 8}
+	"configuration": 0xf << 8, "partition": 3 << 12, "fabricManager": 3 << 14}
 
 // CreateNode writes the state file of a freshly booted machine.
 func CreateNode(root string, n *profile.Node) error {

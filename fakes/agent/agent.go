@@ -64,6 +64,12 @@ type agent struct {
 	faults *faults
 }
 
+// What the agent listens for.
+const (
+	forHealth = "health checks"
+	forEvents = "events to inject"
+)
+
 var errStarting = errors.New("the node's labels have not been read yet")
 
 // Run follows the node's labels until ctx ends.
@@ -79,15 +85,15 @@ func Run(ctx context.Context, o Options) error {
 	control.HandleFunc("GET /node", a.describe)
 	control.HandleFunc("GET /events", a.events)
 	control.HandleFunc("POST /events/{event}", a.inject)
-	stop, err := a.serve(ctx, &wg, o.Listen, health)
+	stop, err := a.serve(ctx, &wg, forHealth, o.Listen, health)
 	if err != nil {
-		return fmt.Errorf("listen for health checks: %w", err)
+		return fmt.Errorf("listen for %s: %w", forHealth, err)
 	}
 	defer stop()
 	if o.Control != "" {
-		stop, err := a.serve(ctx, &wg, o.Control, control)
+		stop, err := a.serve(ctx, &wg, forEvents, o.Control, control)
 		if err != nil {
-			return fmt.Errorf("listen for events to inject: %w", err)
+			return fmt.Errorf("listen for %s: %w", forEvents, err)
 		}
 		defer stop()
 	}
@@ -100,13 +106,15 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// serve answers on the address until ctx ends or stop is called; requests in progress may be cut off.
-func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, handler http.Handler) (stop func(), err error) {
+// serve answers on the address until ctx ends or stop is called; requests in progress may be cut off. The log has the address, with the port
+// that the kernel chose for port 0.
+func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, purpose, address string, handler http.Handler) (stop func(), err error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
+	a.Log.Info("listening", "for", purpose, "address", l.Addr().String())
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	release := context.AfterFunc(ctx, func() { _ = server.Close() })
 	wg.Go(func() {

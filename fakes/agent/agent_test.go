@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -58,17 +57,30 @@ type fakeNode struct {
 	change func(map[string]string)
 }
 
-// free returns a loopback address on which nothing listens.
-func free(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// anyPort lets the kernel choose a port, which the agent's log has.
+const anyPort = "127.0.0.1:0"
+
+// addresses passes on the addresses on which an agent listens, from its log.
+type addresses struct {
+	slog.Handler
+	health, control chan string
+}
+
+func newAddresses() addresses {
+	return addresses{slog.NewTextHandler(io.Discard, nil), make(chan string, 1), make(chan string, 1)}
+}
+
+// Handle reads one record of the log.
+func (a addresses) Handle(_ context.Context, r slog.Record) error {
+	found := map[string]string{}
+	r.Attrs(func(attribute slog.Attr) bool {
+		found[attribute.Key] = attribute.Value.String()
+		return true
+	})
+	if r.Message == "listening" {
+		map[string]chan string{"health checks": a.health, "events to inject": a.control}[found["for"]] <- found["address"]
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return l.Addr().String()
+	return nil
 }
 
 // start runs an agent against a server with a node of these labels.
@@ -76,12 +88,13 @@ func start(t *testing.T, labels map[string]string) fakeNode {
 	t.Helper()
 	s := &apiServer{labels: labels, changes: make(chan map[string]string)}
 	server := httptest.NewServer(s)
-	o := agent.Options{NodeName: "node-a", Root: t.TempDir(), Listen: free(t), Control: free(t), Sysfs: t.TempDir(), CDIRoot: t.TempDir(),
+	listening := newAddresses()
+	o := agent.Options{NodeName: "node-a", Root: t.TempDir(), Listen: anyPort, Control: anyPort, Sysfs: t.TempDir(), CDIRoot: t.TempDir(),
 		Tree: tree.Options{PlainDevices: true},
 		API:  &agent.API{Server: server.URL, Client: server.Client(), Token: func() (string, error) { return "secret", nil }},
-		Log:  slog.New(slog.DiscardHandler)}
+		Log:  slog.New(listening)}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() { done <- agent.Run(ctx, o) }()
 	t.Cleanup(func() {
 		cancel()
@@ -90,7 +103,17 @@ func start(t *testing.T, labels map[string]string) fakeNode {
 		}
 		server.Close()
 	})
-	return fakeNode{o.Root, "http://" + o.Listen, "http://" + o.Control, o.CDIRoot, func(l map[string]string) { s.changes <- l }}
+	at := func(address chan string) string {
+		select {
+		case found := <-address:
+			return "http://" + found
+		case err := <-done:
+			done <- err // for the cleanup
+			t.Fatalf("the agent ended before it listened: %v", err)
+		}
+		return ""
+	}
+	return fakeNode{o.Root, at(listening.health), at(listening.control), o.CDIRoot, func(l map[string]string) { s.changes <- l }}
 }
 
 func get(url string) (int, string) {
@@ -216,7 +239,7 @@ func TestEventsAreAcceptedOnlyOnLoopback(t *testing.T) {
 		}
 	}
 	for _, address := range []string{":8090", "0.0.0.0:8090", "[::]:8090", "10.1.2.3:8090", "localhost:8090", "8090"} {
-		err := agent.Run(t.Context(), agent.Options{Control: address, Sysfs: t.TempDir(), Listen: free(t)})
+		err := agent.Run(t.Context(), agent.Options{Control: address, Sysfs: t.TempDir(), Listen: anyPort})
 		if err == nil || !strings.Contains(err.Error(), "loopback") {
 			t.Errorf("%s: %v", address, err)
 		}

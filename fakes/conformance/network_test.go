@@ -44,14 +44,18 @@ func TestIbnetdiscoverFindsTheNetwork(t *testing.T) {
 	if err != nil || len(preload) == 0 {
 		t.Skip("skipped: libumad2sim.so is not installed (apt-get install libumad2sim0)")
 	}
-	for name, nodes := range map[string]int{"gb200-nvl72": 36, "h100-hgx": 4} {
-		t.Run(name, func(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		nodes, ports int
+	}{{"gb200-nvl72", 36, 64}, {"h100-hgx", 4, 64}, {"gb200-nvl72", 36, 12}} { // the last one has cores
+		name, nodes := c.name, c.nodes
+		t.Run(fmt.Sprint(name, " ", c.ports), func(t *testing.T) {
 			p, err := profile.Load(name)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var text bytes.Buffer
-			if err := ibnet.Write(&text, ibnet.Options{Profile: p, Nodes: nodes, Ports: 64}); err != nil {
+			if err := ibnet.Write(&text, ibnet.Options{Profile: p, Nodes: nodes, Ports: c.ports}); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join(t.TempDir(), "net")
@@ -59,7 +63,7 @@ func TestIbnetdiscoverFindsTheNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Its sockets have names of this process alone.
-			env := []string{fmt.Sprintf("IBSIM_SOCKNAME=fakefabric-%d-%s", os.Getpid(), name)}
+			env := []string{fmt.Sprintf("IBSIM_SOCKNAME=fakefabric-%d-%s-%d", os.Getpid(), name, c.ports)}
 			simulate(t, env, simulator, file)
 			found := output(t, append(env, "LD_PRELOAD="+preload[0]), discover)
 			if diff := cmp.Diff(cables(text.String()), cables(found)); diff != "" {

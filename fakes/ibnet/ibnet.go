@@ -1,4 +1,4 @@
-// Package ibnet describes the InfiniBand network of fake nodes in the form of ibnetdiscover: leaf and spine switches, and each HCA's cable.
+// Package ibnet describes the InfiniBand network of fake nodes in the form of ibnetdiscover: leaf, spine and core switches, and each HCA's cable.
 // Topograph's provider infiniband reads it, and ibsim, on which ibnetdiscover itself and the rest of infiniband-diags run.
 package ibnet
 
@@ -20,7 +20,7 @@ type Options struct {
 	Nodes int
 	// Names are the machines' names; empty: those of the profile.
 	Names []string
-	// Ports is the number of ports of a switch, half of which a leaf has for nodes.
+	// Ports is the number of ports of a switch, half of which a leaf has for nodes; 0: that of NVIDIA's switches for the nodes' rate.
 	Ports int
 }
 
@@ -40,28 +40,46 @@ func (p port) guid() string { return fmt.Sprintf("H-%016x", p.nic.NodeGUID) }
 type leaf struct {
 	network *network
 	index   int
-	hosts   []port
+	pod     int
+	// inPod is its number in the pod.
+	inPod int
+	hosts []port
 }
 
-// network is a fat tree with two levels, or one leaf: each leaf has one cable to each spine.
+// network is a fat tree. In each pod, a leaf has one cable to each spine. Several pods have cores: the spines with one number in their pods
+// share a group of cores, and each of them has as many cables to each core of the group as the core has ports for a pod.
 type network struct {
 	Options
 	leaves []leaf
+	// pods has the leaves of each, which follow each other.
+	pods  [][]leaf
+	hosts int
+	// spines is how many a pod has; 0 for a single leaf.
 	spines int
-	hosts  int
+	// cores is how many a group has; 0 for a single pod.
+	cores int
+	// parallel is how many cables a spine has to each core of its group, but the last one, which has the rest.
+	parallel int
 }
 
-// Write writes the network. A network that needs a third level of switches is refused.
+// Write writes the network: one leaf, two levels of switches, or three.
 func Write(out io.Writer, o Options) error {
 	n, err := plan(o)
 	if err != nil {
 		return err
 	}
 	w := bufio.NewWriter(out)
-	fmt.Fprintf(w, "#\n# Topology file: %d nodes of fakefabric's profile %s, %d leaf and %d spine switches of %d ports\n#\n",
-		o.Nodes, o.Profile.Name, len(n.leaves), n.spines, o.Ports)
-	for i := range n.spines {
-		n.writeSpine(w, i)
+	fmt.Fprintf(w, "#\n# Topology file: %d nodes of fakefabric's profile %s, %d leaf, %d spine and %d core switches of %d ports\n#\n",
+		o.Nodes, o.Profile.Name, len(n.leaves), n.allSpines(), n.cores*n.spines, n.Ports)
+	for group := range n.spines {
+		for i := range n.cores {
+			n.writeCore(w, group, i)
+		}
+	}
+	for pod := range n.pods {
+		for i := range n.spines {
+			n.writeSpine(w, pod, i)
+		}
 	}
 	for _, l := range n.leaves {
 		l.write(w)
@@ -75,11 +93,14 @@ func Write(out io.Writer, o Options) error {
 }
 
 func plan(o Options) (*network, error) {
-	if o.Ports < 2 || o.Ports%2 != 0 || o.Ports > 254 {
-		return nil, fmt.Errorf("a switch of %d ports: an even number from 2 to 254 is wanted", o.Ports)
-	}
 	if o.Nodes < 1 {
 		return nil, fmt.Errorf("%d nodes: 1 or more are wanted", o.Nodes)
+	}
+	if o.Ports == 0 {
+		o.Ports = portsOf(o.Profile)
+	}
+	if o.Ports < 2 || o.Ports%2 != 0 || o.Ports > 254 {
+		return nil, fmt.Errorf("a switch of %d ports: an even number from 2 to 254 is wanted", o.Ports)
 	}
 	if len(o.Names) > 0 && len(o.Names) != o.Nodes {
 		return nil, fmt.Errorf("%d names for %d nodes", len(o.Names), o.Nodes)
@@ -104,18 +125,73 @@ func plan(o Options) (*network, error) {
 	if n.hosts == 0 {
 		return nil, fmt.Errorf("profile %s has no InfiniBand port with a link", o.Profile.Name)
 	}
-	if len(n.leaves) > 1 {
-		n.spines = down
+	if err := n.connect(); err != nil {
+		return nil, err
 	}
-	if len(n.leaves) > o.Ports {
-		return nil, fmt.Errorf("%d nodes have %d leaf switches, and a spine of %d ports connects %d: use switches of more ports (144), or "+
-			"fewer nodes", o.Nodes, len(n.leaves), o.Ports, o.Ports)
-	}
-	if n.lid(len(n.leaves)+n.spines-1) > lastLID {
+	if n.lid(len(n.leaves)+n.allSpines()+n.spines*n.cores-1) > lastLID {
 		return nil, errors.New("the network has more ports than LIDs")
 	}
 	return n, nil
 }
+
+// portsOf is the number of ports of NVIDIA's switches for the fastest HCA of a profile: Quantum-X800 (XDR), Quantum-2 (NDR), Quantum (HDR),
+// and Switch-IB 2 (EDR).
+func portsOf(p *profile.Profile) int {
+	gbps := 0
+	for _, nic := range p.NICs {
+		if nic.Link == "InfiniBand" {
+			gbps = max(gbps, nic.RateGbps)
+		}
+	}
+	switch {
+	case gbps >= 800:
+		return 144
+	case gbps >= 400:
+		return 64
+	case gbps >= 200:
+		return 40
+	default:
+		return 36
+	}
+}
+
+// connect puts the leaves into pods, and decides on the spines and cores.
+func (n *network) connect() error {
+	down, size := n.Ports/2, len(n.leaves)
+	if len(n.leaves) > 1 {
+		n.spines = down
+	}
+	if len(n.leaves) > n.Ports { // a spine has half of its ports for cores
+		size = down
+		if rails := len(n.ports(0)); rails < down {
+			size -= down % rails // the rails of a group of nodes are in one pod
+		}
+	}
+	for i := range n.leaves {
+		l := &n.leaves[i]
+		l.pod, l.inPod = i/size, i%size
+	}
+	for first := 0; first < len(n.leaves); first += size {
+		n.pods = append(n.pods, n.leaves[first:min(first+size, len(n.leaves))])
+	}
+	if len(n.pods) > n.Ports {
+		return fmt.Errorf("%d nodes need %d pods of %d leaf switches, and three levels of switches of %d ports connect %d: use switches of more "+
+			"ports (144), or fewer nodes", n.Nodes, len(n.pods), size, n.Ports, n.Ports)
+	}
+	if len(n.pods) > 1 {
+		n.parallel = min(n.Ports/len(n.pods), down)
+		n.cores = (down + n.parallel - 1) / n.parallel
+	}
+	return nil
+}
+
+func (n *network) allSpines() int { return n.spines * len(n.pods) }
+
+// spine is the number of a switch: leaves are first, then the spines of each pod.
+func (n *network) spine(pod, i int) int { return len(n.leaves) + pod*n.spines + i }
+
+// core is the number of a switch behind those of the spines.
+func (n *network) core(group, i int) int { return len(n.leaves) + n.allSpines() + group*n.cores + i }
 
 // ports are the node's InfiniBand ports with a link, in the order of its HCAs.
 func (n *network) ports(node int) (all []port) {
@@ -137,17 +213,22 @@ func (n *network) lid(number int) int {
 	return 1 + n.Nodes*len(n.Profile.Node(0).NICs) + number
 }
 
-// guid is that of a switch: leaves first, then spines.
+// guid is that of a switch: leaves first, then spines, then cores.
 func (n *network) guid(number int) uint64 {
 	h := sha256.Sum256(fmt.Appendf(nil, "fakefabric/%s/switch", n.Profile.Name))
 	return 0xfc6a1c0300000000 | uint64((binary.BigEndian.Uint32(h[:])+uint32(number)*0x9e3779b1)&0xffffff)
 }
 
 func (n *network) name(number int) string {
-	if number < len(n.leaves) {
+	spine, core := number-len(n.leaves), number-len(n.leaves)-n.allSpines()
+	switch {
+	case spine < 0:
 		return fmt.Sprintf("leaf-%d", number)
+	case core < 0:
+		return fmt.Sprintf("spine-%d", spine)
+	default:
+		return fmt.Sprintf("core-%d", core)
 	}
-	return fmt.Sprintf("spine-%d", number-len(n.leaves))
 }
 
 // speed is the name of four lanes of a rate.
@@ -178,10 +259,26 @@ func (n *network) writeCable(w io.Writer, port, other, otherPort int, speed stri
 	fmt.Fprintf(w, "[%d]\t\"S-%016x\"[%d]\t\t# \"%s\" lid %d %s\n", port, n.guid(other), otherPort, n.name(other), n.lid(other), speed)
 }
 
-func (n *network) writeSpine(w io.Writer, i int) {
-	n.writeSwitch(w, len(n.leaves)+i)
-	for _, l := range n.leaves {
-		n.writeCable(w, l.index+1, l.index, n.Ports/2+i+1, l.speed())
+func (n *network) writeSpine(w io.Writer, pod, i int) {
+	n.writeSwitch(w, n.spine(pod, i))
+	for _, l := range n.pods[pod] {
+		n.writeCable(w, l.inPod+1, l.index, n.Ports/2+i+1, l.speed())
+	}
+	if n.cores == 0 {
+		return
+	}
+	for up := range n.Ports / 2 {
+		n.writeCable(w, n.Ports/2+up+1, n.core(i, up/n.parallel), pod*n.parallel+up%n.parallel+1, n.leaves[0].speed())
+	}
+}
+
+// writeCore writes a core of the group that the spines with this number share.
+func (n *network) writeCore(w io.Writer, group, i int) {
+	n.writeSwitch(w, n.core(group, i))
+	for pod := range n.pods {
+		for up := i * n.parallel; up < min((i+1)*n.parallel, n.Ports/2); up++ {
+			n.writeCable(w, pod*n.parallel+up%n.parallel+1, n.spine(pod, group), n.Ports/2+up+1, n.leaves[0].speed())
+		}
 	}
 }
 
@@ -194,7 +291,7 @@ func (l leaf) write(w io.Writer) {
 		fmt.Fprintf(w, "[%d]\t\"%s\"[1](%x) \t\t# \"%s\" lid %d %s\n", i+1, p.guid(), p.nic.PortGUID, p.name, p.nic.LID, speed(p.nic.RateGbps))
 	}
 	for i := range n.spines {
-		n.writeCable(w, n.Ports/2+i+1, len(n.leaves)+i, l.index+1, l.speed())
+		n.writeCable(w, n.Ports/2+i+1, n.spine(l.pod, i), l.inPod+1, l.speed())
 	}
 }
 

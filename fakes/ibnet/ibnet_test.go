@@ -3,6 +3,7 @@ package ibnet_test
 import (
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -38,14 +39,15 @@ type end struct {
 func cables(t *testing.T, text string) (to map[end]end, kinds map[string]int, lids map[string]string) {
 	t.Helper()
 	to, kinds, lids = map[end]end{}, map[string]int{}, map[string]string{}
-	device := regexp.MustCompile(`^(Switch|Ca)\t\d+ "([SH]-[0-9a-f]{16})"\t\t# "([^"]+)"`)
+	device := regexp.MustCompile(`^(Switch|Ca)\t(\d+) "([SH]-[0-9a-f]{16})"\t\t# "([^"]+)"`)
 	cable := regexp.MustCompile(`^\[(\d+)\](?:\([0-9a-f]+\) )?\t"([SH]-[0-9a-f]{16})"\[(\d+)\](?:\([0-9a-f]+\) )?\t\t# .*lid (\d+) 4x[A-Z]DR$`)
-	current := ""
+	current, ports := "", 0
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if match := device.FindStringSubmatch(line); match != nil {
-			current = match[2]
-			kinds[match[1]+" "+strings.TrimRight(match[3], "0123456789")]++
+			current = match[3]
+			ports, _ = strconv.Atoi(match[2]) // digits alone
+			kinds[match[1]+" "+strings.TrimRight(match[4], "0123456789")]++
 			continue
 		}
 		if !strings.HasPrefix(line, "[") {
@@ -59,6 +61,9 @@ func cables(t *testing.T, text string) (to map[end]end, kinds map[string]int, li
 		if before, twice := to[from]; twice {
 			t.Errorf("port %v has cables to %v and %s", from, before, match[2])
 		}
+		if number, err := strconv.Atoi(match[1]); err != nil || number < 1 || number > ports {
+			t.Errorf("%s has no port %s", current, match[1])
+		}
 		to[from] = end{match[2], match[3]}
 		if before, known := lids[match[2]]; known && before != match[4] {
 			t.Errorf("%s has LIDs %s and %s", match[2], before, match[4])
@@ -70,20 +75,24 @@ func cables(t *testing.T, text string) (to map[end]end, kinds map[string]int, li
 
 func TestNetworkHasBothEndsOfEachCable(t *testing.T) {
 	for _, c := range []struct {
-		profile              string
-		nodes, ports         int
-		leaves, spines, hcas int
+		profile                     string
+		nodes, ports                int
+		leaves, spines, cores, hcas int
 	}{
-		{"gb200-nvl72", 18, 64, 4, 32, 72},
-		{"gb200-nvl72", 33, 64, 8, 32, 132},
-		{"h100-hgx", 4, 8, 8, 4, 32},
-		{"gb200-nvl72", 144, 144, 8, 72, 576},
+		{"gb200-nvl72", 18, 0, 4, 32, 0, 72},
+		{"gb200-nvl72", 33, 64, 8, 32, 0, 132},
+		{"h100-hgx", 4, 8, 8, 4, 0, 32},
+		{"gb200-nvl72", 144, 144, 8, 72, 0, 576},
+		{"gb300-nvl72", 18, 0, 4, 72, 0, 72},
+		{"gb200-nvl72", 1008, 64, 128, 128, 64, 4032},
+		{"h100-hgx", 16, 8, 32, 32, 16, 128},
+		{"gb200-nvl72", 36, 12, 24, 36, 18, 144},
 	} {
 		t.Run(fmt.Sprint(c.profile, " ", c.nodes), func(t *testing.T) {
 			text := write(t, ibnet.Options{Profile: load(t, c.profile), Nodes: c.nodes, Ports: c.ports})
 			to, kinds, lids := cables(t, text)
-			if kinds["Switch leaf-"] != c.leaves || kinds["Switch spine-"] != c.spines {
-				t.Errorf("%v, want %d leaves and %d spines", kinds, c.leaves, c.spines)
+			if kinds["Switch leaf-"] != c.leaves || kinds["Switch spine-"] != c.spines || kinds["Switch core-"] != c.cores {
+				t.Errorf("%v, want %d leaves, %d spines and %d cores", kinds, c.leaves, c.spines, c.cores)
 			}
 			hcas, taken := 0, map[string]string{}
 			for from, at := range to {
@@ -133,9 +142,9 @@ func TestNetworkIsRefused(t *testing.T) {
 	}{
 		{"no nodes", "0 nodes", ibnet.Options{Profile: racks, Ports: 64}},
 		{"an odd switch", "63 ports", ibnet.Options{Profile: racks, Nodes: 1, Ports: 63}},
-		{"a switch without ports", "0 ports", ibnet.Options{Profile: racks, Nodes: 1}},
+		{"a switch of a negative number of ports", "-2 ports", ibnet.Options{Profile: racks, Nodes: 1, Ports: -2}},
 		{"names of other nodes", "1 names for 2 nodes", ibnet.Options{Profile: racks, Nodes: 2, Names: []string{"a"}, Ports: 64}},
-		{"three levels of switches", "more ports (144)", ibnet.Options{Profile: racks, Nodes: 1008, Ports: 64}},
+		{"four levels of switches", "more ports (144)", ibnet.Options{Profile: racks, Nodes: 1008, Ports: 8}},
 		{"no InfiniBand", "no InfiniBand port", ibnet.Options{Profile: load(t, "t4-edge"), Nodes: 2, Ports: 64}},
 	} {
 		var out strings.Builder

@@ -6,6 +6,7 @@ package record
 import (
 	"cmp"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,7 +23,7 @@ import (
 type Machine struct {
 	// Name is the profile's.
 	Name string
-	// SMI is the output of nvidia-smi -q -x; empty for a machine without GPUs.
+	// SMI is the output of nvidia-smi -q -x on the machine whose sysfs is at Sysfs; empty for a machine without GPUs.
 	SMI []byte
 	// ComputeCapability is the output of nvidia-smi --query-gpu=compute_cap --format=csv,noheader, which the XML does not have.
 	ComputeCapability string
@@ -34,6 +35,8 @@ type Machine struct {
 
 // report is the part of nvidia-smi's XML that a profile needs.
 type report struct {
+	XMLName xml.Name `xml:"nvidia_smi_log"`
+
 	Driver string `xml:"driver_version"`
 	CUDA   string `xml:"cuda_version"`
 	GPUs   []gpu  `xml:"gpu"`
@@ -138,10 +141,10 @@ func Profile(m Machine) (*profile.Profile, error) {
 func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 	var r report
 	if err := xml.Unmarshal(m.SMI, &r); err != nil {
-		return fmt.Errorf("nvidia-smi -q -x: %w", err)
+		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; its whole XML, from <?xml to </nvidia_smi_log>, is wanted", err)
 	}
 	if len(r.GPUs) == 0 {
-		return nil
+		return errors.New("the output of nvidia-smi -q -x has no GPU; give none of a machine without GPUs (--nvidia-smi= without --xml)")
 	}
 	p.Driver = profile.Driver{Version: r.Driver, CUDA: r.CUDA}
 	first := r.GPUs[0]
@@ -154,6 +157,10 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 			return fmt.Errorf("GPU %s is %s and GPU %s is %s; a profile has one model", first.ID, first.Name, g.ID, g.Name)
 		}
 		address := strings.ToLower(strings.TrimPrefix(g.ID, "0000"))
+		if s.device(address) == "" {
+			return fmt.Errorf("GPU %s of nvidia-smi's output is not in %s/bus/pci/devices; give --sysfs the /sys of the machine that the output is of",
+				g.ID, s.root)
+		}
 		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: number(cmp.Or(g.Module, g.OldModule)),
 			Board: boards[g.Serial]}
 		if counted {
@@ -196,7 +203,7 @@ func (g gpu) model() profile.GPUModel {
 		SubsystemID: pciID(g.PCI.Subsystem),
 		MemoryMiB:   int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
 		ECC:            g.hasECC(),
-		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
+		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS", "None": "none"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
 		PCIe: g.pcie(), GPUPart: known(g.GPUPart), RowRemapperBanks: number(g.Banks), ModulePower: g.modulePower(),
 		InfoROM: known(g.InfoROM), InfoROMObjects: profile.InfoROMObjects{OEM: known(g.OEM), ECC: known(g.ECCObject)},
 		Power: profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min),

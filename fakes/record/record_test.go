@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func smiOutput(t *testing.T, root string, args ...string) []byte {
 // report.
 func expected(d record.Difference) bool {
 	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture",
-		"topology.acrossHostBridges", ".addressingMode", ".idleWatts", ".idleCelsius", ".present"} {
+		"topology.acrossHostBridges", ".idleWatts", ".idleCelsius", ".present"} {
 		if strings.HasSuffix(d.Path, suffix) {
 			return true
 		}
@@ -128,5 +129,36 @@ func TestCompareNamesWhatDiffers(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("%v", record.Compare(got, p))
+	}
+}
+
+func TestProfileRefusesOutputOfNoGPUOfTheMachine(t *testing.T) {
+	m, _ := machine(t, "h100-hgx")
+	other, _ := machine(t, "t4")
+	for _, c := range []struct{ name, smi, message string }{
+		{"text", "NVIDIA-SMI has failed", "</nvidia_smi_log>, is wanted"},
+		{"half of the output", string(m.SMI[:len(m.SMI)/2]), "</nvidia_smi_log>, is wanted"},
+		{"another program's XML", "<rocm-smi><gpu id=\"0\"></gpu></rocm-smi>", "expected element type <nvidia_smi_log>"},
+		{"no GPU", "<nvidia_smi_log><driver_version>580.95.05</driver_version></nvidia_smi_log>", "has no GPU"},
+		{"another machine's", string(other.SMI), "is not in " + m.Sysfs},
+	} {
+		wrong := m
+		wrong.SMI = []byte(c.smi)
+		if p, err := record.Profile(wrong); err == nil || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%s: %v, %v; want %q", c.name, p, err, c.message)
+		}
+	}
+}
+
+func TestCompareNamesAnotherDriver(t *testing.T) {
+	m, p := machine(t, "h100-hgx")
+	m.SMI = bytes.ReplaceAll(m.SMI, []byte(p.Driver.Version), []byte("999.10"))
+	got, err := record.Profile(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "driver.version: real 999.10, fake " + p.Driver.Version
+	if found := record.Compare(got, p); !slices.ContainsFunc(found, func(d record.Difference) bool { return d.String() == want }) {
+		t.Errorf("%v, want %q", found, want)
 	}
 }

@@ -321,6 +321,10 @@ build-scheduler: prerequisites
 build-simcluster: prerequisites
 	cd tests/simcluster && GOWORK=off $(GO) build -o ../../bin/simcluster ./cmd/simcluster
 
+.PHONY: build-fakefabric-objects
+build-fakefabric-objects: prerequisites ## Build the program of fakefabric objects into bin/.
+	cd tests && $(GO) build -ldflags "-s -w" -o ../bin/fakefabric-objects ./cmd/objects
+
 .PHONY: simcluster
 simcluster: build build-simcluster ## Build the simulated cluster's command into bin/, and all that it can run.
 

@@ -98,7 +98,9 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 	}
 	//nolint:contextcheck // each command takes its context from cobra
 	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(),
-		compareCommand(), schemaCommand(), agentCommand(), ibnetdiscoverCommand())
+		compareCommand(), schemaCommand(), agentCommand(), ibnetdiscoverCommand(),
+		elsewhereCommand("objects", "Print Nodes and ResourceSlices of a profile, for clusters of API objects", "fakefabric-objects"),
+		elsewhereCommand("torture", "Do to the kubelet plugin of a DRA driver what clusters do", "simcluster", "torture"))
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return fmt.Errorf("%w; see %s --help", err, c.CommandPath()) })
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -158,8 +158,8 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 		}
 		address := strings.ToLower(strings.TrimPrefix(g.ID, "0000"))
 		if s.device(address) == "" {
-			return fmt.Errorf("GPU %s of nvidia-smi's output is not in %s/bus/pci/devices; give --sysfs the /sys of the machine that the output is of",
-				g.ID, s.root)
+			return fmt.Errorf("GPU %s of nvidia-smi's output is not in %s/bus/pci/devices; give --sysfs the /sys of the machine that the "+
+				"output is of", g.ID, s.root)
 		}
 		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: number(cmp.Or(g.Module, g.OldModule)),
 			Board: boards[g.Serial]}
@@ -203,7 +203,8 @@ func (g gpu) model() profile.GPUModel {
 		SubsystemID: pciID(g.PCI.Subsystem),
 		MemoryMiB:   int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
 		ECC:            g.hasECC(),
-		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS", "None": "none"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
+		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS", "None": "none"}[g.Addressing],
+		BoardPart:      known(g.Board), VBIOS: known(g.VBIOS),
 		PCIe: g.pcie(), GPUPart: known(g.GPUPart), RowRemapperBanks: number(g.Banks), ModulePower: g.modulePower(),
 		InfoROM: known(g.InfoROM), InfoROMObjects: profile.InfoROMObjects{OEM: known(g.OEM), ECC: known(g.ECCObject)},
 		Power: profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min),

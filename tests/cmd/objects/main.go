@@ -1,6 +1,7 @@
 // Command objects prints Nodes and ResourceSlices of a fakefabric profile, for clusters whose nodes are API objects alone:
 //
-//	go run ./tests/cmd/objects --profile gb200-nvl72 --nodes 18 --kwok | kubectl apply --server-side -f -
+//	make fakes build-fakefabric-objects
+//	fakes/build/fakefabric objects --profile gb200-nvl72 --nodes 18 --kwok | kubectl apply --server-side -f -
 //
 // A cluster keeps a Node's status only by its subresource; KWOK writes it from the object's own.
 package main
@@ -28,14 +29,14 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "objects:", err)
+		fmt.Fprintln(os.Stderr, "fakefabric objects:", err)
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, args []string, to io.Writer) error {
 	var o objects.Options
-	flags := flag.NewFlagSet("objects", flag.ContinueOnError)
+	flags := flag.NewFlagSet("fakefabric objects", flag.ContinueOnError)
 	name := flags.String("profile", "", "name of a profile (see fakefabric profiles), or path of a profile file")
 	format := flags.String("output", "yaml", "yaml: documents; json: one List")
 	flags.IntVar(&o.Nodes, "nodes", 1, "how many nodes")
@@ -47,7 +48,7 @@ func run(ctx context.Context, args []string, to io.Writer) error {
 		return err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("%q is no flag; see objects -h", flags.Arg(0))
+		return fmt.Errorf("%q is no flag; see fakefabric objects -h", flags.Arg(0))
 	}
 	var err error
 	if *name != "" {

@@ -154,7 +154,10 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 	if err != nil {
 		return nil, fmt.Errorf("it has no IOMMU group (%w)", err)
 	}
-	card := &Card{GPU: *gpu, Functions: []pci.Address{gpu.Address}, Identity: p.identity(gpu.Address)}
+	card := &Card{GPU: *gpu, Functions: []pci.Address{gpu.Address}}
+	if card.Identity, err = p.identity(gpu.Address); err != nil {
+		return nil, err
+	}
 	if card.Group, err = strconv.Atoi(filepath.Base(target)); err != nil {
 		return nil, fmt.Errorf("its link iommu_group leads to %q, which does not end in a number", target)
 	}
@@ -208,22 +211,26 @@ func describe(f *pci.Function) string {
 func slot(a pci.Address) string { return strings.TrimRight(string(a), "01234567") }
 
 // identity reads what NVIDIA's driver reports of a GPU (/proc/driver/nvidia/gpus/ADDRESS/information).
-func (p Places) identity(gpu pci.Address) Identity {
-	return Identity{UUID: p.information(gpu, "GPU UUID"), Product: p.information(gpu, "Model")}
+func (p Places) identity(gpu pci.Address) (id Identity, err error) {
+	if id.UUID, err = p.information(gpu, "GPU UUID"); err == nil {
+		id.Product, err = p.information(gpu, "Model")
+	}
+	return id, err
 }
 
-// minor is the N of a GPU's /dev/nvidiaN; empty where NVIDIA's driver does not have the GPU.
-func (p Places) minor(gpu pci.Address) string { return p.information(gpu, "Device Minor") }
-
-func (p Places) information(gpu pci.Address, key string) string {
+// information is a field of that file; empty where NVIDIA's driver does not have the GPU.
+func (p Places) information(gpu pci.Address, key string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(p.Proc, "driver/nvidia/gpus", string(gpu), "information"))
-	if err != nil {
-		return ""
+	switch {
+	case ended(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read NVIDIA's driver's description of GPU %s: %w", gpu, err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if name, value, found := strings.Cut(line, ":"); found && name == key {
-			return strings.TrimSpace(value)
+			return strings.TrimSpace(value), nil
 		}
 	}
-	return ""
+	return "", nil
 }

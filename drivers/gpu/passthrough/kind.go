@@ -248,8 +248,14 @@ func (k *Kind) take(ctx context.Context, claim *draplugin.Claim, progress draplu
 // edits are the device nodes of a card. The API device comes once a request.
 func (k *Kind) edits(c *Card, iommu v1beta1.IOMMU, first bool) (specs.ContainerEdits, error) {
 	paths, api := []string{fmt.Sprintf("/dev/vfio/%d", c.Group)}, "/dev/vfio/vfio"
-	if nodes := k.byDevice(c); iommu.BackendPolicy == v1beta1.PreferIOMMUFD && nodes != nil {
-		paths, api = nodes, "/dev/iommu"
+	if iommu.BackendPolicy == v1beta1.PreferIOMMUFD {
+		nodes, err := k.byDevice(c)
+		if err != nil {
+			return specs.ContainerEdits{}, err
+		}
+		if nodes != nil {
+			paths, api = nodes, "/dev/iommu"
+		}
 	}
 	var e specs.ContainerEdits
 	if first {
@@ -275,19 +281,19 @@ func (k *Kind) edits(c *Card, iommu v1beta1.IOMMU, first bool) (specs.ContainerE
 }
 
 // byDevice are the nodes of a card's functions under iommufd; nil where the kernel has none.
-func (k *Kind) byDevice(c *Card) []string {
+func (k *Kind) byDevice(c *Card) ([]string, error) {
 	if !k.exists("iommu") {
-		return nil
+		return nil, nil
 	}
 	var out []string
 	for _, f := range c.Functions {
-		names := k.Switcher.Places.nodesOf(f)
-		if len(names) == 0 || !k.exists("vfio/devices/"+names[0]) {
-			return nil
+		names, err := k.Switcher.Places.nodesOf(f)
+		if err != nil || len(names) == 0 || !k.exists("vfio/devices/"+names[0]) {
+			return nil, err
 		}
 		out = append(out, "/dev/vfio/devices/"+names[0])
 	}
-	return out
+	return out, nil
 }
 
 // Unprepare returns the claim's GPUs to the drivers that they had. While a virtual machine has one open, it waits until ctx ends.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"sync"
@@ -287,7 +286,7 @@ func (s *Switcher) awaitFreed(ctx context.Context, card string, e *Entry) error 
 		return err
 	}
 	err = s.awaitFree(ctx, card, e, nil)
-	if errors.As(err, new(*fs.PathError)) {
+	if errors.Is(err, errUnseen) {
 		klog.FromContext(ctx).Info("Processes that have a GPU open cannot be seen", "card", card, "reason", err.Error())
 		return nil
 	}

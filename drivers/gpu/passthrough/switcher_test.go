@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -209,6 +210,55 @@ func TestSwitcherSwitchesPersistenceModeOffForNVIDIAsDaemon(t *testing.T) {
 	r.take(s)
 	if _, err := s.Give(t.Context(), r.card().Name()); err != nil || !slices.Equal(modes, []bool{false, true}) {
 		t.Errorf("persistence mode went %v, %v", modes, err)
+	}
+}
+
+// A file that exists and cannot be read (no file descriptor is left, for one) is no proof that nobody uses the GPU. Root can read
+// everything, so each file is of another kind here.
+func TestSwitcherChangesNothingWhenUsersOfGPUCannotBeRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken bool
+		spoil func(r *rig) string
+		file  bool
+	}{
+		"descriptors of a process":         {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/fd") }, true},
+		"a process's name":                 {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/comm") }, false},
+		"the driver's description":         {false, func(r *rig) string { return filepath.Join(r.Proc, "driver/nvidia/gpus", gpu, "information") }, false},
+		"descriptors of a virtual machine": {true, func(r *rig) string { return filepath.Join(r.Proc, "4001/fd") }, true},
+		"device nodes of VFIO":             {true, func(r *rig) string { return filepath.Join(r.Sys, "bus/pci/devices", gpu, "vfio-dev") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			s, card := r.start(), r.card()
+			if c.taken {
+				r.take(s)
+			}
+			closeIt := r.Open("python3", gpu)
+			path := c.spoil(r)
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+			spoilt := os.Mkdir(path, 0o755)
+			if c.file {
+				spoilt = errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600))
+			}
+			if spoilt != nil {
+				t.Fatal(spoilt)
+			}
+			writes := len(r.Writes)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // the kernel waits for the process
+			defer cancel()
+			var err error
+			if c.taken {
+				_, err = s.Give(ctx, card.Name())
+			} else {
+				err = s.Take(ctx, "claim", card, nil)
+			}
+			if err == nil || errors.Is(err, passthrough.ErrNoAnswer) || len(r.Writes) != writes || !strings.Contains(err.Error(), path) {
+				t.Errorf("got %v, writes %v", err, r.Writes[writes:])
+			}
+			closeIt()
+		})
 	}
 }
 

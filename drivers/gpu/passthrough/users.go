@@ -50,8 +50,11 @@ func (p Places) users(ctx context.Context, files ...string) ([]Process, error) {
 		}
 	}
 	entries, err := os.ReadDir(p.HostProc)
-	if err != nil {
-		return nil, fmt.Errorf("look for processes that use the GPU: %w (--host-proc is the node's /proc)", err)
+	switch {
+	case ended(err):
+		return nil, fmt.Errorf("%w: %w (--host-proc is the node's /proc)", errUnseen, err)
+	case err != nil:
+		return nil, fmt.Errorf("look for processes that use the GPU: %w", err)
 	}
 	var out []Process
 	for _, e := range entries {
@@ -62,54 +65,94 @@ func (p Places) users(ctx context.Context, files ...string) ([]Process, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if len(out) < maxUsers && p.opens(e.Name(), files, numbers) {
-			name, err := os.ReadFile(filepath.Join(p.HostProc, e.Name(), "comm"))
-			if err != nil {
-				continue // it has ended since
-			}
-			out = append(out, Process{PID: pid, Name: strings.TrimSpace(string(name))})
+		if len(out) == maxUsers {
+			break
 		}
+		user, err := p.opens(e.Name(), files, numbers)
+		if err != nil {
+			return nil, fmt.Errorf("look for processes that use the GPU: %w", err)
+		}
+		if !user {
+			continue
+		}
+		name, err := os.ReadFile(filepath.Join(p.HostProc, e.Name(), "comm"))
+		switch {
+		case ended(err):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("look for processes that use the GPU: %w", err)
+		}
+		out = append(out, Process{PID: pid, Name: strings.TrimSpace(string(name))})
 	}
 	return out, nil
 }
 
-// opens reports whether a process has one of the files, or a character device of one of the numbers, open.
-func (p Places) opens(pid string, files []string, numbers []uint64) bool {
-	dir := filepath.Join(p.HostProc, pid, "fd")
-	descriptors, err := os.ReadDir(dir)
-	if err != nil {
-		return false // it has ended
-	}
-	return slices.ContainsFunc(descriptors, func(d os.DirEntry) bool {
-		path := filepath.Join(dir, d.Name())
-		target, err := os.Readlink(path)
-		if err != nil || !strings.HasPrefix(target, "/") {
-			return false // a socket, a pipe
-		}
-		if slices.ContainsFunc(files, func(f string) bool { return target == filepath.Join("/dev", f) }) {
+// errUnseen is wrapped by the error for a node whose processes cannot be seen at all.
+var errUnseen = errors.New("processes that use the GPU cannot be seen")
+
+// ended reports whether an error of a file of /proc or sysfs is that of a process, a device or a mount that is not there, or that is closed
+// to this process for good. Any other error, such as EMFILE, is no answer: the process may have the GPU open.
+func ended(err error) bool {
+	for _, absent := range []error{syscall.ENOENT, syscall.ESRCH, syscall.EACCES, syscall.EPERM} {
+		if errors.Is(err, absent) {
 			return true
 		}
-		if len(numbers) == 0 || !strings.Contains(target, "/nvidia") && !strings.Contains(target, "/vfio") {
-			return false
+	}
+	return false
+}
+
+// opens reports whether a process has one of the files, or a character device of one of the numbers, open.
+func (p Places) opens(pid string, files []string, numbers []uint64) (bool, error) {
+	dir := filepath.Join(p.HostProc, pid, "fd")
+	descriptors, err := os.ReadDir(dir)
+	if err != nil && !ended(err) {
+		return false, err
+	}
+	for _, d := range descriptors {
+		path := filepath.Join(dir, d.Name())
+		target, err := os.Readlink(path)
+		switch {
+		case ended(err):
+			continue // it has closed the file
+		case err != nil:
+			return false, err
+		case slices.ContainsFunc(files, func(f string) bool { return target == filepath.Join("/dev", f) }):
+			return true, nil
+		case !strings.HasPrefix(target, "/") || len(numbers) == 0 || !strings.Contains(target, "/nvidia") && !strings.Contains(target, "/vfio"):
+			continue // a socket, a pipe, another file
 		}
 		var s syscall.Stat_t
-		return syscall.Stat(path, &s) == nil && s.Mode&syscall.S_IFMT == syscall.S_IFCHR && slices.Contains(numbers, s.Rdev)
-	})
+		if err := syscall.Stat(path, &s); err != nil && !ended(err) {
+			return false, &os.PathError{Op: "stat", Path: path, Err: err}
+		} else if err == nil && s.Mode&syscall.S_IFMT == syscall.S_IFCHR && slices.Contains(numbers, s.Rdev) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // free returns the processes that keep the GPU's present driver from releasing it, as an error.
 func (p Places) free(ctx context.Context, gpu pci.Address, group int) error {
 	var files []string
-	if minor := p.minor(gpu); minor != "" {
-		files = append(files, "nvidia"+minor)
-	}
 	switch driver, err := p.driverOf(gpu); {
 	case err != nil:
 		return err
 	case driver == Driver:
+		nodes, err := p.nodesOf(gpu)
+		if err != nil {
+			return err
+		}
 		files = []string{fmt.Sprintf("vfio/%d", group)}
-		for _, name := range p.nodesOf(gpu) {
+		for _, name := range nodes {
 			files = append(files, filepath.Join("vfio/devices", name))
+		}
+	default:
+		minor, err := p.information(gpu, "Device Minor") // the N of /dev/nvidiaN
+		if err != nil {
+			return err
+		}
+		if minor != "" {
+			files = append(files, "nvidia"+minor)
 		}
 	}
 	if len(files) == 0 {
@@ -151,14 +194,14 @@ func (p Places) overrideOf(a pci.Address) (string, error) {
 }
 
 // nodesOf are the names of a function's nodes below /dev/vfio/devices, which kernels from 6.6 have (drivers/vfio/device_cdev.c).
-func (p Places) nodesOf(a pci.Address) []string {
+func (p Places) nodesOf(a pci.Address) ([]string, error) {
 	entries, err := os.ReadDir(p.function(a, "vfio-dev"))
-	if err != nil {
-		return nil
+	if err != nil && !ended(err) {
+		return nil, fmt.Errorf("look for the device nodes of %s: %w", a, err)
 	}
 	var out []string
 	for _, e := range entries {
 		out = append(out, e.Name())
 	}
-	return out
+	return out, nil
 }

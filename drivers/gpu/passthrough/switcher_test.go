@@ -221,9 +221,10 @@ func TestSwitcherChangesNothingWhenUsersOfGPUCannotBeRead(t *testing.T) {
 		spoil func(r *rig) string
 		file  bool
 	}{
-		"descriptors of a process":         {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/fd") }, true},
-		"a process's name":                 {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/comm") }, false},
-		"the driver's description":         {false, func(r *rig) string { return filepath.Join(r.Proc, "driver/nvidia/gpus", gpu, "information") }, false},
+		"descriptors of a process": {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/fd") }, true},
+		"a process's name":         {false, func(r *rig) string { return filepath.Join(r.Proc, "4001/comm") }, false},
+		"the driver's description": {false, func(r *rig) string { return filepath.Join(r.Proc, "driver/nvidia/gpus", gpu, "information") },
+			false},
 		"descriptors of a virtual machine": {true, func(r *rig) string { return filepath.Join(r.Proc, "4001/fd") }, true},
 		"device nodes of VFIO":             {true, func(r *rig) string { return filepath.Join(r.Sys, "bus/pci/devices", gpu, "vfio-dev") }, true},
 	} {

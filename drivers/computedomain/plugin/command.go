@@ -65,6 +65,7 @@ func Command(h host.Host) *cobra.Command {
 		},
 	}
 	node.Bind(command.Flags(), h.Env, role)
+	node.BindClaims(command.Flags())
 	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"),
 		"namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
 	command.Flags().StringVar(&mode, "imex", string(v1beta1.IMEXDomain),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -101,6 +102,15 @@ func (k *preparer) Prepare(ctx context.Context, allocated *draplugin.Claim, prog
 		k.holdings.hold(claim.UID, claim.Namespace, data)
 	}
 	prepared.Data = data
+	if data.Daemon == "" {
+		prepared.Attributes = func(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+			attributes := device(claim.Devices[i].Device, computedomain.TypeChannel, k.fabric.Now()).Attributes
+			if data.Shared {
+				delete(attributes, computedomain.AttributeID) // the channel's number is the domain's
+			}
+			return attributes
+		}
+	}
 	return prepared, nil
 }
 

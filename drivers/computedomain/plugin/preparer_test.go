@@ -59,7 +59,7 @@ type testNode struct {
 	dir    string
 }
 
-func newTestNode(t *testing.T, f fabric) *testNode {
+func newTestNode(t *testing.T, f fabric, change ...func(*options.Node)) *testNode {
 	t.Helper()
 	// Sockets have short paths only.
 	dir, err := os.MkdirTemp("", "cd")
@@ -87,6 +87,9 @@ func newTestNode(t *testing.T, f fabric) *testNode {
 		DriverRoot: filepath.Join(dir, "driver") + "=/run/nvidia/driver", DevRoot: "/dev",
 		NodeName: nodeName, CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
 		ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"), CgroupRoot: filepath.Join(dir, "cgroup"),
+	}
+	for _, c := range change {
+		c(&at)
 	}
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"}})
 	capabilitytest.DryRuns(client, capabilitytest.All)
@@ -299,6 +302,22 @@ func TestModeAllInjectsEveryChannel(t *testing.T) {
 	nodes := n.injected(t).DeviceNodes
 	if len(nodes) != 2048 || !cmp.Equal(nodes[2047], deviceNode("/dev/nvidia-caps-imex-channels/channel2047", 234, 2047)) {
 		t.Errorf("%d channels, the last %+v", len(nodes), nodes[len(nodes)-1])
+	}
+}
+
+func TestPreparerGivesChannelsContainerItsClique(t *testing.T) {
+	n := newTestNode(t, inFabric, func(o *options.Node) { o.DeviceMetadata = true })
+	n.daemonIs(true)
+	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil {
+		t.Fatal(result.Err)
+	}
+	mounts := n.injected(t).Mounts
+	if len(mounts) != 1 {
+		t.Fatalf("mounts %+v", mounts)
+	}
+	text, err := os.ReadFile(mounts[0].HostPath)
+	if err != nil || !strings.Contains(string(text), `"cliqueID":{"string":"`+cliqueID+`"}`) {
+		t.Errorf("%s, %v", text, err)
 	}
 }
 

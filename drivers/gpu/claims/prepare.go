@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -110,7 +111,19 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, progress
 		}
 		return nil, err
 	}
-	return &draplugin.Prepared{Edits: made, Data: p.data, Notes: p.notes(k.options.Limits), Warnings: p.warnings()}, nil
+	return &draplugin.Prepared{Edits: made, Attributes: p.attributes, Data: p.data, Notes: p.notes(k.options.Limits), Warnings: p.warnings()}, nil
+}
+
+// attributes are those of device i as it is published, with the UUID of the MIG device that now exists at its placement.
+func (p *preparation) attributes(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	published := p.devices[i].API.Attributes
+	instance, made := p.instances[i]
+	if !made || instance.UUID == "" {
+		return published
+	}
+	own := maps.Clone(published)
+	own[devices.AttrUUID] = resourceapi.DeviceAttribute{StringValue: &instance.UUID}
+	return own
 }
 
 // notes describe the limits of the claim's containers.

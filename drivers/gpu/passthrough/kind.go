@@ -10,9 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -22,7 +22,6 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/claimstate"
-	"gpufabric.io/drivers/node/devicemetadata"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
@@ -44,8 +43,6 @@ type Kind struct {
 	Report func(reason, message string)
 	// Partitions activates the partitions of Fabric Manager; nil: GPUs behind NVSwitches are not offered.
 	Partitions *fabricpartition.Keeper
-	// Metadata are the files by which containers find the attributes of their GPUs.
-	Metadata devicemetadata.Files
 
 	locks keylock.Locks // by card
 
@@ -160,35 +157,21 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim, progress dra
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	prepared := &draplugin.Prepared{Data: record, Edits: make([]specs.ContainerEdits, len(cards))}
+	prepared := &draplugin.Prepared{Data: record, Edits: make([]specs.ContainerEdits, len(cards)),
+		Described: true, // KubeVirt finds a GPU's PCI address there
+		Attributes: func(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+			return k.Device(cards[i]).Attributes
+		}}
 	served := map[string]bool{}
 	for i, c := range cards {
 		e, err := k.edits(c, iommu[i], !served[claim.Devices[i].Request])
 		if err != nil {
 			return nil, err
 		}
-		if !served[claim.Devices[i].Request] {
-			mount, err := k.describe(claim, cards, claim.Devices[i].Request)
-			if err != nil {
-				return nil, err
-			}
-			e.Mounts = append(e.Mounts, mount)
-		}
 		served[claim.Devices[i].Request] = true
 		prepared.Edits[i] = e
 	}
 	return prepared, nil
-}
-
-// describe writes the metadata of a request's cards.
-func (k *Kind) describe(claim *draplugin.Claim, cards []*Card, request string) (*specs.Mount, error) {
-	var described []v1alpha1.Device
-	for i, d := range claim.Devices {
-		if d.Request == request {
-			described = append(described, v1alpha1.Device{Driver: d.Driver, Pool: d.Pool, Name: d.Device, Attributes: k.Device(cards[i]).Attributes})
-		}
-	}
-	return k.Metadata.Write(claim.ResourceClaim, request, described)
 }
 
 // card finds the card of an allocated device.
@@ -311,9 +294,6 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := k.Metadata.Remove(record.UID); err != nil {
-		return err
-	}
 	// The pod's end does not wait for a fabric manager: Return deactivates the partition later. Until then no other claim gets it.
 	if err := k.deactivate(ctx, record.UID, kept.Partition); err != nil {
 		k.Report("GPUNotReturned", err.Error())
@@ -356,10 +336,7 @@ func (k *Kind) Recover(_ context.Context, records []claimstate.Record, aside []t
 		}
 	}
 	k.held.Set(len(k.claims))
-	if k.blind {
-		return nil
-	}
-	return k.Metadata.Keep(k.claims)
+	return nil
 }
 
 // Held returns how many claims have GPUs, and a channel that is closed when that changes.

@@ -74,6 +74,7 @@ type Options struct {
 // Bind adds the flags to a flag set, with defaults from the environment.
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
 	o.Node.Bind(flags, getenv, name)
+	o.BindClaims(flags)
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}

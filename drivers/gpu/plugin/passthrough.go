@@ -26,7 +26,6 @@ import (
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/claimstate"
-	"gpufabric.io/drivers/node/devicemetadata"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/observed"
 )
@@ -110,8 +109,7 @@ func (s *starter) passer(ctx context.Context, p *plugin) (*passer, error) {
 	places := passthrough.Places{Sysfs: o.SysfsRoot, Dev: o.Dev().Path, Proc: o.ProcRoot(), HostProc: o.HostProc,
 		Partitions: partitions != nil}
 	switcher := &passthrough.Switcher{Places: places, Journal: journal, Write: s.tuning.writeSysfs, Persistence: p.persistence}
-	kind := &passthrough.Kind{Switcher: switcher, Dev: o.Dev(), Report: p.events.Report, Partitions: partitions,
-		Metadata: devicemetadata.Files{Directory: p.stateFile("metadata"), Driver: devices.Driver, Writer: s.tuning.writer}}
+	kind := &passthrough.Kind{Switcher: switcher, Dev: o.Dev(), Report: p.events.Report, Partitions: partitions}
 	if !passed && !kind.Left() {
 		if others {
 			return nil, nil

@@ -22,6 +22,7 @@ import (
 	"gpufabric.io/drivers/node/capability"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/devicemetadata"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
@@ -56,9 +57,11 @@ type Plugin struct {
 	bootID string
 	state  *claimstate.Store
 	cdi    *cdi.Dir
-	locks  keylock.Locks
-	ledger *ledger.Ledger
-	report *reporter
+	// metadata are the files by which containers find the attributes of their devices.
+	metadata devicemetadata.Files
+	locks    keylock.Locks
+	ledger   *ledger.Ledger
+	report   *reporter
 	// cgroups are the node's, where the claims' containers are seen. releases are the claims that wait for theirs.
 	cgroups  occupancy.Cgroups
 	releases releases
@@ -188,6 +191,8 @@ func (p *Plugin) open() error {
 	}
 	p.config.Metrics.Registry.MustRegister(state.Collector())
 	p.cdi, p.state = dir, state
+	p.metadata = devicemetadata.Files{Directory: filepath.Join(p.config.Node.StateDir, "metadata"), Driver: p.config.Driver,
+		Writer: p.config.Writer}
 	p.config.Metrics.Claims.Set(float64(state.Len()))
 	return nil
 }

@@ -150,11 +150,14 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		return claimstate.Record{}, err
 	}
 	step = p.config.Metrics.Observe(operation, "device", step)
-	specDevices := p.nameDevices(claim, prepared, &record)
-	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
+	if err = p.describe(claim, prepared); err == nil {
+		specDevices := p.nameDevices(claim, prepared, &record)
+		err = p.write(ctx, record, prepared.Data, specDevices, operation, step)
+	}
+	if err != nil {
 		if _, recorded := p.state.Get(claim.UID); !recorded {
 			// The kind counts the claim as prepared. Without a record it would never be unprepared.
-			err = errors.Join(err, p.unprepareDevices(ctx, record))
+			err = errors.Join(err, p.unprepareDevices(ctx, record), p.metadata.Remove(claim.UID))
 		}
 		return claimstate.Record{}, err
 	}

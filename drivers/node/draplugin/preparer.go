@@ -58,6 +58,10 @@ type Prepared struct {
 	// Edits are the container edits of the claim's devices: Edits[i] belongs to Claim.Devices[i]. A device with empty edits gets
 	// no CDI device. A nil slice: none gets one.
 	Edits []specs.ContainerEdits
+	// Attributes returns the attributes of Claim.Devices[i], for its containers; nil: they are told of none. Described tells them
+	// without --device-metadata too.
+	Attributes func(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+	Described  bool
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
 	Data any
 	// Warnings are problems of a prepared claim, for its author: they become Events on the claim and its pods.

@@ -39,6 +39,16 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 			return err
 		}
 	}
+	kept := map[types.UID]bool{}
+	for _, record := range records {
+		kept[record.UID] = true
+	}
+	for _, uid := range aside {
+		kept[uid] = true
+	}
+	if err := p.metadata.Keep(kept); err != nil {
+		return err
+	}
 	if recoverer, ok := p.config.Preparer.(Recoverer); ok {
 		if err := compare(ctx, recoverer, records, aside); err != nil {
 			return fmt.Errorf("compare claims with hardware: %w", err)

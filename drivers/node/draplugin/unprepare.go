@@ -78,6 +78,9 @@ func (p *Plugin) undo(ctx context.Context, uid types.UID, check func() error) er
 			return err
 		}
 		step = p.config.Metrics.Observe(operation, "device", step)
+		if err := p.metadata.Remove(uid); err != nil {
+			return err
+		}
 		if err := p.state.Delete(uid); err != nil {
 			return err
 		}

@@ -42,6 +42,8 @@ type Node struct {
 	KubeletRoot string
 	// StateDir is the plugin's own directory. It is kept across restarts of the plugin and of the node.
 	StateDir string
+	// DeviceMetadata gives containers the attributes of their claims' devices in files (KEP-5304).
+	DeviceMetadata bool
 	// DrainDir is the directory through which the roles of a node agree on a drain of its GPUs; empty: drain, beside StateDir.
 	DrainDir string
 	// NodeName is the Node object's name.
@@ -78,6 +80,12 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.BoolVar(&n.MetricsAuth, "metrics-authentication", false, "serve /metrics by TLS, and only to those whose token may get that path")
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+}
+
+// BindClaims adds the flags of a role that serves claims.
+func (n *Node) BindClaims(flags *pflag.FlagSet) {
+	flags.BoolVar(&n.DeviceMetadata, "device-metadata", false, "give containers a file with the attributes of each request's devices, "+
+		"as KEP-5304 describes; a GPU that is passed through always has one")
 }
 
 // Text adds a flag that takes text. Its default comes from its environment variable, or is fallback where that is empty or unset.

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/infiniband"
@@ -164,9 +165,18 @@ func Slices(ports []Port, devices *inventory.Inventory, state func(health.Key) h
 
 // device describes the port.
 func (p *Port) device(devices *inventory.Inventory, state func(health.Key) health.State, o Options) resourceapi.Device {
+	d := resourceapi.Device{Name: p.Name, Attributes: p.attributes(devices.GPUDirect), Capacity: capacities(p.slots, int64(p.port().Rate)),
+		Taints: p.taints(state, o)}
+	if p.slots > 0 {
+		d.AllowMultipleAllocations = ptr.To(true)
+	}
+	return d
+}
+
+// attributes are those that are published.
+func (p *Port) attributes(direct inventory.GPUDirect) attributes {
 	first := p.port()
-	d := resourceapi.Device{Name: p.Name, Attributes: attributes{}}
-	a := attributes(d.Attributes)
+	a := attributes{}
 	a.text(AttrRDMADevice, p.HCA.Name)
 	a.number(AttrPort, first.Number)
 	a.text(AttrLinkLayer, string(first.LinkLayer))
@@ -183,7 +193,7 @@ func (p *Port) device(devices *inventory.Inventory, state func(health.Key) healt
 		a.number(AttrRail, p.HCA.Rail)
 	}
 	a.text(AttrSRIOV, sriov(p.HCA.Function))
-	a.text(AttrGPUDirect, string(devices.GPUDirect))
+	a.text(AttrGPUDirect, string(direct))
 	if p.Pool != nil {
 		a.text(AttrPool, p.Pool.Resource())
 	}
@@ -203,13 +213,7 @@ func (p *Port) device(devices *inventory.Inventory, state func(health.Key) healt
 			a.number(AttrNUMANode, f.NUMANode)
 		}
 	}
-	d.Capacity = capacities(p.slots, int64(first.Rate))
-	if p.slots > 0 {
-		shared := true
-		d.AllowMultipleAllocations = &shared
-	}
-	d.Taints = p.taints(state, o)
-	return d
+	return a
 }
 
 // port is the first of the device's ports.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -25,7 +26,9 @@ type Preparer struct {
 
 	mu    sync.Mutex
 	ports map[string]Port // by device name
-	known chan struct{}   // closed at the first Set
+	// direct is how the node's HCAs can access a GPU's memory.
+	direct inventory.GPUDirect
+	known  chan struct{} // closed at the first Set
 }
 
 var _ draplugin.Preparer = &Preparer{}
@@ -35,10 +38,11 @@ func NewKind(dev inventory.DeviceNodes, pods PodNetworks) *Preparer {
 	return &Preparer{dev: dev, pods: pods, known: make(chan struct{})}
 }
 
-// Set replaces the devices.
-func (k *Preparer) Set(ports []Port) {
+// Set replaces the devices. direct is how the node's HCAs can access a GPU's memory.
+func (k *Preparer) Set(ports []Port, direct inventory.GPUDirect) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.direct = direct
 	if k.ports == nil {
 		close(k.known)
 	}
@@ -56,6 +60,12 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 		return nil, fmt.Errorf("waiting for the node's RDMA devices to be found: %w", context.Cause(ctx))
 	}
 	prepared := &draplugin.Prepared{}
+	ports := make([]Port, len(claim.Devices))
+	prepared.Attributes = func(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return ports[i].attributes(k.direct)
+	}
 	names := make([]string, len(claim.Devices))
 	environment := true
 	var moved []exclusive.Device
@@ -69,6 +79,7 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 		if err != nil {
 			return nil, err
 		}
+		ports[i] = port
 		edits, err := k.edits(port)
 		if err != nil {
 			return nil, err

@@ -110,7 +110,7 @@ func TestNetworkTakesOnlyWholeDevices(t *testing.T) {
 			pods := &networks{unready: test.unready, closed: true}
 			hca.Ports[0].Nets[0].Bond = test.bond
 			kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, pods)
-			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
+			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}}, inventory.GPUDirectNone)
 			prepared, err := kind.Prepare(t.Context(), test.claim, nil)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
@@ -131,6 +131,9 @@ func TestNetworkTakesOnlyWholeDevices(t *testing.T) {
 			got, ok := GrantOf(record)
 			if diff := cmp.Diff(want, got); !ok || diff != "" {
 				t.Error(ok, diff)
+			}
+			if name := prepared.Attributes(0)[AttrRDMADevice].StringValue; name == nil || *name != "mlx5_0" {
+				t.Errorf("metadata names the RDMA device %v", name)
 			}
 			if len(prepared.Warnings) > 0 {
 				t.Errorf("warnings %v", prepared.Warnings)
@@ -156,7 +159,7 @@ func TestPrepareWarnsOfAnExclusiveNetworkForADeviceThatIsOnlyObserved(t *testing
 		t.Fatal(err)
 	}
 	kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{})
-	kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
+	kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}}, inventory.GPUDirectNone)
 	claim := exclusiveClaim(example(t), false, "a")
 	claim.Devices[0].AdminAccess = ptr.To(true)
 	prepared, err := kind.Prepare(t.Context(), claim, nil)
@@ -181,7 +184,7 @@ func TestNetworkWarnsOfAShareInExclusiveMode(t *testing.T) {
 	}
 	for _, closed := range []bool{false, true} {
 		kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{closed: closed})
-		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
+		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}}, inventory.GPUDirectNone)
 		claim := exclusiveClaim(nil, true, "a")
 		claim.Devices[0].Configs = nil
 		prepared, err := kind.Prepare(t.Context(), claim, nil)

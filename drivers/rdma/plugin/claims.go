@@ -59,7 +59,7 @@ func (c *claims) Set(now picture, state func(health.Key) health.State) {
 		return
 	}
 	ports := dra.Ports(now.devices, now.selection.Pools, c.offering)
-	c.kind.Set(ports)
+	c.kind.Set(ports, now.devices.GPUDirect)
 	c.wanted.Set(&publication{ports: len(ports), slices: dra.Slices(ports, now.devices, state, c.offering)})
 }
 

@@ -89,6 +89,7 @@ func Command(h host.Host) *cobra.Command {
 		},
 	}
 	o.Bind(command.Flags(), h.Env, Role)
+	o.BindClaims(command.Flags())
 	command.Flags().StringVar(&o.ConfigFile, "config", config.DefaultFile, "config.json of pools, reread when it changes")
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
 	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false,

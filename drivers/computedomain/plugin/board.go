@@ -28,7 +28,7 @@ const (
 )
 
 // multiNodeGPU reports whether a GPU of this PCI device ID has NVLink to switches outside its node (pci.ids, NVIDIA's public list of device
-// IDs).
+// IDs). NVML reports that of Blackwell and later (nvml.Driver.InRack), but not of GH200, nor where a platform's firmware does not.
 func multiNodeGPU(device uint16) bool {
 	switch device {
 	case 0x2342, 0x2348, // GH200 (NVL32)

@@ -189,6 +189,13 @@ func (r *fabricReader) joining(ctx context.Context) fabric {
 	if err != nil || found.multiNode || r.lastClique(ctx) != "" {
 		return fabric{known: true, state: nvml.Joining}
 	}
+	rack, err := r.driver.InRack()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known whether the node's GPUs are in a rack")
+	}
+	if err != nil || rack {
+		return fabric{known: true, state: nvml.Joining}
+	}
 	return fabric{known: true, state: nvml.NoFabric}
 }
 

@@ -22,8 +22,19 @@ import (
 )
 
 // libraryWith is a driver of a version whose only GPU reports this fabric. With another code than success it does not start.
+// symbols reports of each function of the library that it exists, but for one.
+type symbols struct{ lacks string }
+
+func (s symbols) LookupSymbol(name string) error {
+	if name == s.lacks {
+		return errors.New("undefined symbol")
+	}
+	return nil
+}
+
 func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInfo, code nvmllib.Return) nvmllib.Interface {
 	return &mock.Interface{
+		ExtensionsFunc:             func() nvmllib.ExtendedInterface { return symbols{"nvmlDeviceGetPlatformInfo"} },
 		InitFunc:                   func() nvmllib.Return { return start },
 		ShutdownFunc:               func() nvmllib.Return { return nvmllib.SUCCESS },
 		SystemGetDriverVersionFunc: func() (string, nvmllib.Return) { return version, nvmllib.SUCCESS },
@@ -208,14 +219,16 @@ func TestFakeNodesInEachStateOfTheirFabricAreDistinguished(t *testing.T) {
 		want           nvml.FabricState
 		kind           string
 	}{
-		"a tray that has joined":        {profile: "gb200-nvl72", want: nvml.Joined},
-		"a tray that is joining":        {profile: "gb200-nvl72", state: "in-progress", want: nvml.Joining},
-		"a tray that has not begun":     {profile: "gb200-nvl72", state: "not-started", want: nvml.Joining},
-		"a tray without its driver":     {profile: "gb200-nvl72", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
-		"a board":                       {profile: "b200-hgx", want: nvml.NoFabric},
-		"a board with FABRIC_MODE=1":    {profile: "b200-hgx", state: "in-progress", want: nvml.NoFabric},
-		"a board without its driver":    {profile: "b200-hgx", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
-		"a machine with cards in slots": {profile: "l40s-8", want: nvml.NoFabric},
+		"a tray that has joined":               {profile: "gb200-nvl72", want: nvml.Joined},
+		"a tray that is joining":               {profile: "gb200-nvl72", state: "in-progress", want: nvml.Joining},
+		"a tray that has not begun":            {profile: "gb200-nvl72", state: "not-started", want: nvml.Joining},
+		"a tray without its driver":            {profile: "gb200-nvl72", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
+		"a tray of later GPUs that is joining": {profile: "vr-nvl72", state: "in-progress", want: nvml.Joining},
+		"a board":                              {profile: "b200-hgx", want: nvml.NoFabric},
+		"a board with FABRIC_MODE=1":           {profile: "b200-hgx", state: "in-progress", want: nvml.NoFabric},
+		"an older board with FABRIC_MODE=1":    {profile: "h100-hgx", state: "in-progress", want: nvml.NoFabric},
+		"a board without its driver":           {profile: "b200-hgx", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
+		"a machine with cards in slots":        {profile: "l40s-8", want: nvml.NoFabric},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := profile.Load(c.profile)

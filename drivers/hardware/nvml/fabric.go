@@ -88,6 +88,30 @@ func (d *Driver) gpuFabric(index int) GPUFabric {
 	return gpu
 }
 
+// InRack reports whether a GPU of the node is in a rack with NVLink switches of its own. Its platform then gives it the serial number of
+// the rack's chassis (nvmlDeviceGetPlatformInfo). GPUs of an HGX board have none: B200 answers with an empty one, H100 and earlier do not
+// support the call. It depends neither on the kind of GPU nor on the state of its fabric.
+func (d *Driver) InRack() (bool, error) {
+	if d.lib.Extensions().LookupSymbol("nvmlDeviceGetPlatformInfo") != nil {
+		return false, nil // the driver is older than such GPUs, and calling it would end the process
+	}
+	count, code := d.lib.DeviceGetCount()
+	if err := check(code, "DeviceGetCount"); err != nil {
+		return false, err
+	}
+	for index := range count {
+		device, code := d.lib.DeviceGetHandleByIndex(index)
+		if code != nvml.SUCCESS {
+			continue // Fabric reports it
+		}
+		info, code := device.GetPlatformInfo()
+		if code == nvml.SUCCESS && info.ChassisSerialNumber != [16]uint8{} {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // ErrDisagree marks a node whose GPUs name different cliques.
 var ErrDisagree = errors.New("the node's GPUs disagree on their NVLink clique")
 

@@ -31,7 +31,7 @@ func TestClaimAnswersExamplesOfNVIDIAsDRADriver(t *testing.T) {
 		"passthrough by iommufd":       {GPUDriver, head + `"VfioDeviceConfig","iommu":{"backendPolicy":"PreferIommuFD"}}`, "", ""},
 		"a channel":                    {ComputeDomainDriver, channel(domain), "", ""},
 		"partitions of Fabric Manager": {"", "", "gpu.nvidia.com/partition2", ""},
-		"an unknown field": {ComputeDomainDriver, head + `"ComputeDomainChannelConfig","domainID":"` + domain + `","unexpectedField":"foo"}`, "",
+		"an unknown field": {ComputeDomainDriver, head + `"ComputeDomainChannelConfig"` + domain + `,"unexpectedField":"foo"}`, "",
 			`unknown field "unexpectedField"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -170,6 +170,11 @@ kind-upgrade: build ## Upgrade a kind cluster of four workers from the last comm
 	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestFormsChangeUnderHeldClaims|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
 	rc=$$?; git worktree remove --force $$dir; exit $$rc
 
+.PHONY: kind-by-demand
+kind-by-demand: build ## Have pods of three MIG profiles and whole GPUs come and go in a kind cluster of H100 by demand for ten minutes, or FOR=2m (needs Docker).
+	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -run TestLayoutsByDemand -by-demand $(or $(FOR),10m) -v .
+
 .PHONY: kind-kueue
 kind-kueue: build ## Place gangs by the real Kueue in a kind cluster of two cliques (needs Docker; the first build of Kueue takes minutes).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))

@@ -38,7 +38,7 @@ func BenchmarkAPodOnEveryNode(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, fill := range []float64{0, 0.5, 0.95} {
+	for _, fill := range []float64{0, 0.5, 0.8, 0.95} {
 		for _, row := range Rows() {
 			if row.class == "" {
 				continue
@@ -91,10 +91,16 @@ const benchmarkNodes = 64
 
 // aPod tries a pod on every node of a cluster that is filled in part.
 func aPod(tb testing.TB, m *Machine, row Row, fill float64) func() {
-	cluster, state := published(m, row, benchmarkNodes), filled(m, row, benchmarkNodes, fill)
+	var d *day
+	if row.mix {
+		d = newDay(m, benchmarkNodes, fill)
+	}
+	cluster, state := published(m, row, d, benchmarkNodes), filled(m, row, d, benchmarkNodes, fill)
 	cache := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
-	claims := []*resourceapi.ResourceClaim{newClaim("c", row.class, row.memory, 1)}
+	pod := 0
 	return func() {
+		claims := []*resourceapi.ResourceClaim{row.claim(d, "c", pod)}
+		pod++
 		allocator, err := structured.NewAllocator(tb.Context(), features, state, classes{}, cluster, cache)
 		if err != nil {
 			tb.Fatal(err)
@@ -114,21 +120,27 @@ func aPod(tb testing.TB, m *Machine, row Row, fill float64) func() {
 	}
 }
 
-func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
-
-func published(m *Machine, row Row, nodes int) []*resourceapi.ResourceSlice {
+func published(m *Machine, row Row, d *day, nodes int) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice
 	for i := range nodes {
-		out = append(out, slicesOf(nodeName(i), row.publish(m, i))...)
+		out = append(out, slicesOf(nodeName(i), row.pools(m, d, i))...)
 	}
 	return out
 }
 
 // filled is what is allocated when the first nodes are full.
-func filled(m *Machine, row Row, nodes int, part float64) structured.AllocatedState {
+func filled(m *Machine, row Row, d *day, nodes int, part float64) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	}
+	if d != nil {
+		for i := range nodes {
+			for _, u := range d.given(i, row.pools(m, d, i)[0].name) {
+				state.AllocatedDevices.Insert(structured.MakeDeviceID(u.driver, nodeName(i)+"-"+u.pool, u.device))
+			}
+		}
+		return state
 	}
 	total := 0
 	for i := range nodes {

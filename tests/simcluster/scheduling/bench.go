@@ -186,10 +186,12 @@ func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row
 	}
 	for i := range fast {
 		row := fast[(i+round*len(fast)/max(o.Rounds, 1))%len(fast)]
-		if err := c.publish(ctx, m, row); err != nil {
-			return results, fmt.Errorf("publish for row %s: %w", row.Name, err)
-		}
-		for _, fill := range o.Fills {
+		for at, fill := range o.Fills {
+			if at == 0 || row.mix { // whose layouts depend on what is given away
+				if err := c.publish(ctx, m, row, fill); err != nil {
+					return results, fmt.Errorf("publish for row %s: %w", row.Name, err)
+				}
+			}
 			r, err := c.measure(ctx, m, row, fill)
 			if err != nil {
 				return results, fmt.Errorf("row %s, %.0f %% full: %w", row.Name, 100*fill, err)

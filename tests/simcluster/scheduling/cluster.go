@@ -33,7 +33,8 @@ type cluster struct {
 	config  *rest.Config
 	nodes   []string
 	slices  []*resourceapi.ResourceSlice
-	made    int // pods and claims so far, for their names
+	day     *day // of a mixed row
+	made    int  // pods and claims so far, for their names
 }
 
 func start(ctx context.Context, o Options, binaries map[string]string, nodes int) (_ *cluster, err error) {
@@ -69,7 +70,7 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 		corev1.ResourceMemory: resource.MustParse("4Ti"),
 	}
 	for i := range nodes {
-		c.nodes = append(c.nodes, fmt.Sprintf("node-%04d", i))
+		c.nodes = append(c.nodes, nodeName(i))
 	}
 	if err := each(c.nodes, func(name string) error {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
@@ -120,13 +121,16 @@ func each[T any](items []T, do func(T) error) error {
 
 // publish replaces all slices by a row's, and restarts the scheduler, so that its state of the last row does not affect this
 // one.
-func (c *cluster) publish(ctx context.Context, m *Machine, row Row) error {
+func (c *cluster) publish(ctx context.Context, m *Machine, row Row, fill float64) error {
 	if err := c.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return err
 	}
-	c.slices = nil
+	c.slices, c.day = nil, nil
+	if row.mix {
+		c.day = newDay(m, len(c.nodes), fill)
+	}
 	for i, name := range c.nodes {
-		c.slices = append(c.slices, slicesOf(name, row.publish(m, i))...)
+		c.slices = append(c.slices, slicesOf(name, row.pools(m, c.day, i))...)
 	}
 	if err := each(c.slices, func(s *resourceapi.ResourceSlice) error {
 		_, err := c.client.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{})

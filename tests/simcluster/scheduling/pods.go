@@ -16,15 +16,24 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// fill allocates a part of all units, node after node in a random order, and returns how many are free.
+// fill allocates a part of all units, node after node in a random order, and returns how many pods find a free one. Of a mixed row it
+// allocates all that pods have.
 func (c *cluster) fill(ctx context.Context, m *Machine, row Row, part float64) (free int, err error) {
 	total := 0
 	units := make([][]unit, len(c.nodes))
 	for i := range c.nodes {
-		units[i] = row.units(m, i)
+		if c.day != nil {
+			units[i] = c.day.given(i, row.pools(m, c.day, i)[0].name)
+		} else {
+			units[i] = row.units(m, i)
+		}
 		total += len(units[i])
 	}
 	left := int(part * float64(total))
+	free = total - left
+	if c.day != nil {
+		left, free = total, c.day.batch()
+	}
 	type given struct {
 		node  string
 		units []unit
@@ -41,7 +50,7 @@ func (c *cluster) fill(ctx context.Context, m *Machine, row Row, part float64) (
 	}
 	from := c.made
 	c.made += len(todo)
-	return total - int(part*float64(total)), each(indices(len(todo)), func(i int) error {
+	return free, each(indices(len(todo)), func(i int) error {
 		claim := newClaim(fmt.Sprintf("given-%06d", from+i), row.class, "", int64(len(todo[i].units)))
 		made, err := c.client.ResourceV1().ResourceClaims(namespace).Create(ctx, claim, metav1.CreateOptions{})
 		if err != nil {
@@ -93,8 +102,7 @@ func (c *cluster) make(ctx context.Context, row Row, n int, there func(name stri
 	if row.class != "" {
 		claim = func(pod string) string { return pod }
 		if err := each(indices(n), func(i int) error {
-			_, err := c.client.ResourceV1().ResourceClaims(namespace).Create(ctx, newClaim(name(i), row.class, row.memory, 1),
-				metav1.CreateOptions{})
+			_, err := c.client.ResourceV1().ResourceClaims(namespace).Create(ctx, row.claim(c.day, name(i), i), metav1.CreateOptions{})
 			return err
 		}); err != nil {
 			return err

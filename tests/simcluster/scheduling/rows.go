@@ -58,10 +58,28 @@ type Row struct {
 	class, memory string
 	// unit is the form of the devices that are allocated before the measurement. Claims use the same form.
 	unit devices.Form
+	// mix says that pods request the shapes of mixed in turn, and that others have the devices that they have after a day under the planner.
+	mix bool
 	// counters says that every node publishes counters, for which each pod pays with the square of the number of nodes.
 	counters bool
-	// publish lays out the slices of a node, by its number.
+	// publish lays out the slices of a node, by its number. Nil: those of the day.
 	publish func(m *Machine, node int) []pool
+}
+
+// pools are those of a node.
+func (r Row) pools(m *Machine, d *day, node int) []pool {
+	if r.publish == nil {
+		return d.pools(node)
+	}
+	return r.publish(m, node)
+}
+
+// claim is the claim of the i-th pod.
+func (r Row) claim(d *day, name string, i int) *resourceapi.ResourceClaim {
+	if r.mix {
+		return d.claim(name, i)
+	}
+	return newClaim(name, r.class, r.memory, 1)
 }
 
 // pool is one resource pool of a node.
@@ -94,6 +112,10 @@ func Rows() []Row {
 			unit: devices.Whole, publish: func(m *Machine, _ int) []pool { return m.byDemand() }},
 		{Name: "by-demand-mig", Title: "layouts by demand, a MIG device a pod", class: classMIG, unit: devices.MIG,
 			publish: func(m *Machine, _ int) []pool { return m.byDemand() }},
+		{Name: "by-demand-mix", mix: true, class: classMIG, Title: "layouts by demand after a day of the planner, 1g, 2g, 3g and whole in 5:2:2:1"},
+		{Name: "flexible-mix", mix: true, counters: true, class: classMIG, Title: "`flexible`, the same pods", publish: forms("flexible")},
+		{Name: "public-mix", mix: true, counters: true, class: classMIG, Title: "the public driver's with dynamic MIG, the same pods",
+			publish: func(m *Machine, _ int) []pool { return m.public(true) }},
 		{Name: "mig-two", counters: true, Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG,
 			publish: forms("mig_1g.10gb_3g.40gb")},
 		{Name: "flexible", counters: true, Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole,

@@ -1,0 +1,182 @@
+//go:build faults
+
+package bydemand
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+// rounds is how often pods of another mix replace half of those that run.
+const rounds = 3
+
+// shapes are the claim templates, and the compute slices of each. A GPU has seven.
+func shapes() map[string]int { return map[string]int{"1g": 1, "2g": 2, "3g": 3, "whole": 7} }
+
+// scenario is a cluster whose GPUs are wanted in one mix of shapes after another, while a fault happens.
+type scenario struct {
+	t      *testing.T
+	n      *fixture.Namespace
+	seed   uint64
+	random *rand.Rand
+	pods   []string // that were made and not deleted
+	shape  map[string]string
+	made   int
+	uids   []string
+}
+
+// play lets pods of three MIG profiles and whole GPUs come and go, and calls during in each round when its pods were made.
+func (s *scenario) play(during func(round int)) {
+	s.t.Helper()
+	s.shape = map[string]string{}
+	s.n.Template("whole", "gpu.nvidia.com", "")
+	for _, profile := range []string{"1g", "2g", "3g"} {
+		s.n.Template(profile, "mig.nvidia.com", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile.startsWith('%s.')", profile))
+	}
+	for round := range rounds {
+		s.round()
+		during(round)
+		s.settle()
+	}
+}
+
+// round ends a random half of the pods, in random order, and makes others of a random mix. Each node can hold its pods in any order: of
+// eight GPUs at most three are whole, and small shapes take less than half of what is left.
+func (s *scenario) round() {
+	s.t.Helper()
+	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })
+	for _, pod := range s.pods[:len(s.pods)/2] {
+		s.n.DeletePod(pod)
+	}
+	s.pods = s.pods[len(s.pods)/2:]
+	wholes, small := 0, 0
+	for _, pod := range s.pods {
+		if s.shape[pod] == "whole" {
+			wholes++
+		} else {
+			small += shapes()[s.shape[pod]]
+		}
+	}
+	for range 8 {
+		shape := []string{"1g", "1g", "2g", "3g", "whole"}[s.random.IntN(5)]
+		if shape == "whole" && wholes == 3 || shape != "whole" && small+shapes()[shape] > 14 {
+			continue
+		}
+		if shape == "whole" {
+			wholes++
+		} else {
+			small += shapes()[shape]
+		}
+		name := fmt.Sprintf("%s-%d", shape, s.made)
+		s.made++
+		s.shape[name] = shape
+		s.n.ClaimPod(name, "", shape)
+		s.pods = append(s.pods, name)
+	}
+}
+
+// settle waits until every pod runs.
+func (s *scenario) settle() {
+	s.t.Helper()
+	for _, name := range s.pods {
+		s.n.AwaitPod(name, fixture.Running)
+	}
+	s.uids = append(s.uids, s.n.ClaimUIDs()...)
+	s.assertNoTwoHolders()
+}
+
+// end deletes all pods and waits until nothing of their claims remains.
+func (s *scenario) end() {
+	s.t.Helper()
+	for _, name := range s.pods {
+		s.n.DeletePod(name)
+	}
+	slices.Sort(s.uids)
+	s.n.AwaitNothingLeft(slices.Compact(s.uids)...)
+}
+
+// pause waits for a random time below most: a fault may come at any moment.
+func (s *scenario) pause(most time.Duration) { time.Sleep(time.Duration(s.random.Int64N(int64(most)))) }
+
+var (
+	wholeGPU = regexp.MustCompile(`^/dev/nvidia\d+$`)
+	instance = regexp.MustCompile(`^/dev/nvidia-caps/nvidia-cap\d+$`)
+)
+
+// assertNoTwoHolders fails the test if two running pods have the same MIG instance or GPU, or if one has the GPU of another's instance.
+func (s *scenario) assertNoTwoHolders() {
+	s.t.Helper()
+	type holder struct {
+		pod  string
+		part bool // it has an instance of the GPU
+	}
+	holders := map[string]holder{}
+	for _, pod := range s.n.RunningPods() {
+		for _, container := range s.n.TryReceived(&pod) {
+			part := false
+			for _, device := range container.Devices {
+				part = part || instance.MatchString(device.Path)
+			}
+			if part != (s.shape[pod.Name] != "whole") {
+				s.t.Errorf("%s received %v", pod.Name, container.Devices)
+			}
+			for _, device := range container.Devices {
+				gpu := wholeGPU.MatchString(device.Path)
+				if !gpu && !instance.MatchString(device.Path) {
+					continue
+				}
+				key := pod.Spec.NodeName + " " + device.Path
+				if other, held := holders[key]; held && other.pod != pod.Name && !(gpu && part && other.part) {
+					s.t.Errorf("%s is held by %s and by %s", key, other.pod, pod.Name)
+				}
+				holders[key] = holder{pod.Name, part}
+			}
+		}
+	}
+}
+
+// describe logs pods, Events and the nodes' layouts of a scenario that failed.
+func (s *scenario) describe() {
+	if !s.t.Failed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), fixture.Patience)
+	defer cancel()
+	for _, namespace := range []string{s.n.Name, metav1.NamespaceDefault} {
+		events, err := s.n.Client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			s.t.Logf("the Events cannot be read: %v", err)
+			return
+		}
+		for i := range events.Items {
+			e := &events.Items[i]
+			s.t.Logf("%s %s: %s: %s", e.LastTimestamp.Format(time.TimeOnly), e.InvolvedObject.Name, e.Reason, e.Message)
+		}
+	}
+	claims, err := s.n.Client.ResourceV1().ResourceClaims(s.n.Name).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		s.t.Logf("the claims cannot be read: %v", err)
+		return
+	}
+	for i := range claims.Items {
+		s.t.Logf("claim %s: %+v", claims.Items[i].Name, claims.Items[i].Status)
+	}
+	layouts, err := s.n.Manifests.Objects().Resource(miglayouts).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		s.t.Logf("the layouts cannot be read: %v", err)
+		return
+	}
+	for i := range layouts.Items {
+		s.t.Logf("MIGLayout %s, generation %d: spec %v, status %v", layouts.Items[i].GetName(), layouts.Items[i].GetGeneration(),
+			layouts.Items[i].Object["spec"], layouts.Items[i].Object["status"])
+	}
+}

@@ -38,6 +38,12 @@ func crd(labels, annotations map[string]any) unstructured.Unstructured {
 	return existing("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "computedomains.resource.nvidia.com", labels, annotations)
 }
 
+// storedIn gives a CRD the versions in which the server has stored its objects.
+func storedIn(object unstructured.Unstructured, versions ...any) unstructured.Unstructured {
+	object.Object["status"] = map[string]any{"storedVersions": versions}
+	return object
+}
+
 func deviceClass(name string) unstructured.Unstructured {
 	return existing("resource.k8s.io/v1", "DeviceClass", "", name, nil, nil)
 }
@@ -96,6 +102,9 @@ func TestChartRejectsConflictingValues(t *testing.T) {
 		{"our CRD, kept by an earlier release", nil, Cluster{Objects: []unstructured.Unstructured{crd(ours, nil)}}, nil},
 		{"our CRD, installed by this release before it had labels", nil, Cluster{Objects: []unstructured.Unstructured{
 			crd(nil, map[string]any{"meta.helm.sh/release-name": "gpufabric", "meta.helm.sh/release-namespace": namespace})}}, nil},
+		{"our CRD, in a version of a later chart", map[string]any{"takeOver": true}, Cluster{Objects: []unstructured.Unstructured{
+			storedIn(crd(ours, nil), "v1beta1", "v1")}}, []string{computeDomainsName, "version v1,", "has v1beta1 alone", "a later release"}},
+		{"our CRD, in the chart's version, is fine", nil, Cluster{Objects: []unstructured.Unstructured{storedIn(crd(ours, nil), "v1beta1")}}, nil},
 		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com")}},
 			[]string{"DeviceClass compute-domain-daemon.nvidia.com"}},
 		{"NVIDIA's device class of GPUs, with GPUs on", everything(),

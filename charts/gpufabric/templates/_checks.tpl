@@ -101,6 +101,21 @@
 {{- end }}
 {{- end }}
 
+{{/* The API server refuses a CRD without a version in which objects are stored, and would do so after Helm had applied what comes before CRDs. */}}
+{{- define "gpufabric.check.crdVersions" -}}
+{{- range include "gpufabric.crdFiles" . | fromJsonArray }}
+{{- $crd := $.Files.Get . | fromYaml }}
+{{- $versions := list }}
+{{- range $crd.spec.versions }}{{ $versions = append $versions .name }}{{ end }}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $crd.metadata.name }}
+{{- range dig "status" "storedVersions" list ($live | default dict) }}
+{{- if not (has . $versions) }}
+{{- fail (printf "CustomResourceDefinition %s stores objects in version %s, and chart %s has %s alone: the CRD is of a later release, so install that release's chart or a later one" $crd.metadata.name . $.Chart.Version (join ", " $versions)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/*
 What another owner has already put where ours would go. Helm would stop at the first, and drivers it would not see. On nodes that nodePlugins.nodeSelector does
 not select another driver may serve: then what the selected nodes have decides, and not the names of DaemonSets.

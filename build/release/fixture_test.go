@@ -67,6 +67,12 @@ func released(t *testing.T) *Release {
 // assembled makes a release of the checkout's charts and licence, and of programs of one line; edit changes what was built before.
 func assembled(t *testing.T, edit func(root string)) *Release {
 	t.Helper()
+	return assembledAs(t, version, edit)
+}
+
+// assembledAs is assembled for another version.
+func assembledAs(t *testing.T, version string, edit func(root string)) *Release {
+	t.Helper()
 	checkout, err := repository.Root()
 	must(t, err)
 	root := t.TempDir()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/crane"
 
+	"gpufabric.io/build/apiserver"
 	"gpufabric.io/build/repository"
 	"gpufabric.io/build/toolchain"
 )
@@ -33,16 +34,39 @@ func installs(t *testing.T) (pull, install string) {
 	return lines[0], lines[1]
 }
 
-// helm runs a line of the page in dir with a Helm program, against a registry of the test.
-func helm(t *testing.T, program, dir, registry, line string) (string, error) {
+// operator follows the pages in a directory that has the release's public keyring, with a registry of the test.
+type operator struct{ dir, path, registry string }
+
+func newOperator(t *testing.T, registry string, r *Release) operator {
 	t.Helper()
-	line = strings.NewReplacer(Registry, registry, "0.1.0", version).Replace(line)
+	tools, err := toolchain.Ensure(t.Context(), "helm", "kubectl")
+	must(t, err)
+	o := operator{dir: t.TempDir(), registry: registry,
+		path: filepath.Dir(tools["helm"]) + ":" + filepath.Dir(tools["kubectl"]) + ":" + os.Getenv("PATH")}
+	put(t, filepath.Join(o.dir, "openpgp.gpg"), string(get(t, filepath.Join(r.Out, "openpgp.gpg"))))
+	return o
+}
+
+// run runs a line of a page, which is of 0.1.0, for another version.
+func (o operator) run(t *testing.T, version, line string) (string, error) {
+	t.Helper()
+	line = strings.NewReplacer(Registry, o.registry, "0.1.0", version).Replace(line)
 	run := exec.CommandContext(t.Context(), "sh", "-c", line)
-	run.Dir = dir
-	run.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "KUBECONFIG="+dir+"/none",
-		"HELM_CACHE_HOME="+dir+"/cache", "HELM_CONFIG_HOME="+dir+"/config", "HELM_DATA_HOME="+dir+"/data")
+	run.Dir = o.dir
+	run.Env = append(os.Environ(), "PATH="+o.path, "KUBECONFIG="+o.dir+"/kubeconfig",
+		"HELM_CACHE_HOME="+o.dir+"/cache", "HELM_CONFIG_HOME="+o.dir+"/config", "HELM_DATA_HOME="+o.dir+"/data")
 	out, err := run.CombinedOutput()
 	return string(out), err
+}
+
+// must is run of a line that has to succeed.
+func (o operator) must(t *testing.T, version, line string) string {
+	t.Helper()
+	out, err := o.run(t, version, line)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return out
 }
 
 // TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry pushes a release, and follows docs/install.md with Helm itself. No cluster is
@@ -50,20 +74,11 @@ func helm(t *testing.T, program, dir, registry, line string) (string, error) {
 func TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry(t *testing.T) {
 	r, s := released(t), newServer(t)
 	must(t, Push(t.Context(), r.Out, s.path(), quiet))
-	tools, err := toolchain.Ensure(t.Context(), "helm")
-	must(t, err)
+	o := newOperator(t, s.path(), r)
 	pull, install := installs(t)
-	dir := t.TempDir()
-	put(t, filepath.Join(dir, "openpgp.gpg"), string(get(t, filepath.Join(r.Out, "openpgp.gpg"))))
-	if out, err := helm(t, tools["helm"], dir, s.path(), pull+" --plain-http"); err != nil {
-		t.Fatalf("%s: %v\n%s", pull, err, out)
-	}
-	line := strings.NewReplacer("helm upgrade --install", "helm template", " --create-namespace", "").Replace(install) +
-		" --kube-version v1.36.3 --set scheduler.enabled=true --set scheduler.image.repository=" + s.path() + "/gpufabric-scheduler"
-	out, err := helm(t, tools["helm"], dir, s.path(), line)
-	if err != nil {
-		t.Fatalf("%s: %v\n%s", line, err, out)
-	}
+	o.must(t, version, pull+" --plain-http")
+	out := o.must(t, version, strings.NewReplacer("helm upgrade --install", "helm template", " --create-namespace", "").Replace(install)+
+		" --kube-version v1.36.3 --set scheduler.enabled=true --set scheduler.image.repository="+s.path()+"/gpufabric-scheduler")
 	var images []string
 	for _, match := range regexp.MustCompile(`(?m)^ *image: "?([^"\s]+)"?$`).FindAllStringSubmatch(out, -1) {
 		images = append(images, match[1])
@@ -85,20 +100,77 @@ func TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry(t *testing.T) {
 	}
 }
 
+// upgrades are the lines of docs/upgrade.md that upgrade, with the archive in place of the checkout's chart, and roll back.
+func upgrades(t *testing.T) (upgrade, rollback string) {
+	t.Helper()
+	root, err := repository.Root()
+	must(t, err)
+	page := string(get(t, filepath.Join(root, "docs/upgrade.md")))
+	upgrade = regexp.MustCompile(`(?m)^helm upgrade .*$`).FindString(page)
+	rollback = regexp.MustCompile(`(?m)^helm rollback .*$`).FindString(page)
+	if !strings.Contains(upgrade, " charts/gpufabric ") || rollback == "" {
+		t.Fatalf("docs/upgrade.md upgrades by %q and rolls back by %q", upgrade, rollback)
+	}
+	return strings.Replace(upgrade, " charts/gpufabric ", " gpufabric-0.1.0.tgz ", 1), rollback
+}
+
+func TestPagesCommandsInstallUpgradeAndRollBackReleasesFromARegistry(t *testing.T) {
+	api := apiserver.Start(t)
+	s := newServer(t)
+	digests := map[string]string{}
+	first := released(t)
+	next := assembledAs(t, "0.1.0", func(root string) {
+		put(t, filepath.Join(root, "bin/gpufabric"), string(compiled(t, "amd64"))+"of the next release")
+	})
+	for _, r := range []*Release{first, next} {
+		must(t, Push(t.Context(), r.Out, s.path(), quiet))
+		digests[r.Version] = s.path() + "/gpufabric@" + r.digests["gpufabric"].String()
+	}
+	o := newOperator(t, s.path(), first)
+	put(t, filepath.Join(o.dir, "ca.pem"), string(api.CA))
+	for _, command := range []string{
+		"set-cluster test --server=" + api.URL + " --certificate-authority=ca.pem",
+		"set-credentials test --token=" + apiserver.AdminToken, "set-context test --cluster=test --user=test", "use-context test",
+	} {
+		o.must(t, version, "kubectl config "+command)
+	}
+	runs := func(after, want string) {
+		t.Helper()
+		out := o.must(t, version, "kubectl --namespace gpufabric-system get daemonsets,deployments "+
+			"--output 'jsonpath={range .items[*]}{.spec.template.spec.containers[*].image}{\"\\n\"}{end}'")
+		images := strings.Fields(out)
+		slices.Sort(images)
+		if images = slices.Compact(images); len(images) != 1 || images[0] != digests[want] {
+			t.Errorf("after %s the cluster runs %v, want %s", after, images, digests[want])
+		}
+	}
+	pull, install := installs(t)
+	upgrade, rollback := upgrades(t)
+	o.must(t, version, pull+" --plain-http")
+	o.must(t, version, install)
+	runs("the install", version)
+	o.must(t, "0.1.0", pull+" --plain-http")
+	o.must(t, "0.1.0", upgrade)
+	runs("the upgrade", "0.1.0")
+	o.must(t, "0.1.0", rollback)
+	runs("the rollback", version)
+	o.must(t, "0.1.0", upgrade)
+	runs("the second upgrade", "0.1.0")
+}
+
 func TestInstallPageCommandRefusesAChartWhenItsSignerIsAnother(t *testing.T) {
 	r, s := released(t), newServer(t)
 	must(t, Push(t.Context(), r.Out, s.path(), quiet))
-	tools, err := toolchain.Ensure(t.Context(), "helm")
-	must(t, err)
-	other, dir := t.TempDir(), t.TempDir()
+	o := newOperator(t, s.path(), r)
+	other := t.TempDir()
 	must(t, WriteKeys(other, "other", "other@example.com", 2048))
 	keys, err := ReadKeys(other)
 	must(t, err)
 	_, ring, err := keys.PublicPGP()
 	must(t, err)
-	put(t, filepath.Join(dir, "openpgp.gpg"), string(ring))
+	put(t, filepath.Join(o.dir, "openpgp.gpg"), string(ring))
 	pull, _ := installs(t)
-	if out, err := helm(t, tools["helm"], dir, s.path(), pull+" --plain-http"); err == nil || !strings.Contains(out, "openpgp") {
+	if out, err := o.run(t, version, pull+" --plain-http"); err == nil || !strings.Contains(out, "openpgp") {
 		t.Errorf("%s by the keys of another: error %v\n%s", pull, err, out)
 	}
 }

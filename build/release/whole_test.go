@@ -30,7 +30,7 @@ func TestProviderRepositoryBuildsAndPassesItsTests(t *testing.T) {
 }
 
 // It makes the release of HEAD twice: in two clones on two paths, one with a strict umask and another time zone. They share nothing but
-// the cache of what Go compiled.
+// the cache of what Go compiled. Then it verifies one by the page's commands.
 func TestWholeReleaseIsTheSameOnAnotherPath(t *testing.T) {
 	root, err := repository.Root()
 	must(t, err)
@@ -63,4 +63,5 @@ func TestWholeReleaseIsTheSameOnAnotherPath(t *testing.T) {
 			t.Errorf("the release has no %s", want)
 		}
 	}
+	verifyByPage(t, made[0])
 }

@@ -29,6 +29,7 @@ const (
 	JobSet        = "v0.11.0"
 	LWS           = "v0.8.0"
 	CertManager   = "v1.21.2"
+	Cosign        = "v3.1.3"
 )
 
 // OtherKubernetes are the other versions that gpufabric serves, by the minor version: `make test-versions` runs their control planes. Each
@@ -154,6 +155,10 @@ func catalogue() map[string]Tool {
 	add(Tool{Name: "helm4", Version: Helm4, onPath: []string{"helm4", "helm"}, fits: span{version{4, 0, 0}, version{5, 0, 0}},
 		askVersion: []string{"version", "--short"}, named: true, minutes: 6, module: "helm4", main: "helm.sh/helm/v4/cmd/helm",
 		settings: []string{"helm.sh/helm/v4/internal/version.version=" + Helm4}})
+	// `make test-release` verifies a release with it.
+	add(Tool{Name: "cosign", Version: Cosign, fits: span{version{3, 1, 3}, version{4, 0, 0}}, askVersion: []string{"version"}, named: true,
+		minutes: 8, module: "cosign", main: "github.com/sigstore/cosign/v3/cmd/cosign",
+		settings: []string{"sigs.k8s.io/release-utils/version.gitVersion=" + Cosign}})
 	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into
 	// no product.
 	add(Tool{Name: "terraform", Version: Terraform, fits: span{version{1, 14, 0}, version{2, 0, 0}}, askVersion: []string{"version"},

@@ -19,6 +19,7 @@ import (
 var apart = map[string]string{
 	"build/toolchain/modules/cert-manager":               "long suite alone; its authors test it with these versions",
 	"build/toolchain/modules/controller-gen":             "`make generate` alone; newer k8s.io/kube-openapi than Kubernetes 1.36",
+	"build/toolchain/modules/cosign":                     "long suite alone; its authors test it with these versions",
 	"build/toolchain/modules/dra-driver-nvidia-gpu":      "a peer, unmodified: its authors test it with these versions",
 	"build/toolchain/modules/dra-driver-nvidia-gpu/nvfm": "stands in for a module that is not published",
 	"build/toolchain/modules/golangci-lint":              "a linter finds with other versions other things",

@@ -104,12 +104,12 @@ func TestCosignShowsRecordsAndOriginOfEveryManifest(t *testing.T) {
 	}
 	for _, name := range sortedKeys(r.digests) {
 		for kind, predicate := range map[string]string{"spdxjson": spdxPredicate, "slsaprovenance1": slsaPredicate} {
-			command := "cosign verify-attestation --type " + kind + " --key signing.pub" + cosignFlags + Registry + "/" + name + ":" + version
+			command := "cosign verify-attestation --type " + kind + " --key signing.pub" + cosignFlags + Registry + "/" + name + ":0.1.0"
 			if out, err := verify(t, r.Out, s.path(), command); err != nil {
 				t.Errorf("%s, which is of %s: %v\n%s", command, predicate, err, out)
 			}
 		}
-		command := "cosign verify --key signing.pub" + cosignFlags + Registry + "/" + name + ":" + version
+		command := "cosign verify --key signing.pub" + cosignFlags + Registry + "/" + name + ":0.1.0"
 		if out, err := verify(t, r.Out, s.path(), command); err != nil || !strings.Contains(out, r.digests[name].String()) {
 			t.Errorf("%s: %v\n%s", command, err, out)
 		}

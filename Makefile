@@ -284,12 +284,17 @@ lint: prerequisites pages ## Vet and lint every module, and check the pages: lin
 	provider/generate-docs --check
 
 # A few seconds: no program of others is built for it.
-# The database (https://vuln.go.dev) is not in this repository: VULNDB names another, such as file:///a/copy.
+# The database (https://vuln.go.dev) is not in this repository: VULNDB names another, such as file:///a/copy. Module proxies have its records too
+# (golang.org/x/vulndb): VULNDB=module makes a database of the newest.
+VULNDB_ADDRESS = $(if $(filter module,$(VULNDB)),file://$(CURDIR)/.cache/vulndb,$(VULNDB))
 .PHONY: vulncheck
-vulncheck: prerequisites ## Look for known vulnerabilities that the programs can reach (needs an internet, or VULNDB=file:///COPY).
+vulncheck: prerequisites ## Look for known vulnerabilities that the programs can reach (needs an internet, or VULNDB=module for a module proxy's records, or VULNDB=file:///COPY).
 	@set -e; check=$$($(GO) run ./build/cmd/toolchain govulncheck); \
-	for m in $(MODULES); do echo "== govulncheck $$m"; (cd $$m && $$check $(if $(VULNDB),-db $(VULNDB)) ./...); done; \
-	echo "== govulncheck drivers/scheduler"; cd drivers/scheduler && GOWORK=off $$check $(if $(VULNDB),-db $(VULNDB)) ./...
+	if [ "$(VULNDB)" = module ]; then cd build/toolchain/modules/vulndb; export GOWORK=off; \
+		records=$$($(GO) mod download -json golang.org/x/vulndb@latest | sed -n 's/.*"Dir": "\(.*\)",/\1/p'); echo "== $$records"; \
+		$(GO) run golang.org/x/vulndb/cmd/indexdb -vulns "$$records/data/osv" -out $(CURDIR)/.cache/vulndb; cd $(CURDIR); unset GOWORK; fi; \
+	found=0; for m in $(MODULES) drivers/scheduler; do echo "== govulncheck $$m"; \
+		(cd $$m && case $$m in */*) export GOWORK=off;; esac && $$check $(if $(VULNDB),-db $(VULNDB_ADDRESS)) ./...) || found=$$?; done; exit $$found
 
 .PHONY: pages
 pages: prerequisites ## Check every Markdown page: links, anchors, commands, walks, reasons, the matrix and its links.

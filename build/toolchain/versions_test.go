@@ -37,6 +37,7 @@ var apart = map[string]string{
 	"build/toolchain/modules/node-feature-discovery":     "a peer, unmodified: its authors test it with these versions",
 	"build/toolchain/modules/opentofu":                   "long suite alone; its authors test it with these versions",
 	"build/toolchain/modules/terraform/internal":         "stands in for modules that are not published",
+	"build/toolchain/modules/vulndb":                     "`make vulncheck VULNDB=module` alone; follows its authors' versions",
 	"tests/conformance":                                  "imports peers, which need newer golang.org/x than the workspace",
 }
 

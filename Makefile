@@ -308,7 +308,7 @@ pages: prerequisites ## Check every Markdown page: links, anchors, commands, wal
 programs: build-hook limiter build-gpufabric build-scheduler fakes
 
 .PHONY: build
-build: programs build-provider ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook, libvgpu.so and the Terraform provider into bin/, fakefabric into fakes/build/.
+build: programs build-provider ## Build gpufabric, gpufabric-node, gpufabric-scheduler, nvidia-cdi-hook, libvgpu.so and the Terraform provider into bin/, fakefabric into fakes/build/.
 
 .PHONY: build-hook
 build-hook: prerequisites
@@ -316,7 +316,7 @@ build-hook: prerequisites
 
 .PHONY: build-gpufabric
 build-gpufabric: prerequisites
-	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/gpufabric ./cmd/gpufabric
+	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/ ./cmd/gpufabric ./cmd/gpufabric-node
 	@ln -sf gpufabric bin/kubectl-gpufabric
 
 .PHONY: build-provider
@@ -359,7 +359,7 @@ cross-programs: prerequisites
 	@$(call need,aarch64-linux-gnu-gcc,install the cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
 	@mkdir -p bin/arm64
 	$(call hook,bin/arm64,GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc)
-	cd drivers && GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build $(PROGRAM_FLAGS) -o ../bin/arm64/gpufabric ./cmd/gpufabric
+	cd drivers && GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build $(PROGRAM_FLAGS) -o ../bin/arm64/ ./cmd/gpufabric ./cmd/gpufabric-node
 	cd drivers/scheduler && GOWORK=off GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/arm64/gpufabric-scheduler ./cmd/gpufabric-scheduler
 	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
 	$(MAKE) --no-print-directory -C drivers/gpu/limiter/library ARCH=arm64

@@ -182,6 +182,36 @@ func other() string {
 	return "amd64"
 }
 
+func TestImageHasItsProgramsAndTheFirstIsItsEntrypoint(t *testing.T) {
+	root := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"gpufabric", "gpufabric-node"} {
+		write(t, filepath.Join(root, "bin", name), string(binary))
+	}
+	image, err := program(root, []string{"gpufabric", "gpufabric-node"}, runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := contents(t, image)
+	if files["/usr/bin/gpufabric"] == "" || files["/usr/bin/gpufabric-node"] == "" {
+		t.Error("the image lacks a program")
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := config.Config.Entrypoint; !slices.Equal(got, []string{"/usr/bin/gpufabric"}) {
+		t.Errorf("entrypoint %q", got)
+	}
+}
+
 func TestFakefabricFindsItsLibrariesBesideItself(t *testing.T) {
 	root := t.TempDir()
 	self, err := os.Executable()

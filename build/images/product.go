@@ -89,8 +89,8 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-// gpufabric also has the files that its node plugins install on their hosts: the hook, with its licence, and the library that limits shares
-// of GPUs.
+// gpufabric has both programs, gpufabric for the roles that run once in a cluster and gpufabric-node for those of each node, and the files
+// that the latter install on their hosts: the hook, with its licence, and the library that limits shares of GPUs.
 func gpufabric(root, architecture string) (v1.Image, error) {
 	const hook = "nvidia-cdi-hook"
 	path, err := built(filepath.Join(root, "bin"), hook, architecture)
@@ -118,45 +118,61 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 		}
 		further = append(further, File{Path: "/usr/lib/gpufabric/libvgpu.so", From: limiter, Mode: 0o644})
 	}
-	return program(root, "gpufabric", architecture, further...)
+	names := []string{"gpufabric", "gpufabric-node"}
+	// Nor have earlier versions a program of their own for nodes.
+	if _, err := os.Stat(filepath.Join(root, "drivers/cmd/gpufabric-node")); errors.Is(err, fs.ErrNotExist) {
+		names = names[:1]
+	}
+	return program(root, names, architecture, further...)
 }
 
 func scheduler(root, architecture string) (v1.Image, error) {
-	return program(root, "gpufabric-scheduler", architecture)
+	return program(root, []string{"gpufabric-scheduler"}, architecture)
 }
 
 // user is the default user of the images' programs, without rights on the node. Roles that need root request it in their pods.
 const user = "65532:65532"
 
-// program is an image of one program, the shared libraries that it needs, and further files, nothing else. It has no certificates of
-// authorities: the programs connect to the API server, whose authority comes with the service account, and to each other.
-func program(root, name, architecture string, further ...File) (v1.Image, error) {
-	binary, err := built(filepath.Join(root, "bin"), name, architecture)
+// program is an image of programs, the shared libraries that they need, and further files, nothing else; the first program is its
+// entrypoint. It has no certificates of authorities: the programs connect to the API server, whose authority comes with the service
+// account, and to each other.
+func program(root string, names []string, architecture string, further ...File) (v1.Image, error) {
+	var binaries []File
+	libraries := further
+	for _, name := range names {
+		binary, err := built(filepath.Join(root, "bin"), name, architecture)
+		if err != nil {
+			return nil, err
+		}
+		needed, err := Libraries(binary, architecture)
+		if err != nil {
+			return nil, err
+		}
+		for _, library := range needed {
+			if !slices.ContainsFunc(libraries, func(f File) bool { return f.Path == library.Path }) {
+				libraries = append(libraries, library)
+			}
+		}
+		binaries = append(binaries, File{Path: "/usr/bin/" + name, From: binary})
+	}
+	// The libraries change less often than the programs, so they have their own layer.
+	libraryLayer, err := Layer(libraries...)
 	if err != nil {
 		return nil, err
 	}
-	libraries, err := Libraries(binary, architecture)
-	if err != nil {
-		return nil, err
-	}
-	// The libraries change less often than the program, so they have their own layer.
-	libraryLayer, err := Layer(slices.Concat(libraries, further)...)
-	if err != nil {
-		return nil, err
-	}
-	programLayer, err := Layer(File{Path: "/usr/bin/" + name, From: binary})
+	programLayer, err := Layer(binaries...)
 	if err != nil {
 		return nil, err
 	}
 	layers := []v1.Layer{libraryLayer, programLayer}
-	if name == "gpufabric" {
+	if names[0] == "gpufabric" {
 		hostLayer, err := Layer(hostLinks()...)
 		if err != nil {
 			return nil, err
 		}
 		layers = append(layers, hostLayer)
 	}
-	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}, User: user}, layers...)
+	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + names[0]}, User: user}, layers...)
 }
 
 // hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart,

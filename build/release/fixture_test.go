@@ -85,7 +85,7 @@ func assembledAs(t *testing.T, version string, edit func(root string)) *Release 
 	must(t, SetVersion(root, version))
 	for architecture, dir := range map[string]string{"amd64": "", "arm64": "arm64"} {
 		p := string(compiled(t, architecture))
-		for _, name := range []string{"gpufabric", "gpufabric-scheduler", "nvidia-cdi-hook"} {
+		for _, name := range []string{"gpufabric", "gpufabric-node", "gpufabric-scheduler", "nvidia-cdi-hook"} {
 			put(t, filepath.Join(root, "bin", dir, name), p)
 		}
 		put(t, filepath.Join(root, "bin", dir, "nvidia-cdi-hook.LICENSE"), "Apache")

@@ -1,4 +1,4 @@
-// Package program is `gpufabric`: a subcommand per role.
+// Package program runs the subcommands of gpufabric and gpufabric-node.
 package program
 
 import (
@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -21,12 +24,36 @@ type Host = host.Host
 // Version is the commit or tag that the program was built from; the build sets it, and nothing else does.
 var Version = "dev"
 
-// Run runs `gpufabric ARGS...` until it ends or ctx is cancelled. Being cancelled is a role's ordinary end and no error.
-func Run(ctx context.Context, host Host, args ...string) error {
+// Program is a name and its subcommands.
+type Program struct {
+	Name, Short string
+	Commands    []func(Host) *cobra.Command
+	// Confine, where it is set, limits what this process may do as the subcommand that its arguments begin with.
+	Confine func(args ...string) error
+}
+
+// Main runs the process's arguments on the real machine until SIGTERM or SIGINT, and returns the exit status.
+func (p Program) Main() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	klog.SetLogger(Host{}.Logger(p.Name, 0)) // loggers other than a role's own also escape tenants' text
+	if p.Confine != nil {
+		if err := p.Confine(os.Args[1:]...); err != nil {
+			klog.Background().Error(err, "The role continues without its own seccomp filter")
+		}
+	}
+	if err := p.Run(ctx, Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
+		return Status(os.Stderr, err)
+	}
+	return 0
+}
+
+// Run runs `NAME ARGS...` until it ends or ctx is cancelled. Being cancelled is a role's ordinary end and no error.
+func (p Program) Run(ctx context.Context, host Host, args ...string) error {
 	root := &cobra.Command{
-		Use:           "gpufabric",
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: name(host.Called)},
-		Short:         "GPU fabric for Kubernetes: NVLink compute domains, RDMA pools and GPU slices",
+		Use:           p.Name,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: p.called(host.Called)},
+		Short:         p.Short,
 		Version:       Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -46,33 +73,30 @@ func Run(ctx context.Context, host Host, args ...string) error {
 	root.SetArgs(args)
 	root.SetOut(host.Out())
 	root.SetErr(host.Err())
-	for _, command := range roles() {
-		role := command(host)
-		if !role.HasSubCommands() {
-			role.Args = flagsOnly
+	for _, command := range p.Commands {
+		added := command(host)
+		if !added.HasSubCommands() {
+			added.Args = FlagsOnly
 		}
-		root.AddCommand(role)
+		root.AddCommand(added)
 	}
 	if err := root.ExecuteContext(ctx); err != nil {
-		return fmt.Errorf("%s %s: %w", name(host.Called), strings.Join(args[:min(1, len(args))], ""), err)
+		return fmt.Errorf("%s %s: %w", p.called(host.Called), strings.Join(args[:min(1, len(args))], ""), err)
 	}
 	return nil
 }
 
-// plugin is the name under which kubectl finds the program on the PATH, and runs it for `kubectl gpufabric`.
-const plugin = "kubectl-gpufabric"
-
-// name is the name under which a person ran the program.
-func name(called string) string {
-	if filepath.Base(called) == plugin {
-		return "kubectl gpufabric"
+// called is the name of the program in its help and errors. kubectl finds kubectl-NAME on the PATH, and runs it for `kubectl NAME`.
+func (p Program) called(path string) string {
+	if filepath.Base(path) == "kubectl-"+p.Name {
+		return "kubectl " + p.Name
 	}
-	return "gpufabric"
+	return p.Name
 }
 
-// flagsOnly refuses what is no flag. Most often it is the value of a boolean flag behind a space, which cobra would call an unknown
-// command.
-func flagsOnly(cmd *cobra.Command, args []string) error {
+// FlagsOnly refuses an argument that is not a flag. Most often it is the value of a boolean flag behind a space, which cobra would call an
+// unknown command.
+func FlagsOnly(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("takes only flags, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args,
 			cmd.CommandPath())

@@ -1,4 +1,4 @@
-package program
+package program_test
 
 import (
 	"context"
@@ -8,30 +8,60 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
+
+	"gpufabric.io/drivers/program"
+	"gpufabric.io/drivers/program/cluster"
+	"gpufabric.io/drivers/program/node"
 )
 
-func TestHelpNamesEveryRole(t *testing.T) {
-	var out strings.Builder
-	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "help"); err != nil {
-		t.Fatal(err)
+// run runs a subcommand by the program that has it.
+func run(ctx context.Context, host program.Host, args ...string) error {
+	for _, command := range node.Program().Commands {
+		if command(host).Name() == args[0] {
+			return node.Program().Run(ctx, host, args...)
+		}
 	}
-	for _, role := range []string{"controller", "compute-domain-plugin", "imex-daemon"} {
-		if !strings.Contains(out.String(), "\n  "+role+" ") {
-			t.Errorf("%s is missing in\n%s", role, out.String())
+	return cluster.Program().Run(ctx, host, args...)
+}
+
+func TestHelpListsTheProgramsSubcommands(t *testing.T) {
+	for _, c := range []struct {
+		program         program.Program
+		listed, missing []string
+	}{
+		{cluster.Program(), []string{"doctor", "topology", "drain", "controller", "webhook"}, []string{"gpu-plugin", "imex-daemon"}},
+		{node.Program(), []string{"compute-domain-plugin", "imex-daemon", "gpu-plugin"}, []string{"doctor", "console", "controller"}},
+	} {
+		var out strings.Builder
+		if err := c.program.Run(t.Context(), program.Host{Stdout: &out, Stderr: &out}, "help"); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.listed {
+			if !strings.Contains(out.String(), "\n  "+name+" ") {
+				t.Errorf("%s: %s is missing in\n%s", c.program.Name, name, out.String())
+			}
+		}
+		for _, name := range c.missing {
+			if strings.Contains(out.String(), "\n  "+name+" ") {
+				t.Errorf("%s: %s is listed in\n%s", c.program.Name, name, out.String())
+			}
 		}
 	}
 }
 
 func TestProgramPrintsItsVersion(t *testing.T) {
-	var out strings.Builder
-	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "--version"); err != nil || !strings.Contains(out.String(), Version) {
-		t.Errorf("%q %v", out.String(), err)
+	for _, p := range []program.Program{cluster.Program(), node.Program()} {
+		var out strings.Builder
+		err := p.Run(t.Context(), program.Host{Stdout: &out, Stderr: &out}, "--version")
+		if want := p.Name + " version " + program.Version + "\n"; err != nil || out.String() != want {
+			t.Errorf("%q %v, want %q", out.String(), err, want)
+		}
 	}
 }
 
 func TestProgramChecksFlagsFirst(t *testing.T) {
 	asked := false
-	host := Host{
+	host := program.Host{
 		Getenv: func(string) string { return "" },
 		RESTConfig: func() (*rest.Config, error) {
 			asked = true
@@ -65,7 +95,7 @@ func TestProgramChecksFlagsFirst(t *testing.T) {
 		"a daemon outside a pod":       {[]string{"imex-daemon"}, []string{"NODE_NAME", "POD_IP", "COMPUTE_DOMAIN_UUID"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := Run(t.Context(), host, c.args...)
+			err := run(t.Context(), host, c.args...)
 			for _, want := range c.says {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v does not say %q", err, want)
@@ -86,10 +116,10 @@ func TestRolesReachTheAPIServerThroughTheirHost(t *testing.T) {
 		"NODE_NAME": "node-a", "POD_NAMESPACE": "n", "POD_IP": "127.0.0.1",
 		"COMPUTE_DOMAIN_UUID": "u", "COMPUTE_DOMAIN_NAME": "d", "COMPUTE_DOMAIN_NAMESPACE": "default",
 	}
-	host := Host{Getenv: func(name string) string { return env[name] }, RESTConfig: func() (*rest.Config, error) { return nil, none }}
+	host := program.Host{Getenv: func(name string) string { return env[name] }, RESTConfig: func() (*rest.Config, error) { return nil, none }}
 	for _, args := range [][]string{{"controller", "--image=i"}, {"compute-domain-plugin"}, {"imex-daemon"}} {
 		ctx, cancel := context.WithCancel(t.Context())
-		if err := Run(ctx, host, args...); !errors.Is(err, none) {
+		if err := run(ctx, host, args...); !errors.Is(err, none) {
 			t.Errorf("%s: %v", slices.Concat(args), err)
 		}
 		cancel()

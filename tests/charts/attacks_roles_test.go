@@ -141,6 +141,7 @@ func controllerAttacks() map[string][]attack {
 			{"daemons with a Secret in the environment", set("", `"env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key":
 				"k"}}}]`), shares},
 			{"daemons that run a program of its own", set("", `"command": ["/bin/sh"]`), program},
+			{"daemons that run the other program of their image", set("", `"command": ["gpufabric"]`), program},
 			{"daemons in another role", set("", `"args": ["gpu-plugin"]`), program},
 			{"daemons with an argument of its own", set("", `"args": ["imex-daemon", "--certificates=/tmp"]`), program},
 			{"daemons with a program in a probe", set("", `"livenessProbe": {"exec": {"command": ["/bin/sh"]}}`), program},

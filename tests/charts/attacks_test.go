@@ -170,8 +170,8 @@ func domainSet(pod, container string) *unstructured.Unstructured {
 	set := object(`{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "imex-daemon-` + uid + `", "namespace":
 		"` + namespace + `", "labels": {"resource.nvidia.com/computeDomain":
 		"` + uid + `"}}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template":
-		{"metadata": {"labels": {"a": "b"}}, "spec": {"serviceAccountName": "gpufabric-imex-daemon", "containers": [{"name": "c", "args":
-		["imex-daemon", "-v=0"], "image":
+		{"metadata": {"labels": {"a": "b"}}, "spec": {"serviceAccountName": "gpufabric-imex-daemon", "containers": [{"name": "c", "command":
+		["gpufabric-node"], "args": ["imex-daemon", "-v=0"], "image":
 		"ghcr.io/gpufabric/gpufabric:0.1.0", "securityContext": {"privileged": false, "allowPrivilegeEscalation": false, "capabilities": {"drop":
 		["ALL"]}}}]}}}}`)
 	spec := set.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)

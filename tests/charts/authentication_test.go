@@ -106,7 +106,7 @@ func TestRolesServeMetricsOnlyToAuthorizedTokens(t *testing.T) {
 			address = fmt.Sprintf("--metrics-port=%d", s.port)
 		}
 		args = append([]string{role, "--metrics-authentication", address}, args...)
-		start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+role), args...)
+		start(t, programOf(program, role), kubeconfig(t, live.config, admin, "gpufabric-"+role), args...)
 		s.awaitShown(t, role, prometheus)
 		for _, attempt := range []struct {
 			what, scheme, token string

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,7 +83,7 @@ func (e *environment) end(flags []string) {
 	delete(e.servers, key)
 }
 
-// buildProgram builds gpufabric from the checkout, as it ships, once.
+// buildProgram builds gpufabric and gpufabric-node from the checkout, as they ship, once, and returns the path of the former.
 func buildProgram(t *testing.T) string {
 	t.Helper()
 	if shared.program == "" {
@@ -93,4 +94,12 @@ func buildProgram(t *testing.T) string {
 		shared.program = Dir("../bin/gpufabric")
 	}
 	return shared.program
+}
+
+// programOf is the program that runs a role, beside the one at program.
+func programOf(program, role string) string {
+	if slices.Contains([]string{"controller", "webhook"}, role) {
+		return program
+	}
+	return program + "-node"
 }

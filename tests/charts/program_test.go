@@ -41,10 +41,14 @@ func TestProgramAcceptsEveryFlagOfChart(t *testing.T) {
 					continue
 				}
 				asked[flags] = true
-				ask := exec.CommandContext(t.Context(), program, append(container.Args, "--help")...)
+				run := program
+				if len(container.Command) > 0 {
+					run = filepath.Join(filepath.Dir(program), container.Command[0])
+				}
+				ask := exec.CommandContext(t.Context(), run, append(container.Args, "--help")...)
 				ask.Env = append(os.Environ(), "NODE_NAME=node-a")
-				if said, err := ask.CombinedOutput(); err != nil || !strings.Contains(string(said), "gpufabric "+container.Args[0]) {
-					t.Errorf("%s, %s: gpufabric %s: %v\n%s", values, name, flags, err, said)
+				if said, err := ask.CombinedOutput(); err != nil || !strings.Contains(string(said), filepath.Base(run)+" "+container.Args[0]) {
+					t.Errorf("%s, %s: %s %s: %v\n%s", values, name, filepath.Base(run), flags, err, said)
 				}
 			}
 		}

@@ -131,7 +131,8 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 		case "vgpu-plugin":
 			args = append(args, "--handover-dir="+on.dir+"/handover", "--nri-socket=")
 		}
-		out.outputs[name] = start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+name), append(args, strings.Fields(more)...)...)
+		out.outputs[name] = start(t, programOf(program, name), kubeconfig(t, live.config, admin, "gpufabric-"+name),
+			append(args, strings.Fields(more)...)...)
 	}
 	return out
 }

@@ -70,14 +70,14 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return strings.Contains(out, "g."), out, err
 	})
-	killed, err := docker.Script(t.Context(), node, "pid=$(pgrep -f 'gpufabric gpu-plugin'); kill -9 $pid; echo $pid")
+	killed, err := docker.Script(t.Context(), node, "pid=$(pgrep -f 'gpufabric-node gpu-plugin'); kill -9 $pid; echo $pid")
 	must(t, err)
 	if len(strings.Fields(killed)) != 1 {
 		t.Fatalf("killed the processes %q, want the plugin alone", killed)
 	}
 	e.inject(t, node, "delay", "function=nvmlGpuInstanceCreateComputeInstance", "ms=0")
 	e.eventually(t, "the plugin to serve again", func(ctx context.Context) (bool, string, error) {
-		out, err := docker.Script(ctx, node, "pgrep -f 'gpufabric gpu-plugin' || true")
+		out, err := docker.Script(ctx, node, "pgrep -f 'gpufabric-node gpu-plugin' || true")
 		return strings.TrimSpace(out) != "" && out != killed, out, err
 	})
 	e.hasten(t, pod)

@@ -15,7 +15,7 @@ func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) 
 	e.ready(t, "deaf")
 	plugin := func(signal string) {
 		t.Helper()
-		_, err := docker.Script(context.WithoutCancel(t.Context()), node, "kill -"+signal+" $(pgrep -of 'gpufabric vgpu-plugin')")
+		_, err := docker.Script(context.WithoutCancel(t.Context()), node, "kill -"+signal+" $(pgrep -of 'gpufabric-node vgpu-plugin')")
 		must(t, err)
 	}
 	plugin("STOP")

@@ -221,7 +221,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 		}
 		measured(t, fmt.Sprint(batches*pods, " pods with slices on a node"), time.Since(started))
 		for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
-			out, err := docker.Script(t.Context(), node, "grep -E 'VmRSS|RssAnon' /proc/$(pgrep -of 'gpufabric "+role+"')/status")
+			out, err := docker.Script(t.Context(), node, "grep -E 'VmRSS|RssAnon' /proc/$(pgrep -of 'gpufabric-node "+role+"')/status")
 			must(t, err)
 			t.Logf("measured: resident memory of %s: %s", role, strings.Join(strings.Fields(out), " "))
 		}

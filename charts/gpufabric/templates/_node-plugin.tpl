@@ -101,6 +101,7 @@ spec:
         - name: {{ .role }}
           image: {{ include "gpufabric.image" .root }}
           imagePullPolicy: {{ $values.image.pullPolicy }}
+          command: [gpufabric-node]
           args:
             - {{ .role }}
             - --node-name=$(NODE_NAME)

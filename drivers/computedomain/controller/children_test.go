@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -31,7 +32,7 @@ func TestDaemonContainerHasTheRolesFlags(t *testing.T) {
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Errorf("environment (-want +got)\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"imex-daemon", "-v=0"}, container.Args); diff != "" {
+	if diff := cmp.Diff([]string{"gpufabric-node", "imex-daemon", "-v=0"}, slices.Concat(container.Command, container.Args)); diff != "" {
 		t.Errorf("arguments (-want +got)\n%s", diff)
 	}
 	probe := container.ReadinessProbe

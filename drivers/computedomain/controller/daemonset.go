@@ -77,6 +77,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 				Name:                     computedomain.DaemonContainer,
 				Image:                    s.Image,
 				ImagePullPolicy:          corev1.PullPolicy(s.ImagePullPolicy),
+				Command:                  []string{"gpufabric-node"},
 				Args:                     daemonArgs(s),
 				Env:                      daemonEnv(),
 				Ports:                    daemonPorts(s),

@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/doctor"
 	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/node/host"
-	"gpufabric.io/drivers/program"
+	"gpufabric.io/drivers/program/cluster"
 	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
@@ -46,7 +46,7 @@ func TestREADMEShowsTheDoctorsAnswer(t *testing.T) {
 		RESTConfig: func() (*rest.Config, error) { return config, nil }}
 	args := slices.Concat(strings.Fields(command)[2:], []string{"--request-timeout=1m", "--timeout=5m"}) // a busy machine
 	var status *doctor.StatusError
-	if err := program.Run(t.Context(), h, args...); !errors.As(err, &status) || status.Status != 13 {
+	if err := cluster.Program().Run(t.Context(), h, args...); !errors.As(err, &status) || status.Status != 13 {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 

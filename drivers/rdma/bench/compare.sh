@@ -22,6 +22,6 @@ GOWORK=off go build -o "$work/peer" ./cmd/timer
 
 cd "$here/../.."
 # As `make build` builds it: the memory of what ships is what counts.
-go build -trimpath -tags grpcnotrace -ldflags "-s -w -extldflags=-Wl,-Ttext-segment=0x410000" -o "$work/gpufabric" ./cmd/gpufabric
+go build -trimpath -tags grpcnotrace -ldflags "-s -w" -o "$work/gpufabric-node" ./cmd/gpufabric-node
 cd "$here"
-PEER="$work/peer" GPUFABRIC="$work/gpufabric" go test -count=1 -v -run 'BesideTheOtherPlugin$' .
+PEER="$work/peer" GPUFABRIC="$work/gpufabric-node" go test -count=1 -v -run 'BesideTheOtherPlugin$' .

@@ -80,7 +80,7 @@ func (m *measurement) used() (use, error) {
 		args := strings.Split(string(line), "\x00")
 		role := p.Name
 		field := "VmRSS"
-		if strings.HasSuffix(args[0], "gpufabric") && len(args) > 1 {
+		if (p.Name == "gpufabric" || p.Name == "gpufabric-node") && len(args) > 1 {
 			if role = args[1]; role == "controller" {
 				field = "VmHWM"
 			}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	clusterprogram "gpufabric.io/drivers/program/cluster"
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
@@ -28,9 +29,9 @@ func (s Setup) WithEarlier(root string) (Setup, error) {
 	if !ok {
 		return Setup{}, fmt.Errorf("an earlier version's containers run as %s alone", AsProcesses)
 	}
-	earlier := &processes{program: filepath.Join(root, "bin/gpufabric"), scheduler: filepath.Join(root, "bin/gpufabric-scheduler")}
+	earlier := &processes{bin: filepath.Join(root, "bin")}
 	var errs []error
-	for _, path := range []string{earlier.program, earlier.scheduler, now.scheduler} {
+	for _, path := range []string{earlier.path(clusterprogram.Name), earlier.path(schedulerName), now.path(schedulerName)} {
 		if _, err := os.Stat(path); err != nil {
 			errs = append(errs, fmt.Errorf("two versions need `make build-gpufabric build-scheduler` of both: %w", err))
 		}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 
 	"gpufabric.io/build/repository"
+	clusterprogram "gpufabric.io/drivers/program/cluster"
+	nodeprogram "gpufabric.io/drivers/program/node"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/simnode"
 )
@@ -16,7 +18,7 @@ type Mode string
 const (
 	// AsGoroutines runs them in the simulator, with fakes in Go: a thousand nodes fit in a machine.
 	AsGoroutines Mode = "goroutines"
-	// AsProcesses runs them as processes of bin/gpufabric, with the fake C library and the fake nvidia-imex. That is the most
+	// AsProcesses runs them as processes of the programs in bin, with the fake C library and the fake nvidia-imex. That is the most
 	// realistic mode without containers, for about one rack. It needs `make build`.
 	AsProcesses Mode = "processes"
 	// Sampled runs the controller and the first node's roles as processes, whose memory can be read, and the rest as goroutines.
@@ -46,11 +48,11 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 		if err != nil {
 			return Setup{}, err
 		}
-		setup := Setup{Messages: &Messages{}, Runtime: &processes{program: assets.program, scheduler: assets.scheduler}}
+		setup := Setup{Messages: &Messages{}, Runtime: &processes{bin: assets.bin}}
 		if mode == Sampled {
 			played := newGoroutines(nodes)
 			setup.Messages = played.messages
-			setup.Runtime = &sampled{goroutines: played, processes: &processes{program: assets.program, scheduler: assets.scheduler}}
+			setup.Runtime = &sampled{goroutines: played, processes: &processes{bin: assets.bin}}
 		}
 		setup.Hardware, err = hardware(profileName, nodes, assets)
 		return setup, err
@@ -60,8 +62,7 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 
 // built are the files of this checkout's build that processes need; empty for goroutines.
 type built struct {
-	program    string // gpufabric
-	scheduler  string // gpufabric-scheduler; few clusters have it, and it need not be built for the others
+	bin        string // directory of the programs; few clusters have gpufabric-scheduler, and it need not be built for the others
 	libraryDir string // of libnvidia-ml.so.1
 	tools      string // fakefabric, which is also nvidia-smi and nvidia-imex
 }
@@ -72,12 +73,11 @@ func findBuilt() (built, error) {
 		return built{}, err
 	}
 	b := built{
-		program:    filepath.Join(root, "bin/gpufabric"),
-		scheduler:  filepath.Join(root, "bin/gpufabric-scheduler"),
+		bin:        filepath.Join(root, "bin"),
 		libraryDir: filepath.Join(root, "fakes/build/lib"),
 		tools:      filepath.Join(root, "fakes/build/fakefabric"),
 	}
-	for _, path := range []string{b.program, filepath.Join(b.libraryDir, "libnvidia-ml.so.1"), b.tools} {
+	for _, path := range []string{filepath.Join(b.bin, clusterprogram.Name), filepath.Join(b.bin, nodeprogram.Name), filepath.Join(b.libraryDir, "libnvidia-ml.so.1"), b.tools} {
 		if _, err := os.Stat(path); err != nil {
 			return built{}, fmt.Errorf("containers as processes need what `make build` makes: %w", err)
 		}

@@ -20,12 +20,13 @@ import (
 // processGrace is how long a role may take to end when its container is stopped.
 const processGrace = 10 * time.Second
 
-// processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon of
+// processes runs the roles of gpufabric as processes of the programs themselves, with the fake C library and the fake IMEX daemon of
 // the node's driver root. They can be killed like containers, without a chance to clean up.
 type processes struct {
-	program   string // the path of gpufabric
-	scheduler string // the path of gpufabric-scheduler
+	bin string // the directory of the programs
 }
+
+func (p *processes) path(name string) string { return filepath.Join(p.bin, name) }
 
 var _ simnode.Runtime = (*processes)(nil)
 
@@ -52,15 +53,15 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 			return err
 		}
 	}
-	program := p.program
+	name, args := programOf(args)
 	if args = arguments(container, args); imageOf(container.Image, SchedulerRepository) {
-		program = p.scheduler
+		name = schedulerName
 		var err error
 		if args, err = schedulerArguments(container, args, kubeconfig); err != nil {
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, program, args...)
+	cmd := exec.CommandContext(ctx, p.path(name), args...)
 	cmd.Stdout, cmd.Stderr = container.Output, container.Output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error {

@@ -17,6 +17,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/program"
+	clusterprogram "gpufabric.io/drivers/program/cluster"
+	nodeprogram "gpufabric.io/drivers/program/node"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/tests/simcluster/simnode"
 )
@@ -77,6 +79,11 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 			return rest.CopyConfig(container.REST), nil
 		},
 	}
+	name, args := programOf(args)
+	program := clusterprogram.Program()
+	if name == nodeprogram.Name {
+		program = nodeprogram.Program()
+	}
 	return program.Run(ctx, host, arguments(container, args)...)
 }
 
@@ -115,12 +122,20 @@ func library(driverRoot string) nvml.Interface {
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.
 var everywhere = regexp.MustCompile(`^(--[a-z-]+=)(?:0\.0\.0\.0)?(:[0-9]+)$`)
 
-// arguments are a role's arguments as the simulation needs them. They omit the program's name, and listen on the pod's address,
-// since the pod has no network namespace here.
-func arguments(container simnode.Container, args []string) []string {
-	if len(args) > 0 && path.Base(args[0]) == "gpufabric" {
-		args = args[1:]
+// programOf splits a container's command and arguments into the program's name and its arguments. Without a name it is the image's
+// entrypoint.
+func programOf(args []string) (string, []string) {
+	if len(args) > 0 {
+		if name := path.Base(args[0]); name == clusterprogram.Name || name == nodeprogram.Name {
+			return name, args[1:]
+		}
 	}
+	return clusterprogram.Name, args
+}
+
+// arguments are a role's arguments as the simulation needs them: they listen on the pod's address, since the pod has no network namespace
+// here.
+func arguments(container simnode.Container, args []string) []string {
 	changed := make([]string, 0, len(args))
 	for _, arg := range args {
 		changed = append(changed, everywhere.ReplaceAllString(arg, "${1}"+container.Address+"${2}"))

@@ -16,6 +16,9 @@ import (
 // SchedulerRepository is the image of gpufabric-scheduler, which runs where containers are processes.
 const SchedulerRepository = Repository + "-scheduler"
 
+// schedulerName is its program's.
+const schedulerName = "gpufabric-scheduler"
+
 // schedulerArguments are gpufabric-scheduler's as a process needs them. kube-scheduler does not read KUBECONFIG. Its
 // configuration names the file, and its flags name it again for the authentication of requests for its metrics. It listens on
 // the pod's address.

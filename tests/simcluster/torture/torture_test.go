@@ -14,6 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpufabric.io/drivers/program"
+	"gpufabric.io/drivers/program/node"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	host := program.Host{NVML: func(driverRoot string) nvml.Interface {
 		return nvmlstate.New(filepath.Dir(driverRoot), nvmlstate.ReadOnlyDev)
 	}}
-	err := program.Run(ctx, host, os.Args[1:]...)
+	err := node.Program().Run(ctx, host, os.Args[1:]...)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

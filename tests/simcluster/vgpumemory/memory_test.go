@@ -97,7 +97,7 @@ func start(t *testing.T) *node {
 	if err != nil {
 		t.Fatalf("render the machine: %v: %s (make fakes builds what it needs)", err, out)
 	}
-	n.run(filepath.Join(root, "bin/gpufabric"), plane.Kubeconfig(), dir, machine)
+	n.run(filepath.Join(root, "bin/gpufabric-node"), plane.Kubeconfig(), dir, machine)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", memory)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", shares)
 	n.await("the node's registration", func(ctx context.Context) bool {

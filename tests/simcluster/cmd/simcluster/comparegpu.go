@@ -27,7 +27,7 @@ func compareGPUCommand() *cobra.Command {
 				return fmt.Errorf("make a directory for the comparison: %w", err)
 			}
 			results, err := gpucompare.Run(cmd.Context(), gpucompare.Options{
-				Dir: dir, Ours: filepath.Join(root, "bin/gpufabric"), Theirs: peer,
+				Dir: dir, Ours: filepath.Join(root, "bin/gpufabric-node"), Theirs: peer,
 				FakeFabric: filepath.Join(root, "fakes/build/fakefabric"), Libraries: filepath.Join(root, "fakes/build/lib"),
 				Progress: func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) },
 			})

@@ -74,7 +74,7 @@ func tortureCommand() *cobra.Command {
 func describedDriver(ctx context.Context, root, name string) (torture.Driver, error) {
 	switch name {
 	case "gpufabric":
-		program := filepath.Join(root, "bin/gpufabric")
+		program := filepath.Join(root, "bin/gpufabric-node")
 		if _, err := os.Stat(program); err != nil {
 			return torture.Driver{}, errors.Join(errors.New("`make build` builds gpufabric"), err)
 		}

@@ -1,4 +1,4 @@
-package program
+package node
 
 import (
 	"os"
@@ -10,14 +10,22 @@ import (
 
 	"gpufabric.io/drivers/node/seccomp"
 	"gpufabric.io/drivers/node/seccomp/seccomptest"
+	"gpufabric.io/drivers/program"
 )
 
 // confined makes the test program confine itself as a role, and try what an attacker would who controls the role.
 const confined = "confined-as"
 
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == confined {
+		os.Exit(asConfined())
+	}
+	os.Exit(m.Run())
+}
+
 func asConfined() int {
 	if err := Confine(os.Args[2:]...); err != nil {
-		return Status(os.Stderr, err)
+		return program.Status(os.Stderr, err)
 	}
 	seccomptest.Attempts(os.Stdout)
 	return 0
@@ -26,7 +34,7 @@ func asConfined() int {
 // privileged are the roles of which the chart's values report why they are privileged.
 func privileged(t *testing.T) []string {
 	t.Helper()
-	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
+	content, err := os.ReadFile("../../../charts/gpufabric/values.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

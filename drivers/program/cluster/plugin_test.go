@@ -1,7 +1,6 @@
-package program
+package cluster_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -10,24 +9,17 @@ import (
 	"testing"
 
 	"gpufabric.io/build/apiserver"
+	"gpufabric.io/drivers/program/cluster"
 )
 
-// TestMain lets the tests' own program be called by the plugin's name, and be what cmd/gpufabric is.
+const plugin = "kubectl-gpufabric"
+
+// TestMain makes the test's own program gpufabric where it is called by the plugin's name.
 func TestMain(m *testing.M) {
-	switch {
-	case filepath.Base(os.Args[0]) == plugin:
-		os.Exit(asPlugin())
-	case len(os.Args) == 3 && os.Args[1] == confined:
-		os.Exit(asConfined())
+	if filepath.Base(os.Args[0]) == plugin {
+		os.Exit(cluster.Program().Main())
 	}
 	os.Exit(m.Run())
-}
-
-func asPlugin() int {
-	if err := Run(context.Background(), Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
-		return Status(os.Stderr, err)
-	}
-	return 0
 }
 
 // TestKubectlFindsTheProgramByItsPluginsName has a real kubectl run the program.

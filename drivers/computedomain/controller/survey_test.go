@@ -216,7 +216,7 @@ func TestSurveyNamesTheCutOffNodeFirst(t *testing.T) {
 
 func TestSurveyRejectsAnswersOfOtherServers(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
-		"of an earlier version":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
+		"without the path":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
 		"that leads elsewhere":   func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/other", http.StatusFound) },
 		"that is no connections": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"rows":[1]}`)) },
 	} {

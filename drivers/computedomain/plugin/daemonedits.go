@@ -13,7 +13,6 @@ import (
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/driverfiles"
-	"gpufabric.io/drivers/computedomain/session"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -38,9 +37,6 @@ const (
 func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	dir, private := k.domainDir(domain), k.privateDir(domain)
 	persist := filepath.Join(private, persistName)
-	if err := adopt(dir, private); err != nil {
-		return specs.ContainerEdits{}, fmt.Errorf("move what the domain's IMEX daemon kept: %w", err)
-	}
 	if err := k.forgetEarlierBoot(private, persist); err != nil {
 		return specs.ContainerEdits{}, err
 	}
@@ -59,34 +55,6 @@ func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	}}, nil
 }
 
-// adopt moves the state of a daemon that an earlier version of this program has in the domain's directory to the private one.
-func adopt(dir, private string) error {
-	persist := filepath.Join(private, persistName)
-	if _, err := os.Lstat(persist); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	info, err := os.Lstat(filepath.Join(dir, persistName))
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return nil
-	}
-	if err == nil {
-		err = os.MkdirAll(private, 0o755)
-	}
-	if err != nil {
-		return err
-	}
-	// The boot is first: state without one counts as that of an earlier boot.
-	for _, name := range []string{bootName, persistName} {
-		if err := os.Rename(filepath.Join(dir, name), filepath.Join(private, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	if info, err := os.Lstat(persist); err != nil || !info.IsDir() { // replaced since the look
-		return errors.Join(err, os.Remove(persist))
-	}
-	return nil
-}
-
 // forgetEarlierBoot removes nvidia-imex's state from an earlier boot of the node. The real one keeps it on a tmpfs, which a boot
 // empties: memory that others had mapped is gone with the boot, so there is no peer to wait for.
 func (k *preparer) forgetEarlierBoot(dir, persist string) error {
@@ -95,7 +63,7 @@ func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so it is not known whether what an IMEX daemon " +
 			"kept is of this boot; it is read again when the claim is tried again")
 	}
-	last, err := session.ReadFile(path) // an earlier version's may be the daemon's writing
+	last, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read in which boot the domain's directory was used last: %w", err)
 	}

@@ -141,33 +141,6 @@ func TestDomainEditsMountNothingThatADaemonCanReplace(t *testing.T) {
 	}
 }
 
-func TestDomainEditsKeepTheStateOfAnEarlierVersion(t *testing.T) {
-	for name, link := range map[string]bool{"a directory": false, "a link": true} {
-		t.Run(name, func(t *testing.T) {
-			n := newTestNode(t, inFabric)
-			dir := n.domainDir(domainUID)
-			elsewhere := filepath.Join(n.dir, "elsewhere")
-			writeFile(t, filepath.Join(elsewhere, "persist.dat"), "a file of the node")
-			writeFile(t, filepath.Join(dir, "boot"), "first\n")
-			if link {
-				if err := os.Symlink(elsewhere, filepath.Join(dir, "persist")); err != nil {
-					t.Fatal(err)
-				}
-			} else {
-				writeFile(t, filepath.Join(dir, "persist/persist.dat"), "peers that have memory mapped")
-			}
-			edits, err := n.domainEdits(domainUID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := os.ReadFile(filepath.Join(edits.Mounts[1].HostPath, "persist.dat"))
-			if !link && (err != nil || string(text) != "peers that have memory mapped") || link && !os.IsNotExist(err) {
-				t.Errorf("the next daemon has %q (%v)", text, err)
-			}
-		})
-	}
-}
-
 func TestDaemonIsRefusedWhenItCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		remove string

@@ -29,7 +29,7 @@ func (f *follower) run(ctx context.Context, s *drain.Session) error {
 			stop()
 		}
 		if ctx.Err() != nil {
-			s.Holds(ctx, f.holding())
+			s.Record(ctx, f.holding())
 			return nil
 		}
 		f.rest()
@@ -39,7 +39,7 @@ func (f *follower) run(ctx context.Context, s *drain.Session) error {
 			return nil // the values of an earlier run remain
 		}
 		if f.emptied(ctx, s) {
-			return drain.ErrLetGo
+			return drain.ErrDrained
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (f *follower) emptied(ctx context.Context, s *drain.Session) bool {
 		case words == "":
 			return true
 		}
-		s.Holds(ctx, words)
+		s.Record(ctx, words)
 		select {
 		case <-released:
 		case <-unwanted:

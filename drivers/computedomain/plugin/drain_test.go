@@ -89,7 +89,7 @@ func TestFabricIsReadAgainAfterADrain(t *testing.T) {
 	holders := func(want string) {
 		t.Helper()
 		for {
-			all, err := shared.Holders()
+			all, err := shared.Blockers()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,20 +3,17 @@ package plugin
 import (
 	"context"
 	"io"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/spf13/cobra"
 
 	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
-	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/fakes/nvmlstate"
 )
 
@@ -38,6 +35,15 @@ func (t *transcript) String() string {
 	return t.text.String()
 }
 
+// order runs gpufabric drain or undrain for the role with a state directory.
+func order(ctx context.Context, stateDir, what string, out io.Writer) error {
+	h := host.Host{Stdout: out, Stderr: io.Discard}
+	cmd := map[string]func(host.Host) *cobra.Command{"drain": drain.Command, "undrain": drain.UndrainCommand}[what](h)
+	cmd.SetArgs([]string{"--state-dir", stateDir})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	return cmd.ExecuteContext(ctx)
+}
+
 // drainable is a node whose GPU 0 waits for a reset to come into MIG mode.
 func drainable(t *testing.T) (b *bench, root string) {
 	t.Helper()
@@ -55,7 +61,7 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.mustPrepare(c)
 	said, ended := &transcript{}, make(chan error, 1)
 	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", said) }()
-	b.taints("gpu-1", DrainTaint+"=:NoSchedule")
+	b.taints("gpu-1", drain.Taint+"=:NoSchedule")
 	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
 	if problem := b.prepareWithin(time.Minute, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
 		// A claim that was allocated before the taint was seen may still come; the drain waits for it as well.
@@ -107,12 +113,12 @@ func TestADrainPublishesItsTaintBeforeItLetsGo(t *testing.T) {
 	if err := order(t.Context(), b.options.StateDir, "drain", said); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(said.String(), "taint "+DrainTaint+" is published") {
+	if !strings.Contains(said.String(), "taint "+drain.Taint+" is published") {
 		t.Errorf("the drain says\n%s", said)
 	}
 	for _, s := range b.slices() {
 		for _, d := range s.Spec.Devices {
-			if describe(d.Taints) != DrainTaint+"=:NoSchedule" {
+			if describe(d.Taints) != drain.Taint+"=:NoSchedule" {
 				t.Errorf("%s of a drained node has the taints %q", d.Name, describe(d.Taints))
 			}
 		}
@@ -162,10 +168,10 @@ func TestADrainWaitsForTheNodesOtherRoles(t *testing.T) {
 			if !s.Await(ctx, true) {
 				return nil
 			}
-			s.Holds(ctx, "a daemon's claim stands")
+			s.Record(ctx, "a daemon's claim stands")
 			<-stands
 			open <- false
-			return drain.ErrLetGo
+			return drain.ErrDrained
 		})
 	}()
 	if !<-open {
@@ -210,108 +216,5 @@ func TestADrainThatIsGivenUpLeavesEverythingAsItWas(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
 	if drainedOn(t, b) {
 		t.Error("the node counts as drained")
-	}
-}
-
-// A role that starts again during the drain must not make the others open NVML, which keeps the driver from being unloaded.
-func TestNewDrainsKeepsADrainForALabel(t *testing.T) {
-	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
-	var pause observed.Value[drain.Pause]
-	pause.Set(drain.Pause{Known: true, By: "nvidia.com/gpu.deploy.dcgm=" + paused, Version: "7"})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	changes, err := shared.Changes(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var role sync.WaitGroup
-	role.Go(func() { drain.AllRoles(shared, &pause).Run(ctx) })
-	phase, err := shared.Phase()
-	for ; phase != drain.Draining && err == nil && ctx.Err() == nil; phase, err = shared.Phase() {
-		select {
-		case <-changes:
-		case <-ctx.Done():
-		}
-	}
-	cancel()
-	role.Wait()
-	if err != nil || phase != drain.Draining {
-		t.Fatalf("phase %q, %v", phase, err)
-	}
-	for _, want := range []drain.Phase{drain.Draining, drain.None} { // the second time nobody has asked for it by a label
-		d, err := newDrains(shared)
-		if phase, unread := shared.Phase(); err != nil || unread != nil || phase != want || d.isWanted() {
-			t.Errorf("phase %q, want %q (%v, %v)", phase, want, err, unread)
-		}
-		if err := shared.Disown(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// lacking is a listener in a process that has no file descriptor left for its first connection.
-type lacking struct {
-	net.Listener
-	failed bool
-}
-
-func (l *lacking) Accept() (net.Conn, error) {
-	if !l.failed {
-		l.failed = true
-		return nil, &net.OpError{Op: "accept", Net: "unix", Err: unix.EMFILE}
-	}
-	return l.Listener.Accept()
-}
-
-func TestDrainIsServedAfterAConnectionThatFailed(t *testing.T) {
-	dir, err := os.MkdirTemp("", "drain") // a socket's path has at most 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, controlSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var serving sync.WaitGroup
-	serving.Go(func() { (&starter{}).serveOrders(ctx, &lacking{Listener: listener}) })
-	t.Cleanup(func() { cancel(); _ = listener.Close(); serving.Wait() })
-	asked, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
-	if err := order(asked, dir, "dance", io.Discard); err == nil || !strings.Contains(err.Error(), `order "dance" is not known`) {
-		t.Errorf("%v", err)
-	}
-}
-
-func TestADrainWithoutAPluginSaysSo(t *testing.T) {
-	if err := order(t.Context(), t.TempDir(), "drain", io.Discard); err == nil || !strings.Contains(err.Error(), "no gpu-plugin answers") {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestProgramsThatHaveAGPUOpenAreNamed(t *testing.T) {
-	proc := t.TempDir()
-	process := func(pid, name string, open ...string) {
-		t.Helper()
-		fds := filepath.Join(proc, pid, "fd")
-		if err := os.MkdirAll(fds, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(proc, pid, "comm"), []byte(name+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		for i, target := range open {
-			if err := os.Symlink(target, filepath.Join(fds, string(rune('3'+i)))); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	process("17", "dcgm-exporter", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia0")
-	process("18", "sshd", "/dev/null", "socket:[1]")
-	process("19", "gpufabric", "/dev/nvidiactl")
-	got := openedBy(proc, 19)
-	if want := []string{"process 17 (dcgm-exporter) still has /dev/nvidia0, /dev/nvidiactl open"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }

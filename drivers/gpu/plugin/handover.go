@@ -282,8 +282,7 @@ func holderID(uuid string) string { return "handover/" + uuid }
 
 // take holds every form of a GPU for a device plugin, or returns the claim that has it.
 func (h *handovers) take(g *inventory.GPU, owner string) error {
-	all := &devices.Device{Form: devices.Whole, GPU: g}
-	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
+	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, reservationsOf(g)...)
 }
 
 // ask requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these

@@ -162,7 +162,7 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 		case err == nil:
 		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
 			if held != nil {
-				w.tellWhenFree(ctx, plan.GPU, wholeHolds(plan.GPU))
+				w.tellWhenFree(ctx, plan.GPU, reservationsOf(plan.GPU))
 			}
 			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
 		default:
@@ -184,9 +184,12 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 	}
 }
 
-// wholeHolds are the holds of all parts of a GPU.
-func wholeHolds(g *inventory.GPU) []ledger.Reservation {
-	return claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})
+// reservationsOf are the reservations of all parts of GPUs.
+func reservationsOf(gpus ...*inventory.GPU) (all []ledger.Reservation) {
+	for _, g := range gpus {
+		all = append(all, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...)
+	}
+	return all
 }
 
 // tellWhenFree puts a token into free once these holds on a GPU are released. At most one goroutine waits for a GPU.
@@ -254,7 +257,7 @@ func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) 
 		return changed, err
 	}
 	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
-	if err := w.ledger.TryAcquire(owner, wholeHolds(plan.GPU)...); err != nil {
+	if err := w.ledger.TryAcquire(owner, reservationsOf(plan.GPU)...); err != nil {
 		return changed, err
 	}
 	defer w.ledger.Release(owner.ID)

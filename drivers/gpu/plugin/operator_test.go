@@ -7,6 +7,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/node/drain"
 )
 
 // driverManager plays what k8s-driver-manager of NVIDIA's GPU operator does with a node before it replaces the driver: uninstallDriver in
@@ -81,7 +83,7 @@ func TestPluginClosesNVMLWhenTheGPUOperatorReplacesTheDriver(t *testing.T) {
 		t.Fatal("the driver was unloaded while the plugin has NVML open")
 	}
 	m.pause()
-	m.taints("gpu-0", DrainTaint+"=:NoSchedule")
+	m.taints("gpu-0", drain.Taint+"=:NoSchedule")
 	m.await(func() bool {
 		return strings.Contains(m.event("Node", "DriverUpgradeWaits"), "claim default/claim-u1 has gpu-1")
 	},
@@ -105,7 +107,7 @@ func TestPluginOffersGPUsAgainWhenTheUpgradeIsGivenUp(t *testing.T) {
 	m := newDriverManager(t)
 	m.mustPrepare(m.claim("u1", nil, device{name: "gpu-1"}))
 	m.pause()
-	m.taints("gpu-0", DrainTaint+"=:NoSchedule")
+	m.taints("gpu-0", drain.Taint+"=:NoSchedule")
 	m.resume()
 	m.taints("gpu-0", "")
 }
@@ -140,7 +142,7 @@ func TestDrainOfAnAdministratorOutlastsAnUpgrade(t *testing.T) {
 // awaitPause waits until the role has seen that no label pauses it.
 func (m driverManager) awaitPause(t *testing.T) {
 	t.Helper()
-	pause := m.role.Load().operator.Pause
+	pause := m.role.Load().drain.Operator.Pause
 	for now, changed := pause.Get(); !now.Known || now.By != ""; now, changed = pause.Get() {
 		select {
 		case <-changed:

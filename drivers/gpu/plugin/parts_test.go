@@ -26,6 +26,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/observed"
 )
 
@@ -102,7 +103,7 @@ func TestThePublisherWaitsForTheFormsAndFollowsEverySnapshot(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	p.forms.wish.Set(wish{known: true, answer: devices.Chosen{Reason: "ChartDefault"}})
-	published.await(t, fmt.Sprintf("gpu-0 %[1]s, gpu-1 %[1]s", DrainTaint))
+	published.await(t, fmt.Sprintf("gpu-0 %[1]s, gpu-1 %[1]s", drain.Taint))
 	p.draining.Set(false)
 	published.await(t, "gpu-0, gpu-1")
 	p.handovers.requests.Set(map[string]string{kind.Node().GPUs[1].UUID: "volcano"})

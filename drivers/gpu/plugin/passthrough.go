@@ -26,8 +26,10 @@ import (
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/node/orders"
 )
 
 // A node's GPUs are offered either to containers, by the parts of plugin, or in form vfio to virtual machines, by a passer. The two
@@ -316,7 +318,7 @@ func (v *passer) devices(cards []*passthrough.Card, leaving, draining bool) []re
 		case leaving:
 			taints = []resourceapi.DeviceTaint{{Key: devices.TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 		case draining:
-			taints = []resourceapi.DeviceTaint{{Key: DrainTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			taints = []resourceapi.DeviceTaint{{Key: drain.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 		}
 		out = append(out, v.kind.Device(c, taints...))
 	}
@@ -349,26 +351,29 @@ func (v *passer) words(wish wish, leaving bool, offered, held int, problems []er
 	return c
 }
 
-// empty waits until no virtual machine has a GPU, for gpufabric drain.
-func (v *passer) empty(ctx context.Context, say func(format string, args ...any)) error {
+// quiesce implements drain.Role for GPUs that virtual machines use.
+func (v *passer) quiesce(ctx context.Context, report orders.Report) (resume func(), err error) {
+	v.draining.Set(true)
+	resume = func() { v.draining.Set(false) }
 	last := ""
 	for {
 		held, changed := v.kind.Held()
 		if held == 0 {
-			return nil
+			return resume, nil
 		}
-		var words []string
+		var claims []string
 		for _, r := range v.dra.Records() {
-			words = append(words, fmt.Sprintf("claim %s/%s", r.Namespace, r.Name))
+			claims = append(claims, fmt.Sprintf("claim %s/%s", r.Namespace, r.Name))
 		}
-		if now := strings.Join(sortedWords(words), ", "); now != last {
-			say("waiting: virtual machines have GPUs by %s", now)
+		slices.Sort(claims)
+		if now := strings.Join(claims, ", "); now != last {
+			report("waiting: virtual machines have GPUs by %s", now)
 			last = now
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("given up while virtual machines have GPUs by %s", last)
+			return resume, fmt.Errorf("given up while virtual machines have GPUs by %s", last)
 		}
 	}
 }

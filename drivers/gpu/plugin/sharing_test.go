@@ -417,7 +417,7 @@ func TestTimeSliceIsNeverUndoneWhenItWasRefused(t *testing.T) {
 	}
 }
 
-// An earlier version recorded refused time slices. They are forgotten with the next claim, which is not reported as shared.
+// The GPU has no time slices any more, as with another driver. They are forgotten with the next claim, which is not reported as shared.
 func TestTimeSliceIsForgottenWhenTheGPUHasNone(t *testing.T) {
 	m := gputest.New(t, 1)
 	refuse, calls := refusingSMI(t, m, "Not Supported")

@@ -25,7 +25,6 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
-	"gpufabric.io/drivers/node/observed"
 )
 
 // starter runs the role, and starts it again within the process when a GPU was plugged in. NVML only lists the GPUs that were there
@@ -44,10 +43,8 @@ type starter struct {
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 	// waits: the role waits through no fault of its own: there is no driver, or the GPUs are drained.
 	waits atomic.Bool
-	// drains has the state of the drain: drained GPUs must not be opened.
-	drains *drains
-	// operator drains the node while NVIDIA's GPU operator requests it.
-	operator *drain.Operator
+	// drain has the state of the drain: drained GPUs must not be opened.
+	drain *drain.Coordinator
 	// driver is the state of the node's driver.
 	driver driverState
 }
@@ -90,25 +87,13 @@ func (s *starter) run(ctx context.Context) error {
 	})
 	wg.Go(func() { s.driver.run(ctx, conditions{client: s.client, node: o.NodeName}, pci.NewFS(o.SysfsRoot)) })
 	var err error
-	if s.drains, err = newDrains(o.Drain()); err != nil {
-		klog.FromContext(ctx).Error(err, "What an earlier run left of a drain", "drained", s.drains.isWanted())
+	if s.drain, err = drain.NewCoordinator(o.Drain(), s); err != nil {
+		klog.FromContext(ctx).Error(err, "The state of an earlier drain", "drained", s.drain.Wanted())
 	}
-	s.operator = &drain.Operator{Directory: o.Drain(), Pause: &observed.Value[drain.Pause]{}, Drain: s.drainFor, Undrain: s.undrain}
-	wg.Go(func() { s.operator.Run(ctx) })
-	wg.Go(func() {
-		if err := drain.WatchPause(ctx, s.client, o.NodeName, s.operator.Pause); err != nil {
-			klog.FromContext(ctx).Error(err, "Labels of NVIDIA's GPU operator are not obeyed")
-		}
-	})
-	wg.Go(func() {
-		if err := s.control(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "gpufabric drain cannot be served")
-			s.current.Load().events.Report("DrainNotServed", err.Error())
-		}
-	})
+	wg.Go(func() { s.drain.Run(ctx, s.client, o.NodeName, o.StateDir) })
 	for ; ; p = next() {
 		s.waits.Store(true)
-		err := s.hold(ctx, p)
+		err := s.awaitUndrain(ctx, p)
 		s.waits.Store(false)
 		if err != nil {
 			return ended(ctx) // ended while it was drained
@@ -117,7 +102,7 @@ func (s *starter) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ended(ctx) // it explains more than the errors of the interrupted calls, possibly of a start
 		}
-		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) && !errors.Is(err, errNotYet) && !errors.Is(err, errForms) {
+		if !errors.Is(err, errPluggedIn) && !errors.Is(err, drain.ErrDrained) && !errors.Is(err, errNotYet) && !errors.Is(err, errForms) {
 			return err
 		}
 	}
@@ -138,8 +123,8 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	s.interrupt.Store(&interrupt)
-	if s.drains.isWanted() {
-		return errDrained // while this run was started
+	if s.drain.Wanted() {
+		return drain.ErrDrained // while this run was started
 	}
 	p.standIn = s.standIn(ctx, p)
 	defer p.standIn.end()

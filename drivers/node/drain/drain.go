@@ -6,20 +6,28 @@
 // text is the reason why the role has not closed NVML yet; it is empty once NVML is closed. The role holds a lock on the file (flock(2),
 // which ends with its process) while it runs. A text without a lock is of a role that ended with NVML open. The drain waits for it, since
 // pods may have GPUs that the role gave them.
+//
+// The phases and what moves a node between them:
+//
+//	phase     event                                                        next
+//	None      gpufabric drain, or a label of NVIDIA's GPU operator         Draining
+//	Draining  every role has closed NVML                                   Drained
+//	Draining  the command ends early, or the label is taken back           None
+//	Draining  gpu-plugin starts again, and no label requested the drain    None
+//	Drained   gpufabric undrain, or the label is taken back                None
+//
+// Coordinator takes the first three for gpu-plugin, which has the GPUs' taints and claims. On a node without one the command itself does,
+// and for a label every other role. A drain of an administrator is not ended by a label (file operator).
 package drain
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/filewatch"
@@ -43,8 +51,11 @@ const (
 	memberSuffix = ".member"
 )
 
-// ErrLetGo ends a use of NVML whose role has closed it for a drain.
-var ErrLetGo = errors.New("the node's GPUs are drained: NVML is closed")
+// Taint keeps new claims off the GPUs of a node that is being drained.
+const Taint = "gpufabric.io/drained"
+
+// ErrDrained ends a use of NVML whose role has closed it for a drain.
+var ErrDrained = errors.New("the node's GPUs are drained: NVML is closed")
 
 // Directory is the directory that the roles of a node share.
 type Directory struct {
@@ -98,82 +109,6 @@ func (d Directory) Set(phase Phase) error {
 	return nil
 }
 
-// Holder is a role that has not closed NVML.
-type Holder struct {
-	Role string
-	// Why is the reason why the role has not closed NVML.
-	Why string
-	// Ended is set for a role that does not run.
-	Ended bool
-	// file is the role's member file.
-	file string
-}
-
-func (h Holder) String() string {
-	if h.Ended {
-		return fmt.Sprintf("%s ended while %s: start it again, and it closes NVML; if it is uninstalled, remove %s", h.Role, h.Why, h.file)
-	}
-	return h.Role + ": " + h.Why
-}
-
-// Holders returns the roles that have not closed NVML, sorted by name.
-func (d Directory) Holders() ([]Holder, error) {
-	entries, err := os.ReadDir(d.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("check which roles have NVML open: %w", err)
-	}
-	var out []Holder
-	for _, entry := range entries {
-		role, is := strings.CutSuffix(entry.Name(), memberSuffix)
-		if !is {
-			continue
-		}
-		why, ended, err := examine(d.file(entry.Name()))
-		if err != nil {
-			return nil, fmt.Errorf("check whether %s has NVML open: %w", role, err)
-		}
-		if why != "" {
-			out = append(out, Holder{Role: role, Why: why, Ended: ended, file: d.file(entry.Name())})
-		}
-	}
-	slices.SortFunc(out, func(a, b Holder) int { return strings.Compare(a.Role, b.Role) })
-	return out, nil
-}
-
-// TakesPart reports whether a role of this name has taken part in drains on this node, and so closes NVML by itself.
-func (d Directory) TakesPart(role string) bool {
-	_, err := os.Lstat(d.file(role + memberSuffix))
-	return d.Path != "" && err == nil
-}
-
-// examine reads a role's member file. ended: the role no longer runs.
-func examine(path string) (why string, ended bool, err error) {
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", false, nil
-	}
-	if err != nil {
-		return "", false, err
-	}
-	defer func() { _ = file.Close() }() // this releases the lock, too
-	text := make([]byte, 1024)
-	n, err := file.Read(text)
-	if errors.Is(err, io.EOF) {
-		return "", false, nil
-	}
-	if err != nil {
-		return "", false, fmt.Errorf("read %s: %w", path, err)
-	}
-	err = flock(file, unix.LOCK_EX|unix.LOCK_NB)
-	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
-		return "", false, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return strings.TrimSpace(string(text[:n])), err == nil, nil
-}
-
 // Changes holds a token whenever the phase or a role's member file has changed, until ctx ends.
 func (d Directory) Changes(ctx context.Context) (<-chan struct{}, error) {
 	if err := d.make(); err != nil {
@@ -190,11 +125,3 @@ func (d Directory) make() error {
 }
 
 func (d Directory) file(name string) string { return filepath.Join(d.Path, name) }
-
-func flock(file *os.File, how int) error {
-	for {
-		if err := unix.Flock(int(file.Fd()), how); !errors.Is(err, unix.EINTR) { //nolint:gosec // a descriptor is an int
-			return err
-		}
-	}
-}

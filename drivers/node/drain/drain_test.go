@@ -28,14 +28,14 @@ func run(t *testing.T, d Directory, role string, stands <-chan struct{}) (uses c
 			if !s.Await(ctx, true) {
 				return nil
 			}
-			s.Holds(ctx, "pod default/train has a GPU")
+			s.Record(ctx, "pod default/train has a GPU")
 			select {
 			case <-stands:
 			case <-ctx.Done():
 				return nil
 			}
 			uses <- false
-			return ErrLetGo
+			return ErrDrained
 		})
 	}()
 	var once bool
@@ -73,7 +73,7 @@ func holders(t *testing.T, d Directory, want string) {
 		t.Fatal(err)
 	}
 	for {
-		all, err := d.Holders()
+		all, err := d.Blockers()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +166,7 @@ func TestWhatHoldsNothingIsInterrupted(t *testing.T) {
 	if err := d.Set(Draining); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-interrupted; !errors.Is(err, ErrLetGo) {
+	if err := <-interrupted; !errors.Is(err, ErrDrained) {
 		t.Errorf("ended with %v", err)
 	}
 	holders(t, d, "")

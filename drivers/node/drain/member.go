@@ -26,10 +26,11 @@ type Session struct {
 
 	mu   sync.Mutex
 	file *os.File // nil: the role takes no part
-	said string
+	// recorded is the present text of file.
+	recorded string
 }
 
-// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has closed NVML for a drain.
+// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrDrained once it has closed NVML for a drain.
 // Run calls it again when the drain is over. Where the directory cannot be used, the role still runs: Run logs the error, and the
 // role takes no part in drains.
 func (m Member) Run(ctx context.Context, use func(context.Context, *Session) error) error {
@@ -51,7 +52,7 @@ func (m Member) Run(ctx context.Context, use func(context.Context, *Session) err
 	for logged := false; ; {
 		if m.mayUse(ctx, file) {
 			logged = false
-			if err := m.use(ctx, file, changes, use); !errors.Is(err, ErrLetGo) {
+			if err := m.use(ctx, file, changes, use); !errors.Is(err, ErrDrained) {
 				return err
 			}
 			continue // the phase may have changed by now
@@ -96,7 +97,7 @@ func (m Member) mayUse(ctx context.Context, file *os.File) bool {
 // use runs one use with a session that follows the phase.
 func (m Member) use(ctx context.Context, file *os.File, changes <-chan struct{}, use func(context.Context, *Session) error) error {
 	s := &Session{file: file}
-	s.Holds(ctx, "NVML is open")
+	s.Record(ctx, "NVML is open")
 	follow := func() {
 		phase, _ := m.Phase() // an unreadable phase counts as drained, and mayUse logs it
 		if wanted := phase != None; wanted != s.wanted.Now() {
@@ -119,20 +120,20 @@ func (m Member) use(ctx context.Context, file *os.File, changes <-chan struct{},
 	err := use(ctx, s)
 	cancel()
 	wg.Wait()
-	if errors.Is(err, ErrLetGo) {
-		s.Holds(context.WithoutCancel(ctx), "")
+	if errors.Is(err, ErrDrained) {
+		s.Record(context.WithoutCancel(ctx), "")
 	}
 	return err
 }
 
-// Holds records in words why the role has not closed NVML; empty: it has.
-func (s *Session) Holds(ctx context.Context, why string) {
+// Record writes the reason why the role has not closed NVML to its member file; empty: it has.
+func (s *Session) Record(ctx context.Context, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.file == nil || s.said == why && why != "" {
+	if s.file == nil || s.recorded == why && why != "" {
 		return
 	}
-	s.said = why
+	s.recorded = why
 	text := []byte(why)
 	text = text[:min(len(text), 1000)] // readers read no more than this
 	_, err := s.file.WriteAt(text, 0)
@@ -155,14 +156,14 @@ func (s *Session) Await(ctx context.Context, wanted bool) bool {
 	return ok
 }
 
-// Interrupted is a context that ends with ErrLetGo when the role should close NVML. It is for work that has nothing to finish
+// Interrupted is a context that ends with ErrDrained when the role should close NVML. It is for work that has nothing to finish
 // first.
 func (s *Session) Interrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if s.Await(ctx, true) {
-			cancel(ErrLetGo)
+			cancel(ErrDrained)
 		}
 	})
 	return ctx, func() {

@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -44,7 +46,11 @@ type Order func(ctx context.Context, arguments url.Values, report Report) error
 // again after a while.
 func Serve(ctx context.Context, path string, orders map[string]Order, failed func(error)) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		listener, err := unixsocket.Listen(ctx, path)
+		err := os.MkdirAll(filepath.Dir(path), 0o750)
+		var listener net.Listener
+		if err == nil {
+			listener, err = unixsocket.Listen(ctx, path)
+		}
 		if err == nil {
 			err = serve(ctx, listener, orders)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -134,8 +135,12 @@ func TestServeReportsThatItCannotListen(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var reported error
-	Serve(ctx, filepath.Join(t.TempDir(), "none", "orders.sock"), nil, func(err error) { reported = err; cancel() })
+	Serve(ctx, filepath.Join(file, "orders.sock"), nil, func(err error) { reported = err; cancel() })
 	if reported == nil {
 		t.Error("no error is reported")
 	}

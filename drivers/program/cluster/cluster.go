@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/fabric/nodetemplate"
 	"gpufabric.io/drivers/fabric/topology"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
-	gpu "gpufabric.io/drivers/gpu/plugin"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/program"
 	rdmaexplain "gpufabric.io/drivers/rdma/explain"
@@ -37,8 +37,8 @@ func Program() program.Program {
 			migrate.Command,
 			nodetemplate.Command,
 			vgpubench.Command,
-			gpu.DrainCommand,
-			gpu.UndrainCommand,
+			drain.Command,
+			drain.UndrainCommand,
 			draplugin.ReleaseCommand,
 			controllers.Command,
 			webhook.Command,

@@ -24,7 +24,7 @@ type drained struct {
 }
 
 // run waits for a drain. Then it marks every GPU as unhealthy, so that neither the scheduler nor the kubelet gives it to a pod,
-// until the containers with shares have ended (drain.ErrLetGo) or the drain is given up.
+// until the containers with shares have ended (drain.ErrDrained) or the drain is given up.
 func (d drained) run(ctx context.Context) error {
 	for d.session.Await(ctx, true) {
 		d.table.drain(ctx, true)
@@ -35,9 +35,9 @@ func (d drained) run(ctx context.Context) error {
 				break
 			}
 			if words == "" {
-				return drain.ErrLetGo
+				return drain.ErrDrained
 			}
-			d.session.Holds(ctx, words)
+			d.session.Record(ctx, words)
 			select {
 			case <-changed:
 			case <-time.After(drainLook):
@@ -53,7 +53,7 @@ func (d drained) run(ctx context.Context) error {
 // leave records what containers have when the role ends: they run on without it.
 func (d drained) leave(ctx context.Context) {
 	if words := d.holding(); words != "" {
-		d.session.Holds(ctx, words)
+		d.session.Record(ctx, words)
 	}
 }
 

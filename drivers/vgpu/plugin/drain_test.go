@@ -38,7 +38,7 @@ func heldBy(t *testing.T, shared drain.Directory, want string) {
 		t.Fatal(err)
 	}
 	for {
-		all, err := shared.Holders()
+		all, err := shared.Blockers()
 		if err != nil {
 			t.Fatal(err)
 		}

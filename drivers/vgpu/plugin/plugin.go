@@ -139,7 +139,7 @@ func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Inte
 		klog.FromContext(ctx).Info(message, "reason", reason)
 	})
 	switch {
-	case errors.Is(err, drain.ErrLetGo):
+	case errors.Is(err, drain.ErrDrained):
 		return err
 	case err != nil:
 		return nil // ended while it waited

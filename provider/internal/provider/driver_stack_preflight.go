@@ -26,7 +26,7 @@ const (
 // preflightTimeout bounds the checks before an apply. A plan waits for adviceTimeout.
 const preflightTimeout = time.Minute
 
-// mode is the preflight's mode. Unset means warn, so that the states of earlier versions need no change.
+// mode is the preflight's mode. Unset means warn.
 func (m *driverStackModel) mode() string {
 	if m.Preflight.IsNull() || m.Preflight.IsUnknown() {
 		return preflightWarn

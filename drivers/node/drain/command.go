@@ -1,13 +1,11 @@
-package plugin
+package drain
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,28 +14,28 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/orders"
 )
 
-// DrainCommand is the subcommand drain.
-func DrainCommand(h host.Host) *cobra.Command {
-	var at drainPlace
+// Command is the subcommand drain.
+func Command(h host.Host) *cobra.Command {
+	var at place
 	var procRoot string
 	var patience time.Duration
 	cmd := &cobra.Command{
 		Use:   "drain",
 		Short: "Make this node's plugins release its GPUs, so that they can be reset or their driver unloaded",
 		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node
-(taint ` + DrainTaint + `), and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then
+(taint ` + Taint + `), and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then
 every role of the node closes NVML and leaves it closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open
 is named as far as it can be seen from here. Interrupted while it waits, it leaves everything as it was.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
 			defer cancel()
-			if err := at.order(ctx, "drain", h.Out()); err != nil {
+			if err := at.order(ctx, orderDrain, h.Out()); err != nil {
 				return err
 			}
 			for _, line := range openedBy(procRoot, os.Getpid()) {
@@ -57,82 +55,62 @@ is named as far as it can be seen from here. Interrupted while it waits, it leav
 
 // UndrainCommand is the subcommand undrain.
 func UndrainCommand(h host.Host) *cobra.Command {
-	var at drainPlace
+	var at place
 	cmd := &cobra.Command{
 		Use:   "undrain",
 		Short: "Make this node's plugins offer its GPUs again after gpufabric drain",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return at.order(cmd.Context(), "undrain", h.Out()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return at.order(cmd.Context(), orderUndrain, h.Out()) },
 	}
 	at.bind(cmd)
 	return cmd
 }
 
-// drainPlace is where the roles of a node take commands.
-type drainPlace struct {
+// place is where the roles of a node take commands.
+type place struct {
 	stateDir, drainDir string
 	// alone: no gpu-plugin is installed on the node.
 	alone bool
 }
 
-func (at *drainPlace) bind(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&at.stateDir, "state-dir", "/var/lib/gpufabric/"+role, "the plugin's --state-dir on this node")
+func (at *place) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&at.stateDir, "state-dir", "/var/lib/gpufabric/gpu-plugin", "the plugin's --state-dir on this node")
 	cmd.Flags().StringVar(&at.drainDir, "drain-dir", "", "the --drain-dir of the node's plugins; empty: drain, beside --state-dir")
 	cmd.Flags().BoolVar(&at.alone, "without-gpu-plugin", false, "the node has no gpu-plugin: order the other roles alone")
 }
 
-// order sends a command to the node's roles, and prints their answers.
-func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) error {
-	if !at.alone {
-		return order(ctx, at.stateDir, what, out)
+// order sends an order to the node's roles, and prints its steps.
+func (at *place) order(ctx context.Context, order string, out io.Writer) error {
+	report := func(step string) { _, _ = fmt.Fprintln(out, step) }
+	if at.alone {
+		return at.executeAlone(ctx, order, report)
 	}
-	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.SharedDirectory(at.stateDir)), Files: &filewatch.Watcher{}}}
-	if what == "undrain" {
-		return errors.Join(d.shared.Set(drain.None), d.shared.Disown(ctx))
+	path := filepath.Join(at.stateDir, controlSocket)
+	err := orders.Send(ctx, path, order, nil, report)
+	switch {
+	case errors.Is(err, orders.ErrUnreachable):
+		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? "+
+			"Where none is installed: --without-gpu-plugin)", order, path, err)
+	case err != nil:
+		return fmt.Errorf("%s: %w", order, err)
 	}
-	if err := errors.Join(d.shared.TakeOver(ctx), d.shared.Set(drain.Draining)); err != nil {
-		return err
-	}
-	err := d.awaitOthers(ctx, func(format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) })
-	if err != nil {
-		return errors.Join(fmt.Errorf("%w: the GPUs are in use as before", err), d.shared.Set(drain.None))
-	}
-	return d.shared.Set(drain.Drained)
+	return nil
 }
 
-// order sends a command to the role of a state directory, and prints its answers.
-func order(ctx context.Context, stateDir, what string, out io.Writer) error {
-	path := filepath.Join(stateDir, controlSocket)
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", path)
-	if err != nil {
-		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? "+
-			"Where none is installed: --without-gpu-plugin)", what, path, err)
+// executeAlone executes an order on a node without gpu-plugin.
+func (at *place) executeAlone(ctx context.Context, order string, report func(step string)) error {
+	d := Directory{Path: cmp.Or(at.drainDir, SharedDirectory(at.stateDir)), Files: &filewatch.Watcher{}}
+	if order == orderUndrain {
+		return errors.Join(d.Set(None), d.Disown(ctx))
 	}
-	defer func() { _ = conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	if _, err := fmt.Fprintln(conn, what); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+	if err := d.TakeOver(ctx); err != nil {
+		return err
 	}
-	last := ""
-	for lines := bufio.NewScanner(conn); lines.Scan(); {
-		line := lines.Text()
-		if why, failed := strings.CutPrefix(line, "failed: "); failed {
-			return fmt.Errorf("%s: %s", what, why)
-		}
-		if line == "done" {
-			return nil
-		}
-		if _, err := fmt.Fprintln(out, line); err != nil {
-			return err
-		}
-		last = line
+	none := func(context.Context, orders.Report) (func(), error) { return func() {}, nil }
+	if err := d.empty(ctx, none, func(format string, arguments ...any) { report(fmt.Sprintf(format, arguments...)) }); err != nil {
+		return err
 	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s: given up: %w; gpu-plugin said last: %s", what, context.Cause(ctx), cmp.Or(last, "nothing"))
-	}
-	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
+	return d.Set(Drained)
 }
 
 // openedBy lists in sentences the programs that have a device node of the driver open, except one.
@@ -186,10 +164,4 @@ func nodesOf(directory string) ([]string, error) {
 	}
 	slices.Sort(nodes)
 	return nodes, nil
-}
-
-// sortedWords sorts in place, and returns its argument.
-func sortedWords(words []string) []string {
-	slices.Sort(words)
-	return words
 }

@@ -226,8 +226,11 @@ nvmlReturn_t impl_nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAdd
 nvmlReturn_t impl_nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)
 {
 	OUT(mode);
+	uint32_t v;
 	TARGET(ff_device);
-	*mode = NVML_GPU_VIRTUALIZATION_MODE_NONE;
+	if (!FF_MODEL(virtualization, &v))
+		return NVML_ERROR_UNKNOWN;
+	*mode = (nvmlGpuVirtualizationMode_t)v;
 	return NVML_SUCCESS;
 }
 

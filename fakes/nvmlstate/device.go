@@ -236,9 +236,9 @@ func (d *device) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
 }
 
 func (d *device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
-	return get(d, "DeviceGetVirtualizationMode", anyPlace, func(part) (nvml.GpuVirtualizationMode, nvml.Return) {
-		return nvml.GPU_VIRTUALIZATION_MODE_NONE, nvml.SUCCESS
-	})
+	return get(d, "DeviceGetVirtualizationMode", anyPlace, model(func(m *state.Model) nvml.GpuVirtualizationMode {
+		return nvml.GpuVirtualizationMode(m.Virtualization)
+	}))
 }
 
 func (d *device) GetNumaNodeId() (int, nvml.Return) {

@@ -143,6 +143,9 @@ type GPUModel struct {
 	// information is not supported (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the
 	// integrated GPU).
 	Integrated bool `yaml:"integrated"`
+	// Virtualization is NVML's mode of a GPU in a virtual machine: passthrough, or vgpu for a part that the host gives it
+	// (nvmlDeviceGetVirtualizationMode). It is empty on a machine's own GPU.
+	Virtualization string `yaml:"virtualization" enum:"passthrough,vgpu"`
 	// MIG is absent where the model cannot be partitioned.
 	MIG *MIG `yaml:"mig"`
 }

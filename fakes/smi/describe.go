@@ -139,7 +139,8 @@ func (c *Command) versions(g gpu) []item {
 			line("Latest Duration", "latest_duration", "N/A")),
 		pair("GPU Operation Mode", "gpu_operation_mode", "current_gom", "pending_gom", "N/A", "N/A"),
 		line("GPU C2C Mode", "c2c_mode", c2c),
-		section("GPU Virtualization Mode", "gpu_virtualization_mode", line("Virtualization Mode", "virtualization_mode", "None"),
+		section("GPU Virtualization Mode", "gpu_virtualization_mode", line("Virtualization Mode", "virtualization_mode",
+			map[uint32]string{0: "None", 1: "Pass-Through", 2: "VGPU"}[m.Virtualization]),
 			line("Host VGPU Mode", "host_vgpu_mode", "N/A"), line("vGPU Heterogeneous Mode", "vgpu_heterogeneous_mode", "N/A")),
 	}
 	if !c.since(580, 0) {

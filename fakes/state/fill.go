@@ -95,6 +95,7 @@ func fillModel(m *Model, p *profile.Profile) {
 	m.MemoryTotal, m.MemoryReserved, m.BAR1Total = mib(g.MemoryMiB), mib(g.ReservedMiB), mib(g.BAR1MiB)
 	m.MemoryBusBits, m.Multiprocessors, m.Cores = uint32(g.MemoryBusBits), uint32(g.Multiprocessors), uint32(g.Cores)
 	m.ECC, m.Coherent, m.Integrated = flag(g.ECC), flag(g.Coherent), flag(g.Integrated)
+	m.Virtualization = map[string]uint32{"passthrough": 1, "vgpu": 2}[g.Virtualization]
 	m.AddressingMode = map[string]uint32{"HMM": 1, "ATS": 2}[g.AddressingMode]
 	m.PCIeGeneration, m.PCIeWidth = uint32(g.PCIe.Generation), uint32(g.PCIe.Width)
 	m.PCIeLink, m.PCIeHost = uint32(g.PCIe.Link()), uint32(g.PCIe.HostGeneration)

@@ -13,7 +13,7 @@ package state
 const Magic = "FKFABRIC"
 
 // Version is raised with every change of the layout; a reader refuses any other.
-const Version = 3
+const Version = 4
 
 // Sizes of the tables. They are part of the layout.
 const (
@@ -144,6 +144,7 @@ type Model struct {
 	MIGMemorySlices uint32
 	MIGProfileCount uint32
 	Integrated      uint32 // 1: a part of a system on a chip, with the machine's memory; NVML does not report its memory
+	Virtualization  uint32 // NVML_GPU_VIRTUALIZATION_MODE_*
 	MIGProfiles     [MaxMIGProfiles]MIGProfile
 }
 

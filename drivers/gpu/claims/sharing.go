@@ -196,7 +196,11 @@ func (k *Preparer) openMPS(p *preparation) error {
 // set makes a GPU be shared in another way than the default.
 func (k *Preparer) set(ctx context.Context, s sharingData) error {
 	if s.Strategy != v1beta1.MPS {
-		return k.options.TimeSlices.Set(ctx, s.Interval, s.GPU)
+		err := k.options.TimeSlices.Set(ctx, s.Interval, s.GPU)
+		if g := k.Hardware().Node.ByUUID(s.GPU); err != nil && g != nil && g.VGPU {
+			err = fmt.Errorf("%w; the GPU is a vGPU, whose time slices are configured on its host", err)
+		}
+		return err
 	}
 	// Only the control daemon's server may use the GPU: a program that bypassed the daemon would take the GPU from all others.
 	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)

@@ -260,6 +260,9 @@ func (p *Pool) named(g *inventory.GPU) []inventory.Profile {
 	found, missing := p.options.Forms.profiles(g)
 	if len(missing) > 0 {
 		has := "it cannot be cut"
+		if g.VGPU {
+			has = "it is a vGPU, and MIG is configured on its host"
+		}
 		if g.MIG != nil {
 			var names []string
 			for _, profile := range g.MIG.Profiles {

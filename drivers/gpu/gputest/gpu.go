@@ -44,6 +44,9 @@ func newGPU(minor int) *GPU {
 		info.PciDeviceId = 0x20B010DE
 		return info, nvml.SUCCESS
 	}
+	g.GetVirtualizationModeFunc = func() (nvml.GpuVirtualizationMode, nvml.Return) {
+		return nvml.GPU_VIRTUALIZATION_MODE_NONE, nvml.SUCCESS
+	}
 	g.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 	g.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) { return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED }
 	g.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {

@@ -40,6 +40,8 @@ type GPU struct {
 	Place Place
 	// MemoryBytes is the size of the frame buffer; 0 for a GPU without its own memory (an integrated one).
 	MemoryBytes uint64
+	// VGPU: the node is a virtual machine, and the GPU the part of one that its host gives it.
+	VGPU bool
 	// Clique is ClusterUUID.CliqueID of the NVLink fabric, empty off a fabric (NVML fabric info).
 	Clique string
 	// NVLinkDomain identifies the GPUs that are reachable over NVLink. It is the ClusterUUID on a fabric, else the UUID of the first

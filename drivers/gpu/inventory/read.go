@@ -98,6 +98,9 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 	note("compute capability", failure(ret))
 	g.AddressingMode, err = addressingMode(r.NVML, dev)
 	note("addressing mode", err)
+	mode, ret := handle.GetVirtualizationMode()
+	note("virtualization mode", failure(ret))
+	g.VGPU = ret == nvml.SUCCESS && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	if info, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
 		g.PCIDevice = info.PciDeviceId
 	}

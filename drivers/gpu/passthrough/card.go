@@ -24,8 +24,10 @@ import (
 )
 
 const (
-	// Driver is the kernel's driver of functions that are passed through.
-	Driver = "vfio-pci"
+	// Driver is the kernel's driver of functions that are passed through. GraceDriver is that of GPUs whose memory is coherent with the
+	// CPU's: with vfio-pci a virtual machine has none of it, and CUDA does not start (drivers/vfio/pci/nvgrace-gpu, from Linux 6.8).
+	Driver      = "vfio-pci"
+	GraceDriver = "nvgrace_gpu_vfio_pci"
 	// gpuDriver is NVIDIA's kernel driver.
 	gpuDriver = "nvidia"
 	nvidia    = 0x10de
@@ -51,6 +53,8 @@ type Card struct {
 	Functions []pci.Address
 	// Group is the number of their IOMMU group.
 	Group int
+	// VFIO is the driver that the GPU gets: Driver or GraceDriver. The other functions get Driver.
+	VFIO string
 	// Switched: the node has NVSwitches on its PCI bus: the GPU needs a partition of Fabric Manager.
 	Switched bool
 	Identity
@@ -154,7 +158,14 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 	if err != nil {
 		return nil, fmt.Errorf("it has no IOMMU group (%w)", err)
 	}
-	card := &Card{GPU: *gpu, Functions: []pci.Address{gpu.Address}}
+	card := &Card{GPU: *gpu, Functions: []pci.Address{gpu.Address}, VFIO: Driver}
+	if coherent(gpu.Device) {
+		card.VFIO = GraceDriver
+		if _, err := os.Stat(p.driver(GraceDriver, "bind")); err != nil {
+			return nil, fmt.Errorf("its memory is coherent with the CPU's, and the kernel's driver %s is not loaded (%w): modprobe "+
+				"nvgrace-gpu-vfio-pci on the node (Linux 6.8 and later)", GraceDriver, err)
+		}
+	}
 	if card.Identity, err = p.identity(gpu.Address); err != nil {
 		return nil, err
 	}
@@ -164,7 +175,7 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 	if gpu.NumVFs > 0 {
 		return nil, fmt.Errorf("it has %d virtual functions, and %s takes no such GPU: set sriov_numvfs to 0", gpu.NumVFs, Driver)
 	}
-	if d := gpu.Driver; d != "" && d != gpuDriver && d != Driver {
+	if d := gpu.Driver; d != "" && d != gpuDriver && !passes(d) {
 		return nil, fmt.Errorf("its driver is %s: only GPUs of the drivers %s and %s, or of none, are passed through; keep %s off it "+
 			"(modprobe.d: blacklist %s)", d, gpuDriver, Driver, d, d)
 	}
@@ -188,6 +199,21 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 	}
 	slices.Sort(card.Functions[1:])
 	return card, nil
+}
+
+// passes reports whether a driver is one of VFIO's.
+func passes(driver string) bool { return driver == Driver || driver == GraceDriver }
+
+// coherent reports whether a GPU of this PCI device ID has a driver of VFIO of its own (nvgrace_gpu_vfio_pci_table of
+// drivers/vfio/pci/nvgrace-gpu/main.c). driver_override would bind that driver to any other function too.
+func coherent(device uint16) bool {
+	switch device {
+	case 0x2342, 0x2345, 0x2348, // GH200
+		0x2941, // GB200
+		0x31c2: // GB300
+		return true
+	}
+	return false
 }
 
 // describe names the kind of a function for a message.

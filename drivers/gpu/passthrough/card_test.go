@@ -37,6 +37,9 @@ func TestFindRefusesGPUsThatVirtualMachineCannotHaveAlone(t *testing.T) {
 			k.GPU(slot, 17)
 			k.Add(passthroughtest.Function{Address: "0000:05:00.0", Vendor: "0x10de", Device: "0x22a3", Class: "0x068000", Group: 2})
 		}, 0, "partition of Fabric Manager"},
+		"a GPU of Grace Blackwell": {func(k *passthroughtest.Kernel) {
+			k.Add(passthroughtest.Function{Address: slot + ".0", Vendor: "0x10de", Device: "0x2941", Class: "0x030200", Driver: "nvidia", Group: 17})
+		}, 0, "modprobe nvgrace-gpu-vfio-pci"},
 		"virtual functions": {func(k *passthroughtest.Kernel) {
 			k.Add(passthroughtest.Function{Address: slot + ".0", Vendor: "0x10de", Device: "0x2684", Class: "0x030200", Driver: "nvidia", Group: 17,
 				VFs: 4})

@@ -1,6 +1,7 @@
 package passthrough
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,7 +43,12 @@ type Origin struct {
 	// Driver is its driver, Override the driver that it was kept to; empty: none.
 	Driver   string `json:"driver,omitempty"`
 	Override string `json:"override,omitempty"`
+	// VFIO is the driver of VFIO that it gets; empty: Driver.
+	VFIO string `json:"vfio,omitempty"`
 }
+
+// target is the driver of VFIO that the function gets.
+func (o Origin) target() string { return cmp.Or(o.VFIO, Driver) }
 
 // JournalKind describes how a journal is stored.
 func JournalKind() store.Format[map[string]Entry] {

@@ -252,7 +252,7 @@ func (k *Kind) edits(c *Card, iommu v1beta1.IOMMU, first bool) (specs.ContainerE
 		below := strings.TrimPrefix(path, "/dev/")
 		if !k.exists(below) {
 			return e, draplugin.Refuse("DeviceNodeMissing", "device node %s: there is none below %s, though %s has the GPU %s", path,
-				k.Dev.Path, Driver, c.GPU.Address)
+				k.Dev.Path, c.VFIO, c.GPU.Address)
 		}
 		node := &specs.DeviceNode{Path: path}
 		if host := k.Dev.Join(below).Host; host != path {

@@ -69,11 +69,11 @@ func (s *Switcher) Take(ctx context.Context, claim types.UID, card *Card, waitin
 		if err != nil {
 			return err
 		}
-		if now == Driver {
+		to := f.target()
+		if now == to {
 			continue
 		}
-		if err := s.step(ctx, card.Name(), &e, f.Address, "keep it to "+Driver, s.Places.function(f.Address, "driver_override"),
-			Driver); err != nil {
+		if err := s.step(ctx, card.Name(), &e, f.Address, "keep it to "+to, s.Places.function(f.Address, "driver_override"), to); err != nil {
 			return err
 		}
 		if now != "" {
@@ -82,7 +82,7 @@ func (s *Switcher) Take(ctx context.Context, claim types.UID, card *Card, waitin
 				return err
 			}
 		}
-		if err := s.step(ctx, card.Name(), &e, f.Address, "bind it to "+Driver, s.Places.driver(Driver, "bind"), string(f.Address)); err != nil {
+		if err := s.step(ctx, card.Name(), &e, f.Address, "bind it to "+to, s.Places.driver(to, "bind"), string(f.Address)); err != nil {
 			return err
 		}
 	}
@@ -90,10 +90,10 @@ func (s *Switcher) Take(ctx context.Context, claim types.UID, card *Card, waitin
 	return s.Journal.put(card.Name(), &e)
 }
 
-// bound reports whether all functions have vfio-pci.
+// bound reports whether all functions have their driver of VFIO.
 func (s *Switcher) bound(all []Origin) (bool, error) {
 	for _, f := range all {
-		if now, err := s.Places.driverOf(f.Address); err != nil || now != Driver {
+		if now, err := s.Places.driverOf(f.Address); err != nil || now != f.target() {
 			return false, err
 		}
 	}
@@ -115,7 +115,11 @@ func (s *Switcher) entry(card *Card) (e Entry, known bool, err error) {
 		if err != nil {
 			return e, false, err
 		}
-		e.Functions = append(e.Functions, Origin{Address: a, Driver: driver, Override: override})
+		origin := Origin{Address: a, Driver: driver, Override: override}
+		if a == card.GPU.Address && card.VFIO != Driver {
+			origin.VFIO = card.VFIO
+		}
+		e.Functions = append(e.Functions, origin)
 	}
 	return e, false, nil
 }
@@ -282,7 +286,7 @@ func (s *Switcher) present(all []Origin) (there []Origin, note string) {
 // seen, the kernel waits instead.
 func (s *Switcher) awaitFreed(ctx context.Context, card string, e *Entry) error {
 	driver, err := s.Places.driverOf(e.Functions[0].Address)
-	if err != nil || driver != Driver || e.Functions[0].Driver == Driver {
+	if err != nil || !passes(driver) || e.Functions[0].Driver == driver {
 		return err
 	}
 	err = s.awaitFree(ctx, card, e, nil)
@@ -293,14 +297,14 @@ func (s *Switcher) awaitFreed(ctx context.Context, card string, e *Entry) error 
 	return err
 }
 
-// release unbinds a function from vfio-pci, and no longer keeps it to that driver.
+// release unbinds a function from its driver of VFIO, and no longer keeps it to that driver.
 func (s *Switcher) release(ctx context.Context, card string, e *Entry, f Origin) error {
 	now, err := s.Places.driverOf(f.Address)
 	if err != nil {
 		return err
 	}
-	if now == Driver && f.Driver != Driver {
-		if err := s.step(ctx, card, e, f.Address, "unbind it from "+Driver, s.Places.driver(Driver, "unbind"), string(f.Address)); err != nil {
+	if passes(now) && f.Driver != now {
+		if err := s.step(ctx, card, e, f.Address, "unbind it from "+now, s.Places.driver(now, "unbind"), string(f.Address)); err != nil {
 			return err
 		}
 	}
@@ -337,12 +341,12 @@ func (s *Switcher) GiveUnknown(ctx context.Context, functions []pci.Address) err
 		if err != nil {
 			return err
 		}
-		if override != Driver {
+		if !passes(override) {
 			continue
 		}
 		steps := [][2]string{{s.Places.function(f, "driver_override"), "\n"}}
-		if now == Driver {
-			steps = append(steps, [2]string{s.Places.driver(Driver, "unbind"), string(f)})
+		if passes(now) {
+			steps = append(steps, [2]string{s.Places.driver(now, "unbind"), string(f)})
 		}
 		// drivers_probe tries every driver (drivers/base/bus.c, drivers_probe_store).
 		steps = append(steps, [2]string{s.Places.Sysfs + "/bus/pci/drivers_probe", string(f)})

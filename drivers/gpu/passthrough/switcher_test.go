@@ -364,6 +364,41 @@ func TestSwitcherKeepsCardThatAdministratorBoundToVFIO(t *testing.T) {
 	}
 }
 
+// A GPU with coherent memory has a driver of VFIO of its own. One that an administrator bound to vfio-pci gets it too, and goes back.
+func TestSwitcherBindsCoherentGPUToDriverOfItsOwn(t *testing.T) {
+	for _, before := range []string{"nvidia", "vfio-pci"} {
+		r := &rig{Kernel: passthroughtest.New(t), t: t, journal: filepath.Join(t.TempDir(), "passthrough.json")}
+		r.Load(passthrough.GraceDriver)
+		r.Add(passthroughtest.Function{Address: gpu, Vendor: "0x10de", Device: "0x2941", Class: "0x030200", Driver: "nvidia", Group: 17})
+		override := "(null)"
+		if before != "nvidia" {
+			path := filepath.Join(r.Sys, "bus/pci/devices", gpu)
+			for _, w := range [][2]string{{path + "/driver_override", before}, {filepath.Join(r.Sys, "bus/pci/drivers/nvidia/unbind"), gpu},
+				{filepath.Join(r.Sys, "bus/pci/drivers", before, "bind"), gpu}} {
+				if err := r.Write(w[0], w[1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			override = before
+		}
+		for range 2 { // the second time after a crash
+			r.take(r.start())
+			if got := r.Driver(gpu); got != passthrough.GraceDriver {
+				t.Errorf("taken from %s, its driver is %s", before, got)
+			}
+		}
+		closeIt := r.Open("qemu-kvm", gpu)
+		_ = givenUp(t, r.start(), r.card().Name(), func(err error) bool { return err != nil && strings.Contains(err.Error(), "qemu-kvm") })
+		closeIt()
+		if note, err := r.start().Give(t.Context(), r.card().Name()); err != nil || note != "" {
+			t.Fatal(note, err)
+		}
+		if r.Driver(gpu) != before || r.Override(gpu) != override {
+			t.Errorf("given back, it has %s, kept to %s; want %s, %s", r.Driver(gpu), r.Override(gpu), before, override)
+		}
+	}
+}
+
 func TestSwitcherReturnsFunctionsOfLostJournal(t *testing.T) {
 	r := newRig(t)
 	s := r.start()

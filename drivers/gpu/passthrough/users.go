@@ -137,7 +137,7 @@ func (p Places) free(ctx context.Context, gpu pci.Address, group int) error {
 	switch driver, err := p.driverOf(gpu); {
 	case err != nil:
 		return err
-	case driver == Driver:
+	case passes(driver):
 		nodes, err := p.nodesOf(gpu)
 		if err != nil {
 			return err

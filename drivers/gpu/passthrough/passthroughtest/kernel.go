@@ -164,7 +164,7 @@ func (k *Kernel) Open(process, address string) (closeIt func()) {
 	defer k.mu.Unlock()
 	f := k.functions[address]
 	target := "/dev/nvidia" + f.minor
-	if k.driverOf(address) == passthrough.Driver {
+	if vfio(k.driverOf(address)) {
 		target = fmt.Sprintf("/dev/vfio/%d", f.group)
 	}
 	k.users[address]++
@@ -286,7 +286,7 @@ func (k *Kernel) unbind(address, driver string) error {
 func (k *Kernel) bind(address, driver string) error {
 	f, kept := k.functions[address], k.Override(address)
 	switch {
-	case kept != "(null)" && kept != driver, kept == "(null)" && (driver == passthrough.Driver || f.native != driver):
+	case kept != "(null)" && kept != driver, kept == "(null)" && (vfio(driver) || f.native != driver):
 		return syscall.ENODEV
 	case k.driverOf(address) != "":
 		return syscall.EBUSY
@@ -294,10 +294,15 @@ func (k *Kernel) bind(address, driver string) error {
 	return k.attach(address, driver)
 }
 
+// vfio reports whether a driver is one of VFIO's.
+func vfio(driver string) bool {
+	return driver == passthrough.Driver || driver == passthrough.GraceDriver
+}
+
 // attach probes a driver on a function.
 func (k *Kernel) attach(address, driver string) error {
 	f := k.functions[address]
-	if driver == passthrough.Driver {
+	if vfio(driver) {
 		switch {
 		case f.group == 0:
 			return syscall.EINVAL // vfio_group_find_or_alloc: no group
@@ -326,7 +331,7 @@ func (k *Kernel) attach(address, driver string) error {
 // owned reports whether a virtual machine has a function of a group open.
 func (k *Kernel) owned(group int) bool {
 	for address, f := range k.functions {
-		if group > 0 && f.group == group && k.driverOf(address) == passthrough.Driver && k.users[address] > 0 {
+		if group > 0 && f.group == group && vfio(k.driverOf(address)) && k.users[address] > 0 {
 			return true
 		}
 	}
@@ -335,7 +340,7 @@ func (k *Kernel) owned(group int) bool {
 
 func (k *Kernel) detach(address, driver string) {
 	f := k.functions[address]
-	if driver == passthrough.Driver {
+	if vfio(driver) {
 		dir := filepath.Join(k.Sys, f.path, "vfio-dev")
 		entries, err := os.ReadDir(dir)
 		k.must(err)
@@ -347,7 +352,7 @@ func (k *Kernel) detach(address, driver string) {
 	k.must(os.RemoveAll(filepath.Join(k.Proc, "driver/nvidia/gpus", address)))
 	k.must(os.Remove(filepath.Join(k.Sys, f.path, "driver")))
 	k.must(os.Remove(filepath.Join(k.Sys, "bus/pci/drivers", driver, address)))
-	if driver == passthrough.Driver && !slices.ContainsFunc(k.members(f.group), func(a string) bool { return k.driverOf(a) == driver }) {
+	if vfio(driver) && !slices.ContainsFunc(k.members(f.group), func(a string) bool { return vfio(k.driverOf(a)) }) {
 		k.must(os.Remove(filepath.Join(k.Dev, fmt.Sprintf("vfio/%d", f.group))))
 	}
 }

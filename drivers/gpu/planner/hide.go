@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// pack hides the free devices of the emptiest GPUs in use, as long as more than twice the reserve and two stay free of each shape.
+// pack hides the free devices of the emptiest GPUs that are cut, as long as more than twice the reserve and two stay free of each shape. Idle
+// ones are among them: each published free device costs the scheduler CEL for every pod of another shape. Idle whole GPUs stay published.
 func (t *turn) pack() {
 	spare := make([]int, len(t.free))
 	some := false
@@ -21,7 +22,7 @@ func (t *turn) pack() {
 	var emptiest []*gpu
 	for _, g := range t.gpus {
 		_, cordoned := t.cordons[g.ID]
-		if !g.changed && !cordoned && g.slices > 0 && g.slices < g.Model.Compute {
+		if !g.changed && !cordoned && !whole(g) && g.slices < g.Model.Compute {
 			emptiest = append(emptiest, g)
 		}
 	}
@@ -51,6 +52,11 @@ func (t *turn) pack() {
 		t.cordons[g.ID] = cordon{region: ^uint64(0)}
 		packed++
 	}
+}
+
+// whole reports whether a GPU is offered, or in use, undivided.
+func whole(g *gpu) bool {
+	return len(g.devices) == 1 && g.Model.Shapes[g.devices[0].Shape].Compute == g.Model.Compute
 }
 
 // drain keeps GPUs for pods of large shapes that have waited for long.

@@ -21,8 +21,10 @@ var mixShapes = [...]string{"1g.10gb", "2g.20gb", "3g.40gb", wholeShape}
 
 const (
 	wholeShape = "whole"
-	// turns is how long a day is played, in decisions of half a second; in each a hundredth of the pods end.
-	turns = 600
+	// turns is how many decisions of the planner a day has. Between two of them a hundredth of the pods end, as in six seconds where they
+	// run for ten minutes.
+	turns   = 600
+	between = 6 * time.Second
 )
 
 // claim is the claim of the i-th pod of a mixed row.
@@ -53,7 +55,7 @@ type day struct {
 type place struct{ gpu, shape, start int }
 
 // newDay plays a day of a cluster in which a part of all compute slices is in use. Its reserves have a floor, so that pods find a device of
-// each shape: 20 of the smallest and 4 whole GPUs for 64 nodes.
+// each shape: 10 of the smallest and 2 whole GPUs for 64 nodes.
 func newDay(m *Machine, nodes int, part float64) *day {
 	model := mixModel(m.node.GPUs[0])
 	d := &day{machine: m, busy: make([]int, nodes)}
@@ -62,7 +64,7 @@ func newDay(m *Machine, nodes int, part float64) *day {
 		d.gpus = append(d.gpus, planner.GPU{ID: fmt.Sprintf("%06d", i), Node: nodeName(i / perNode), Model: model,
 			Devices: []planner.Device{{Shape: len(mixShapes) - 1}}})
 	}
-	floor := max(nodes/16, 1)
+	floor := max(nodes/32, 1)
 	limits := make([]planner.Limits, len(mixShapes))
 	for _, shape := range mixed {
 		limits[shape].Min += floor
@@ -73,19 +75,17 @@ func newDay(m *Machine, nodes int, part float64) *day {
 	var waiting []planner.Waiting
 	target := int(part * float64(model.Compute*len(d.gpus)))
 	asked, next := 0, 0
-	for turn := range turns + turns/4 {
-		now = now.Add(500 * time.Millisecond)
+	for range turns {
+		now = now.Add(between)
 		arrived := make([]int, len(mixShapes))
-		if turn < turns {
-			d.end(random)
-			for asked = d.used + slicesOfAll(model, waiting); ; next++ {
-				shape := mixed[next%len(mixed)]
-				if asked += model.Shapes[shape].Compute; asked > target {
-					break
-				}
-				waiting = append(waiting, planner.Waiting{Shape: shape, Since: now, Namespace: namespace})
-				arrived[shape]++
+		d.end(random)
+		for asked = d.used + slicesOfAll(model, waiting); ; next++ {
+			shape := mixed[next%len(mixed)]
+			if asked += model.Shapes[shape].Compute; asked > target {
+				break
 			}
+			waiting = append(waiting, planner.Waiting{Shape: shape, Since: now, Namespace: namespace})
+			arrived[shape]++
 		}
 		waiting = slices.DeleteFunc(waiting, func(w planner.Waiting) bool { return d.place(w.Shape) })
 		for _, order := range policy.Plan(planner.State{Now: now, GPUs: d.gpus, Waiting: waiting, Arrived: arrived, Limits: limits}) {

@@ -81,7 +81,7 @@ func Report(results []Result) string {
 }
 
 // Plot draws pods per second by the number of nodes, both on logarithmic axes, into an SVG file. It uses clusters without
-// allocated devices.
+// allocated devices, and draws nothing where none was measured.
 func Plot(path string, results []Result) error {
 	p := plot.New()
 	p.Title.Text = "Pods bound in a second, by what nodes of eight GPUs publish"
@@ -95,6 +95,7 @@ func Plot(path string, results []Result) error {
 	p.X.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Legend.Left = true
 	p.Add(plotter.NewGrid())
+	drawn := false
 	for i, row := range Rows() {
 		var points plotter.XYs
 		for _, r := range results {
@@ -111,7 +112,11 @@ func Plot(path string, results []Result) error {
 		}
 		line.Color, dots.Color = colors[i%len(colors)], colors[i%len(colors)]
 		p.Add(line, dots)
+		drawn = true
 		p.Legend.Add(row.Name, line, dots)
+	}
+	if !drawn {
+		return nil // a logarithmic axis has no place without a point
 	}
 	if err := p.Save(18*vg.Centimeter, 14*vg.Centimeter, path); err != nil {
 		return fmt.Errorf("write the plot %s: %w", path, err)

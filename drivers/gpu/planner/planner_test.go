@@ -306,3 +306,29 @@ func TestPlannerCutsOneGPUWhenDevicesMustBeOfOne(t *testing.T) {
 		})
 	}
 }
+
+func TestPlannerHidesIdleGPUsThatAreCutAndNotWholeOnes(t *testing.T) {
+	s := planner.State{Now: now(), GPUs: gpus(h100(), 8), Limits: make([]planner.Limits, 4)}
+	for i := range 4 {
+		s.GPUs[i].Devices = nil
+		for start := range 7 {
+			s.GPUs[i].Devices = append(s.GPUs[i].Devices, planner.Device{Shape: 0, Start: start})
+		}
+	}
+	hidden := map[string]int{}
+	for _, o := range planner.New(planner.Options{}).Plan(s) {
+		if o.Layout != nil || o.Show != nil {
+			t.Errorf("want devices hidden alone: %+v", o)
+		}
+		hidden[o.GPU] += len(o.Hide)
+	}
+	// Two of the 28 stay beyond a reserve of none, and GPUs are hidden as a whole.
+	if len(hidden) != 3 {
+		t.Errorf("free devices of %d GPUs are hidden, want 3: %v", len(hidden), hidden)
+	}
+	for i := range s.GPUs {
+		if n := hidden[s.GPUs[i].ID]; n != 0 && (n != 7 || i >= 4) {
+			t.Errorf("%d of the %d devices of GPU %d are hidden", n, len(s.GPUs[i].Devices), i)
+		}
+	}
+}

@@ -95,7 +95,8 @@ func aPod(tb testing.TB, m *Machine, row Row, fill float64) func() {
 	if row.mix {
 		d = newDay(m, benchmarkNodes, fill)
 	}
-	cluster, state := published(m, row, d, benchmarkNodes), filled(m, row, d, benchmarkNodes, fill)
+	given, _ := givenAway(m, row, d, indices(benchmarkNodes), fill)
+	cluster, state := published(m, row, d, given), allocated(given)
 	cache := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
 	pod := 0
 	return func() {
@@ -120,45 +121,32 @@ func aPod(tb testing.TB, m *Machine, row Row, fill float64) func() {
 	}
 }
 
-func published(m *Machine, row Row, d *day, nodes int) []*resourceapi.ResourceSlice {
+func published(m *Machine, row Row, d *day, given [][]unit) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice
-	for i := range nodes {
-		out = append(out, slicesOf(nodeName(i), row.pools(m, d, i))...)
+	for i := range given {
+		pools := row.pools(m, d, i)
+		if row.withdrawn {
+			pools = without(pools, given[i])
+		}
+		out = append(out, slicesOf(nodeName(i), pools)...)
 	}
 	return out
 }
 
-// filled is what is allocated when the first nodes are full.
-func filled(m *Machine, row Row, d *day, nodes int, part float64) structured.AllocatedState {
+// allocated is what is given away.
+func allocated(given [][]unit) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}
-	if d != nil {
-		for i := range nodes {
-			for _, u := range d.given(i, row.pools(m, d, i)[0].name) {
-				state.AllocatedDevices.Insert(structured.MakeDeviceID(u.driver, nodeName(i)+"-"+u.pool, u.device))
-			}
-		}
-		return state
-	}
-	total := 0
-	for i := range nodes {
-		total += len(row.units(m, i))
-	}
-	left := int(part * float64(total))
-	for i := range nodes {
-		for _, u := range row.units(m, i) {
-			if left == 0 {
-				return state
-			}
-			left--
+	for i := range given {
+		for _, u := range given[i] {
 			id := structured.MakeDeviceID(u.driver, nodeName(i)+"-"+u.pool, u.device)
 			if u.consumed == nil {
 				state.AllocatedDevices.Insert(id)
 				continue
 			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(fmt.Sprint(left)))))
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(nodeName(i)+u.device))))
 			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, u.consumed))
 		}
 	}

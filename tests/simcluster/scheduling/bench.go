@@ -187,7 +187,7 @@ func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row
 	for i := range fast {
 		row := fast[(i+round*len(fast)/max(o.Rounds, 1))%len(fast)]
 		for at, fill := range o.Fills {
-			if at == 0 || row.mix { // whose layouts depend on what is given away
+			if at == 0 || row.mix || row.withdrawn { // these publish by what is given away
 				if err := c.publish(ctx, m, row, fill); err != nil {
 					return results, fmt.Errorf("publish for row %s: %w", row.Name, err)
 				}

@@ -129,8 +129,12 @@ func (c *cluster) publish(ctx context.Context, m *Machine, row Row, fill float64
 	if row.mix {
 		c.day = newDay(m, len(c.nodes), fill)
 	}
+	gone := make([][]unit, len(c.nodes))
+	if row.withdrawn {
+		gone, _ = c.given(m, row, fill)
+	}
 	for i, name := range c.nodes {
-		c.slices = append(c.slices, slicesOf(name, row.pools(m, c.day, i))...)
+		c.slices = append(c.slices, slicesOf(name, without(row.pools(m, c.day, i), gone[i]))...)
 	}
 	if err := each(c.slices, func(s *resourceapi.ResourceSlice) error {
 		_, err := c.client.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{})

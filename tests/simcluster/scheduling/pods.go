@@ -16,36 +16,47 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// fill allocates a part of all units, node after node in a random order, and returns how many pods find a free one. Of a mixed row it
-// allocates all that pods have.
-func (c *cluster) fill(ctx context.Context, m *Machine, row Row, part float64) (free int, err error) {
-	total := 0
-	units := make([][]unit, len(c.nodes))
-	for i := range c.nodes {
-		if c.day != nil {
-			units[i] = c.day.given(i, row.pools(m, c.day, i)[0].name)
-		} else {
-			units[i] = row.units(m, i)
+// givenAway are the units of each node that are given away: a part of all, node after node in this order; of a mixed row all that pods have.
+// free is how many pods find a free one.
+func givenAway(m *Machine, row Row, d *day, order []int, part float64) (units [][]unit, free int) {
+	units = make([][]unit, len(order))
+	if d != nil {
+		for i := range units {
+			units[i] = d.given(i, row.pools(m, d, i)[0].name)
 		}
+		return units, d.batch()
+	}
+	total := 0
+	for i := range units {
+		units[i] = row.units(m, i)
 		total += len(units[i])
 	}
 	left := int(part * float64(total))
 	free = total - left
-	if c.day != nil {
-		left, free = total, c.day.batch()
+	for _, i := range order {
+		units[i] = units[i][:min(len(units[i]), left)]
+		left -= len(units[i])
 	}
+	return units, free
+}
+
+// given is givenAway in a random order of the nodes.
+func (c *cluster) given(m *Machine, row Row, part float64) (units [][]unit, free int) {
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same order in every run
+	return givenAway(m, row, c.day, random.Perm(len(c.nodes)), part)
+}
+
+// fill allocates what is given away, and returns how many pods find a free unit.
+func (c *cluster) fill(ctx context.Context, m *Machine, row Row, part float64) (free int, err error) {
 	type given struct {
 		node  string
 		units []unit
 	}
 	var todo []given
-	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(len(c.nodes)) { //nolint:gosec // the same order in every run
+	units, free := c.given(m, row, part)
+	for i, name := range c.nodes {
 		for some := range slices.Chunk(units[i], resourceapi.AllocationResultsMaxSize) {
-			some = some[:min(len(some), left)]
-			left -= len(some)
-			if len(some) > 0 {
-				todo = append(todo, given{c.nodes[i], some})
-			}
+			todo = append(todo, given{name, some})
 		}
 	}
 	from := c.made

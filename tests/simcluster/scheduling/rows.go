@@ -58,6 +58,8 @@ type Row struct {
 	class, memory string
 	// unit is the form of the devices that are allocated before the measurement. Claims use the same form.
 	unit devices.Form
+	// withdrawn says that devices given away before are not published, as if a driver withdrew GPUs on which no share is left.
+	withdrawn bool
 	// mix says that pods request the shapes of mixed in turn, and that others have the devices that they have after a day under the planner.
 	mix bool
 	// counters says that every node publishes counters, for which each pod pays with the square of the number of nodes.
@@ -105,6 +107,8 @@ func Rows() []Row {
 		{Name: "whole-domains", Title: "`whole`, and a channel of compute domains on every node", class: classWhole, unit: devices.Whole,
 			publish: func(m *Machine, _ int) []pool { return append(m.ours("whole"), channel()) }},
 		{Name: "shareable", Title: "`shareable`, a plain claim a pod", class: classWhole, unit: devices.Whole, publish: forms("shareable")},
+		{Name: "shareable-withdrawn", Title: "`shareable` without the full GPUs, a plain claim a pod", class: classWhole, unit: devices.Whole,
+			withdrawn: true, publish: forms("shareable")},
 		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole,
 			publish: forms("shareable")},
 		{Name: "mig", Title: "`mig` of 1g.10gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb")},
@@ -394,6 +398,25 @@ func overlaps(d resourceapi.Device, taken map[string]bool) bool {
 		taken[name] = true
 	}
 	return false
+}
+
+// without are pools without some of their devices.
+func without(pools []pool, gone []unit) []pool {
+	if len(gone) == 0 {
+		return pools
+	}
+	var out []pool
+	for _, p := range pools {
+		left := pool{driver: p.driver, name: p.name}
+		for _, s := range p.slices {
+			s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d resourceapi.Device) bool {
+				return slices.ContainsFunc(gone, func(u unit) bool { return u.pool == p.name && u.device == d.Name })
+			})
+			left.slices = append(left.slices, s)
+		}
+		out = append(out, left)
+	}
+	return out
 }
 
 // allocation is the allocation of some units of a node to a claim.

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/build/images"
 )
 
-// tarball packs files, in their order, with times of the commit, root's ownership and the modes that they state.
+// tarball packs files and no links, which krew does not unpack, in their order, with times of the commit, root's ownership and the modes that they state.
 func tarball(files []images.File, at time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	packed, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
@@ -28,9 +28,6 @@ func tarball(files []images.File, at time.Time) ([]byte, error) {
 			return nil, err
 		}
 		header := &tar.Header{Typeflag: tar.TypeReg, Name: file.Path, Mode: mode(file), Size: int64(len(content)), ModTime: at}
-		if file.Link != "" {
-			header.Typeflag, header.Linkname, header.Size = tar.TypeSymlink, file.Link, 0
-		}
 		if err := archive.WriteHeader(header); err != nil {
 			return nil, err
 		}
@@ -65,7 +62,7 @@ func zipped(files []images.File, at time.Time) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// read returns what a file has: nothing for a link.
+// read returns what a file has.
 func read(file images.File) ([]byte, error) {
 	if file.From != "" {
 		return os.ReadFile(file.From)

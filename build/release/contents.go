@@ -72,9 +72,6 @@ func components(image v1.Image, locked Lock, architecture string) ([]component, 
 func fileComponents(files []images.File, locked Lock, architecture string) ([]component, error) {
 	var all []component
 	for _, file := range files {
-		if file.Link != "" {
-			continue
-		}
 		content, err := read(file)
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package release
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -55,6 +56,11 @@ func TestKrewManifestIsOfTheReleasesArchives(t *testing.T) {
 		}
 		parts := map[string]string{}
 		must(t, members(parts, "", archive))
+		for name, entry := range parts {
+			if !strings.HasPrefix(entry, "-") { // krew v0.4.3: internal/download/downloader.go, extractTARGZ
+				t.Errorf("%s: %s is no regular file, and krew does not unpack it: %s", architecture, name, entry)
+			}
+		}
 		program := ""
 		for _, file := range platform.Files {
 			if parts["!"+file.From] == "" {

@@ -85,12 +85,11 @@ func (r *Release) binary(dir, architecture, name string) string {
 	return path
 }
 
-// archives packs gpufabric, as a program for people and as kubectl's plugin, and fakefabric with its libraries.
+// archives packs gpufabric, which krew installs as kubectl's plugin, and fakefabric with its libraries.
 func (r *Release) archives() error {
 	for _, architecture := range r.Architectures {
 		program := images.File{Path: "gpufabric", From: r.binary("bin", architecture, "gpufabric")}
-		err := r.archive("gpufabric", architecture, program, images.File{Path: "kubectl-gpufabric", Link: "gpufabric"})
-		if err != nil {
+		if err := r.archive("gpufabric", architecture, program); err != nil {
 			return err
 		}
 		files := []images.File{{Path: "fakefabric", From: r.binary("fakes/build", architecture, "fakefabric")}}

@@ -40,7 +40,7 @@ type settings struct {
 	verbosity                           int
 }
 
-// Command is `gpufabric imex-daemon`.
+// Command is `gpufabric-node imex-daemon`.
 func Command(h host.Host) *cobra.Command {
 	s := settings{
 		podIP: h.Env("POD_IP"), podName: h.Env("POD_NAME"), podNamespace: h.Env("POD_NAMESPACE"), podUID: h.Env("POD_UID"),

@@ -37,7 +37,7 @@ import (
 
 const role = "compute-domain-plugin"
 
-// Command is `gpufabric compute-domain-plugin`.
+// Command is `gpufabric-node compute-domain-plugin`.
 func Command(h host.Host) *cobra.Command {
 	var node options.Node
 	var namespace, mode, socket string

@@ -2,7 +2,7 @@
 // the owner of a GPU: the device plugin requests a GPU, the GPU plugin taints it in DRA and reports that, and only then is it registered
 // elsewhere. So the scheduler can never see a GPU in both places as free.
 //
-// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked names the
+// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.requested names the
 // requester, and UUID.tainted exists while every form of the GPU is published with the taint. A request outlives restarts of both.
 package handover
 
@@ -25,7 +25,7 @@ import (
 // Taint is the key of the taint that a GPU has in DRA while a device plugin offers it; its value is the requester.
 const Taint = "gpufabric.io/device-plugin"
 
-const asked, tainted = ".asked", ".tainted"
+const requested, tainted = ".requested", ".tainted"
 
 // Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
 type Directory string
@@ -37,8 +37,8 @@ func IsGPU(text string) bool { return gpuUUID.MatchString(text) }
 
 func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
-// Ask requests GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
-func (d Directory) Ask(owner string, uuids ...string) error {
+// Request requests GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
+func (d Directory) Request(owner string, uuids ...string) error {
 	if !isOwner(owner) {
 		return fmt.Errorf("request GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
 	}
@@ -48,7 +48,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 	}
 	for uuid, other := range standing {
 		if other == owner && !slices.Contains(uuids, uuid) {
-			if err := os.Remove(d.path(uuid, asked)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			if err := os.Remove(d.path(uuid, requested)); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return fmt.Errorf("withdraw the request for %s: %w", uuid, err)
 			}
 		}
@@ -63,7 +63,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 		if standing[uuid] == owner {
 			continue
 		}
-		if err := d.write(uuid, asked, owner); err != nil {
+		if err := d.write(uuid, requested, owner); err != nil {
 			return err
 		}
 	}
@@ -81,11 +81,11 @@ func (d Directory) Requests() (map[string]string, error) {
 	}
 	out := map[string]string{}
 	for _, entry := range entries {
-		uuid, found := strings.CutSuffix(entry.Name(), asked)
+		uuid, found := strings.CutSuffix(entry.Name(), requested)
 		if !found || !IsGPU(uuid) {
 			continue
 		}
-		text, err := os.ReadFile(d.path(uuid, asked))
+		text, err := os.ReadFile(d.path(uuid, requested))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("read the request for %s: %w", uuid, err)
 		}

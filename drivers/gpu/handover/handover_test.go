@@ -16,7 +16,7 @@ const first, second = "GPU-aaaaaaaa-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-
 
 func TestRequestRemainsUntilItIsWithdrawn(t *testing.T) {
 	d := Directory(filepath.Join(t.TempDir(), "handover"))
-	if err := d.Ask("volcano", first, second); err != nil {
+	if err := d.Request("volcano", first, second); err != nil {
 		t.Fatal(err)
 	}
 	again := Directory(string(d)) // another process, later
@@ -24,10 +24,10 @@ func TestRequestRemainsUntilItIsWithdrawn(t *testing.T) {
 	if err != nil || !maps.Equal(got, map[string]string{first: "volcano", second: "volcano"}) {
 		t.Fatalf("requests %v, %v", got, err)
 	}
-	if err := d.Ask("device-plugin", second); err == nil || !strings.Contains(err.Error(), "volcano has it") {
+	if err := d.Request("device-plugin", second); err == nil || !strings.Contains(err.Error(), "volcano has it") {
 		t.Errorf("a second owner got %v, want a refusal that names the first", err)
 	}
-	if err := d.Ask("volcano", second); err != nil {
+	if err := d.Request("volcano", second); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := d.Requests(); !maps.Equal(got, map[string]string{second: "volcano"}) {
@@ -66,13 +66,13 @@ func TestAwaitReturnsOnceEveryGPUIsConfirmed(t *testing.T) {
 
 func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	d := Directory(t.TempDir())
-	if err := d.Ask("volcano", "../../etc/passwd"); err == nil {
+	if err := d.Request("volcano", "../../etc/passwd"); err == nil {
 		t.Error("a path was taken for a UUID")
 	}
-	if err := d.Ask("../x", first); err == nil {
+	if err := d.Request("../x", first); err == nil {
 		t.Error("a path was taken for an owner")
 	}
-	for name, text := range map[string]string{"notes.txt": "x", "GPU-zz.asked": "volcano", first + ".asked": "\x00\x01 not an owner"} {
+	for name, text := range map[string]string{"notes.txt": "x", "GPU-zz.requested": "volcano", first + ".requested": "\x00\x01 not an owner"} {
 		if err := os.WriteFile(filepath.Join(string(d), name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -33,8 +33,8 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
 	// The claim keeps its device, and its MPS daemon never ended.
 	b.refused(b.claim("u3", nil, device{name: "gpu-0"}), "claim default/claim-u1")
-	if said := commands(); said != "" {
-		t.Errorf("the MPS control daemon was told %q", said)
+	if printed := commands(); printed != "" {
+		t.Errorf("the MPS control daemon was told %q", printed)
 	}
 	if problem := b.unprepare(held); problem != "" {
 		t.Error(problem)

@@ -166,11 +166,11 @@ func (w *layouts) applyGPUs(ctx context.Context, l *v1alpha1.MIGLayout, entry *v
 		state := v1alpha1.MIGNodeGPU{State: v1alpha1.MIGLayoutApplied}
 		if err != nil {
 			state.State, state.Message = w.judge(g, err)
-			said := fmt.Sprintf("GPU %d: %s", g.Index, state.Message)
+			text := fmt.Sprintf("GPU %d: %s", g.Index, state.Message)
 			if state.State == v1alpha1.MIGLayoutFailed {
-				failed = append(failed, said)
+				failed = append(failed, text)
 			} else {
-				waiting = append(waiting, said)
+				waiting = append(waiting, text)
 			}
 		} else {
 			delete(w.tries.failed, g.UUID)
@@ -236,7 +236,7 @@ func (w *layouts) applyGPU(ctx context.Context, g *inventory.GPU, planned []v1al
 	owner := ledger.Owner{ID: "miglayout/" + g.UUID, Name: "MIGLayout " + name}
 	holds := changedHolds(change)
 	if err := w.ledger.TryAcquire(owner, holds...); err != nil {
-		w.tellWhenFree(ctx, g, holds)
+		w.notifyWhenFree(ctx, g, holds)
 		return changed, err
 	}
 	defer w.ledger.Release(owner.ID)

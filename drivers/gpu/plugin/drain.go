@@ -32,7 +32,7 @@ func (s *starter) awaitUndrain(ctx context.Context, p *plugin) error {
 	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, " + s.drain.Until()
 	klog.FromContext(ctx).Info(message)
 	p.events.Note("GPUsDrained", message)
-	s.driver.say(troubleDrained, "GPUsDrained", message)
+	s.driver.set(troubleDrained, "GPUsDrained", message)
 	stop := s.answerDrained(ctx, p)
 	defer stop()
 	return s.drain.AwaitUndrain(ctx)

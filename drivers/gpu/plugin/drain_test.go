@@ -59,10 +59,10 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.taints("gpu-0", "")
 	c := b.claim("u1", nil, device{name: "gpu-0"})
 	b.mustPrepare(c)
-	said, ended := &transcript{}, make(chan error, 1)
-	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", said) }()
+	printed, ended := &transcript{}, make(chan error, 1)
+	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", printed) }()
 	b.taints("gpu-1", drain.Taint+"=:NoSchedule")
-	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
+	b.await(func() bool { return strings.Contains(printed.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
 	if problem := b.prepareWithin(time.Minute, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
 		// A claim that was allocated before the taint was seen may still come; the drain waits for it as well.
 		t.Errorf("a claim that came while the drain waits: %s", problem)
@@ -81,7 +81,7 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 			t.Fatal(err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatalf("the drain does not end; it said:\n%s", said)
+		t.Fatalf("the drain does not end; it printed:\n%s", printed)
 	}
 	if out, err := administrator(t, root, "-i", "0", "--gpu-reset"); err != nil {
 		t.Errorf("the GPU of a drained node could not be reset: %v\n%s", err, out)
@@ -109,12 +109,12 @@ func TestADrainPublishesItsTaintBeforeItLetsGo(t *testing.T) {
 	b, _ := drainable(t)
 	b.taints("gpu-0", "")
 	b.busy.Store(true)
-	said := &transcript{}
-	if err := order(t.Context(), b.options.StateDir, "drain", said); err != nil {
+	printed := &transcript{}
+	if err := order(t.Context(), b.options.StateDir, "drain", printed); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(said.String(), "taint "+drain.Taint+" is published") {
-		t.Errorf("the drain says\n%s", said)
+	if !strings.Contains(printed.String(), "taint "+drain.Taint+" is published") {
+		t.Errorf("the drain says\n%s", printed)
 	}
 	for _, s := range b.slices() {
 		for _, d := range s.Spec.Devices {
@@ -132,10 +132,10 @@ func TestADrainThatIsGivenUpSaysForWhat(t *testing.T) {
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	said := &transcript{}
+	printed := &transcript{}
 	ended := make(chan error, 1)
-	go func() { ended <- order(ctx, b.options.StateDir, "drain", said) }()
-	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-1") }, "the claim that stands is named")
+	go func() { ended <- order(ctx, b.options.StateDir, "drain", printed) }()
+	b.await(func() bool { return strings.Contains(printed.String(), "claim default/claim-u1 has gpu-1") }, "the claim that stands is named")
 	cancel()
 	err := <-ended
 	if err == nil || !strings.Contains(err.Error(), "claim default/claim-u1 has gpu-1") {
@@ -177,16 +177,18 @@ func TestADrainWaitsForTheNodesOtherRoles(t *testing.T) {
 	if !<-open {
 		t.Fatal("the role did not open NVML")
 	}
-	said, drained := &transcript{}, make(chan error, 1)
-	go func() { drained <- order(t.Context(), b.options.StateDir, "drain", said) }()
-	named := func() bool { return strings.Contains(said.String(), "compute-domain-plugin: a daemon's claim stands") }
+	printed, drained := &transcript{}, make(chan error, 1)
+	go func() { drained <- order(t.Context(), b.options.StateDir, "drain", printed) }()
+	named := func() bool {
+		return strings.Contains(printed.String(), "compute-domain-plugin: a daemon's claim stands")
+	}
 	b.await(named, "the other role's claim is named")
 	if drainedOn(t, b) {
 		t.Error("the node counts as drained while a role of it holds NVML")
 	}
 	close(stands)
 	if err := <-drained; err != nil {
-		t.Fatalf("%v; it said:\n%s", err, said)
+		t.Fatalf("%v; it printed:\n%s", err, printed)
 	}
 	if <-open || !drainedOn(t, b) {
 		t.Error("the other role did not let go")

@@ -48,12 +48,12 @@ type driverState struct {
 	now     observed.Value[driverWord]
 }
 
-// say records a problem; with an empty reason, its end.
-func (d *driverState) say(what driverTrouble, reason, message string) {
+// set records a problem; with an empty reason, its end.
+func (d *driverState) set(what driverTrouble, reason, message string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.wrong[what] = driverWord{reason, message}
-	d.tell()
+	d.publish()
 }
 
 // runs records that NVML has started on a driver.
@@ -62,11 +62,11 @@ func (d *driverState) runs(version string) {
 	defer d.mu.Unlock()
 	d.version = version
 	d.wrong = [troubles]driverWord{}
-	d.tell()
+	d.publish()
 }
 
-// tell determines the most severe statement. d.mu must be held.
-func (d *driverState) tell() {
+// publish determines the most severe statement. d.mu must be held.
+func (d *driverState) publish() {
 	word := driverWord{reason: "DriverReady", message: "the NVIDIA driver " + d.version + " can be used"}
 	for _, w := range d.wrong {
 		if w.reason != "" {
@@ -85,15 +85,15 @@ func (d *driverState) tell() {
 // found records the result of a search for the files of containers.
 func (d *driverState) found(set *edits.Set, lacking error, problems string) {
 	if set != nil && lacking != nil {
-		d.say(troubleNodes, "DeviceNodeMissing", lacking.Error())
+		d.set(troubleNodes, "DeviceNodeMissing", lacking.Error())
 	} else {
-		d.say(troubleNodes, "", "")
+		d.set(troubleNodes, "", "")
 	}
 	reason := ""
 	if problems != "" {
 		reason = "DriverIncomplete"
 	}
-	d.say(troubleFiles, reason, problems)
+	d.set(troubleFiles, reason, problems)
 }
 
 // look records whether the running driver has lost its files, for example because a driver container was replaced beneath pods that
@@ -109,7 +109,7 @@ func (d *driverState) look(search driver.Search, at driver.Location) {
 	if reason == driver.NotFound {
 		message = "the driver's files were removed while it runs, so no new container gets them: " + message
 	}
-	d.say(troubleGone, reason, message)
+	d.set(troubleGone, reason, message)
 }
 
 // run writes the node's condition whenever it has changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no

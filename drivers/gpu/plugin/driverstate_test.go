@@ -29,9 +29,9 @@ func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 			t.Errorf("said %+v, want %q", got, reason)
 		}
 	}
-	d.say(troubleFiles, "", "")
+	d.set(troubleFiles, "", "")
 	expect("") // nothing is known yet
-	d.say(troubleStart, "DriverNotLoaded", "no module")
+	d.set(troubleStart, "DriverNotLoaded", "no module")
 	expect("DriverNotLoaded")
 	d.runs("580.95.05")
 	expect("DriverReady")
@@ -40,9 +40,9 @@ func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 	expect("DriverIncomplete")
 	d.found(set, errors.New("no /dev/nvidia-uvm"), "no libcuda")
 	expect("DeviceNodeMissing")
-	d.say(troubleGone, "DriverNotFound", "files were removed")
+	d.set(troubleGone, "DriverNotFound", "files were removed")
 	expect("DriverNotFound")
-	d.say(troubleDrained, "GPUsDrained", "drained")
+	d.set(troubleDrained, "GPUsDrained", "drained")
 	expect("GPUsDrained")
 	d.runs("580.95.06")
 	expect("DriverReady")
@@ -115,7 +115,7 @@ func TestANodeWithoutAGPUHasNoConditionOfItsDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 		var d driverState
-		d.say(troubleStart, "DriverNotFound", "no driver")
+		d.set(troubleStart, "DriverNotFound", "no driver")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		d.run(ctx, conditions{client: client, node: "n1"}, pci.NewFS(t.TempDir()))

@@ -89,7 +89,7 @@ func (h *handovers) begin(ctx context.Context) error {
 	if h.directory == "" {
 		return nil
 	}
-	if err := h.ask(); err != nil {
+	if err := h.request(); err != nil {
 		return err
 	}
 	return h.read(ctx)
@@ -167,7 +167,7 @@ func (h *handovers) Run(ctx context.Context) error {
 func (h *handovers) step(ctx context.Context) (again bool, err error) {
 	inUse, err := h.takeBack(ctx)
 	if err == nil {
-		err = h.ask()
+		err = h.request()
 	}
 	if err == nil {
 		err = h.read(ctx)
@@ -209,7 +209,7 @@ func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 		}
 	}
 	for _, owner := range slices.Sorted(maps.Keys(returned)) {
-		if err := h.directory.Ask(owner, kept[owner]...); err != nil {
+		if err := h.directory.Request(owner, kept[owner]...); err != nil {
 			return false, err
 		}
 	}
@@ -248,8 +248,8 @@ func (h *handovers) settle(ctx context.Context) (again bool, err error) {
 	}
 	if pool := h.kind.Hardware().Pool; pool != h.seenOn || !maps.Equal(owners, h.seen) {
 		if len(owners) > 0 {
-			asked := func(d *devices.Device) bool { return owners[d.GPU.UUID] != "" }
-			if err := h.taints.await(ctx, handover.Taint, asked); err != nil {
+			requested := func(d *devices.Device) bool { return owners[d.GPU.UUID] != "" }
+			if err := h.taints.await(ctx, handover.Taint, requested); err != nil {
 				return true, err
 			}
 		}
@@ -260,7 +260,7 @@ func (h *handovers) settle(ctx context.Context) (again bool, err error) {
 		g := h.kind.Hardware().Node.ByUUID(uuid)
 		if g == nil {
 			h.events.Report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; "+
-				"where it is gone for good, remove %s.asked in %s", owners[uuid], uuid, uuid, h.directory))
+				"where it is gone for good, remove %s.requested in %s", owners[uuid], uuid, uuid, h.directory))
 			continue
 		}
 		if err := h.take(g, owners[uuid]); err != nil {
@@ -285,24 +285,24 @@ func (h *handovers) take(g *inventory.GPU, owner string) error {
 	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, reservationsOf(g)...)
 }
 
-// ask requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these
+// request requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these
 // first. Requests of an earlier run stay. Pods may have a GPU that does not answer now, or that the flag no longer names; takeBack
 // learns when it is free.
-func (h *handovers) ask() error {
+func (h *handovers) request() error {
 	standing, err := h.directory.Requests()
 	if err != nil {
 		return fmt.Errorf("--device-plugin: %w", err)
 	}
 	uuids := slices.DeleteFunc(uuidsOf(extendedresource.Select(h.kind.Hardware().Node, h.wanted)), func(uuid string) bool {
-		owner, asked := standing[uuid]
-		return asked && !h.mayHave(owner, uuid)
+		owner, requested := standing[uuid]
+		return requested && !h.mayHave(owner, uuid)
 	})
 	for uuid, owner := range standing {
 		if owner == extendedresource.Owner {
 			uuids = append(uuids, uuid)
 		}
 	}
-	if err := h.directory.Ask(extendedresource.Owner, uuids...); err != nil {
+	if err := h.directory.Request(extendedresource.Owner, uuids...); err != nil {
 		return fmt.Errorf("--device-plugin: %w", err)
 	}
 	return nil

@@ -26,7 +26,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	holder := b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-0"})
 	b.mustPrepare(holder)
 	directory := handover.Directory(b.options.HandoverDir)
-	if err := directory.Ask("volcano", m.GPUs[1].UUID); err != nil {
+	if err := directory.Request("volcano", m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"gpu-1", "gpu-1-shared", "gpu-1-mig-3g20gb-9-4"} {
@@ -48,7 +48,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	// A claim that slipped through is refused by name. The kubelet waits 45 s.
 	b.refused(b.claim("u2", nil, device{name: "gpu-1"}), "the device plugin volcano")
 	// After it was returned, it is handed over again.
-	if err := directory.Ask("volcano"); err != nil {
+	if err := directory.Request("volcano"); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-1", "")
@@ -61,7 +61,7 @@ func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
-	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[0].UUID); err != nil {
+	if err := handover.Directory(b.options.HandoverDir).Request("volcano", m.GPUs[0].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-0", taken)
@@ -87,7 +87,7 @@ func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
-	if err := directory.Ask("volcano", m.GPUs[1].UUID); err != nil {
+	if err := directory.Request("volcano", m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-1", taken)
@@ -105,7 +105,7 @@ func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
 	b.taints("gpu-1", taken)
 	exchange()
-	if err := directory.Ask("volcano"); err != nil {
+	if err := directory.Request("volcano"); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-1", "")
@@ -115,7 +115,7 @@ func TestARestartReturnsNoGPU(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
-	if err := directory.Ask("volcano", m.GPUs[0].UUID); err != nil {
+	if err := directory.Request("volcano", m.GPUs[0].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-0", taken)
@@ -135,7 +135,7 @@ func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
 	m.GPUs[1].SetProcesses(1)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
-	if err := directory.Ask("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID, m.GPUs[2].UUID); err != nil {
+	if err := directory.Request("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID, m.GPUs[2].UUID); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"gpu-0", "gpu-1", "gpu-2"} {
@@ -221,7 +221,7 @@ func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	b := newBench(t, m, func(o *Options) { o.KubeletRoot = kubelet.Root() })
-	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[1].UUID); err != nil {
+	if err := handover.Directory(b.options.HandoverDir).Request("volcano", m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-1", taken)
@@ -254,7 +254,7 @@ func TestALostGPUThatTheNodeCountsDoesNotReturnToDRA(t *testing.T) {
 	m.GPUs[1].SetLost(true)
 	b.start()
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
-	if _, err := os.Stat(filepath.Join(b.options.HandoverDir, m.GPUs[1].UUID+".asked")); err != nil {
+	if _, err := os.Stat(filepath.Join(b.options.HandoverDir, m.GPUs[1].UUID+".requested")); err != nil {
 		t.Errorf("the GPU is not asked for any more: %v", err)
 	}
 }
@@ -267,7 +267,7 @@ func TestHandoverKeepsGPUWhileAForgottenPodOfTheDevicePluginRuns(t *testing.T) {
 	b := newBench(t, m, func(o *Options) { o.KubeletRoot = kubelet.Root() })
 	pods := occupancytest.New(t, b.options.Cgroups().Path)
 	directory := handover.Directory(b.options.HandoverDir)
-	if err := directory.Ask("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID); err != nil {
+	if err := directory.Request("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-0", taken)
@@ -277,7 +277,7 @@ func TestHandoverKeepsGPUWhileAForgottenPodOfTheDevicePluginRuns(t *testing.T) {
 	}
 	kubelet.Record("volcano.sh/vgpu-number", map[string][]string{"pod-a": {m.GPUs[1].UUID + "-3"}})
 	pods.Run("pod-a")
-	if err := directory.Ask("volcano"); err != nil { // it is to give both GPUs back
+	if err := directory.Request("volcano"); err != nil { // it is to give both GPUs back
 		t.Fatal(err)
 	}
 	b.taints("gpu-0", "")

@@ -138,11 +138,11 @@ func (r *reader) find(ctx context.Context, node *inventory.Node) (func(context.C
 			ProcDevices: r.options.ProcDevices, HookPath: hook, Extra: extra, Log: logger,
 		})
 		if err != nil {
-			r.tellLacking(logger, []error{err})
+			r.reportLacking(logger, []error{err})
 			r.driver.found(nil, nil, err.Error())
 			return nil, err
 		}
-		r.tellLacking(logger, set.Problems)
+		r.reportLacking(logger, set.Problems)
 		problems := ""
 		if err := errors.Join(set.Problems...); err != nil {
 			problems = err.Error()

@@ -67,15 +67,15 @@ func (i *informer) Run(ctx context.Context) {
 	for {
 		select {
 		case next := <-i.waiting:
-			i.tellClaims(ctx, next)
+			i.reportOnClaims(ctx, next)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// tellClaims writes an Event on claims and on their pods.
-func (i *informer) tellClaims(ctx context.Context, next information) {
+// reportOnClaims writes an Event on claims and on their pods.
+func (i *informer) reportOnClaims(ctx context.Context, next information) {
 	for _, record := range next.holders {
 		claim, err := i.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 		if err != nil || claim.UID != record.UID {

@@ -24,7 +24,7 @@ func TestTheGPURoleWorksWithoutInotify(t *testing.T) {
 	b.stop()
 	b.enter = plainly
 	b.start()
-	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[1].UUID); err != nil {
+	if err := handover.Directory(b.options.HandoverDir).Request("volcano", m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	b.taints("gpu-1", taken)

@@ -162,7 +162,7 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 		case err == nil:
 		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
 			if held != nil {
-				w.tellWhenFree(ctx, plan.GPU, reservationsOf(plan.GPU))
+				w.notifyWhenFree(ctx, plan.GPU, reservationsOf(plan.GPU))
 			}
 			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
 		default:
@@ -192,8 +192,8 @@ func reservationsOf(gpus ...*inventory.GPU) (all []ledger.Reservation) {
 	return all
 }
 
-// tellWhenFree puts a token into free once these holds on a GPU are released. At most one goroutine waits for a GPU.
-func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU, holds []ledger.Reservation) {
+// notifyWhenFree puts a token into free once these holds on a GPU are released. At most one goroutine waits for a GPU.
+func (w *layouts) notifyWhenFree(ctx context.Context, g *inventory.GPU, holds []ledger.Reservation) {
 	if !w.awaited.add(g.UUID) {
 		return
 	}

@@ -279,20 +279,20 @@ func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
 		if got := b.event("ResourceClaim", "ShareLimits"); !strings.Contains(got, want) {
 			t.Errorf("%s: the Event says %q, want %q", limits, got, want)
 		}
-		said := 0
+		printed := 0
 		for _, slice := range b.slices() {
 			for _, published := range slice.Spec.Devices {
 				by := published.Attributes["limits"].StringValue
 				if by != nil {
-					said++
+					printed++
 				}
 				if shared := ptr.Deref(published.AllowMultipleAllocations, false); shared != (by != nil) || shared && *by != limits {
 					t.Errorf("%s: %s says %q of its limits", limits, published.Name, ptr.Deref(by, ""))
 				}
 			}
 		}
-		if said != 1 {
-			t.Errorf("%s: %d devices say what holds shares to their limits, want 1", limits, said)
+		if printed != 1 {
+			t.Errorf("%s: %d devices say what holds shares to their limits, want 1", limits, printed)
 		}
 	}
 

@@ -257,7 +257,7 @@ func (v *passer) run(ctx context.Context) error {
 	v.dra.Learn()
 	tick := time.NewTicker(cmp.Or(v.plugin.tuning.recheck, rescan))
 	defer tick.Stop()
-	for said := ""; ; {
+	for reported := ""; ; {
 		wish, wished := v.forms.wish.Get()
 		held, heldChanged := v.kind.Held()
 		draining, drainingChanged := v.draining.Get()
@@ -270,9 +270,9 @@ func (v *passer) run(ctx context.Context) error {
 		if err != nil {
 			problems = append(problems, err)
 		}
-		if text := fmt.Sprint(problems); len(problems) > 0 && text != said {
+		if text := fmt.Sprint(problems); len(problems) > 0 && text != reported {
 			v.plugin.events.Report("GPUFormNotOffered", errors.Join(problems...).Error())
-			said = text
+			reported = text
 		}
 		published := v.devices(cards, leaving, draining)
 		if err := v.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{

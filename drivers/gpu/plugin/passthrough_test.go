@@ -318,13 +318,13 @@ func TestPluginDrainWaitsForVirtualMachines(t *testing.T) {
 	b.awaitNames(passedName, "gpu-vfio-0000-5e-00-0")
 	machine := b.claim("v1", nil, device{name: passedName})
 	b.mustPrepare(machine)
-	said, ended := &transcript{}, make(chan error, 1)
-	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", said) }()
-	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-v1") }, "the drain names the claim")
+	printed, ended := &transcript{}, make(chan error, 1)
+	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", printed) }()
+	b.await(func() bool { return strings.Contains(printed.String(), "claim default/claim-v1") }, "the drain names the claim")
 	b.awaitNames("-"+passedName, "-gpu-vfio-0000-5e-00-0")
 	b.await(func() bool { return b.unprepare(machine) == "" }, "the machine's claim is released")
 	if err := <-ended; err != nil || k.Driver(passedGPU) != "nvidia" {
-		t.Fatalf("the drain ended with %v; the driver is %s; it said:\n%s", err, k.Driver(passedGPU), said)
+		t.Fatalf("the drain ended with %v; the driver is %s; it printed:\n%s", err, k.Driver(passedGPU), printed)
 	}
 	b.refused(b.claim("v2", nil, device{name: passedName}), "gpufabric undrain")
 	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {

@@ -91,8 +91,8 @@ func (s *search) get(ctx context.Context) (*edits.Set, error) {
 	}
 }
 
-// tellLacking reports what containers lack, once until that changes.
-func (r *reader) tellLacking(logger logr.Logger, problems []error) {
+// reportLacking reports what containers lack, once until that changes.
+func (r *reader) reportLacking(logger logr.Logger, problems []error) {
 	var words []string
 	for _, problem := range problems {
 		words = append(words, problem.Error())

@@ -141,7 +141,7 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		klog.FromContext(ctx).Info(message, "reason", reason)
 		s.waits.Store(true)
 		p.events.Report("WaitingForDriver", message)
-		s.driver.say(troubleStart, reason, message)
+		s.driver.set(troubleStart, reason, message)
 		p.standIn.begin(message)
 		waited = true
 	})
@@ -171,7 +171,7 @@ func (s *starter) pause(ctx context.Context, p *plugin, why error) error {
 	s.waits.Store(true)
 	defer s.waits.Store(false)
 	p.events.Report("WaitingForDriver", why.Error())
-	s.driver.say(troubleStart, nvidia.Failed, why.Error())
+	s.driver.set(troubleStart, nvidia.Failed, why.Error())
 	p.standIn.begin(why.Error())
 	select {
 	case <-time.After(startPause):

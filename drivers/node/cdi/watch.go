@@ -30,8 +30,8 @@ type Watch struct {
 	// Unread returns the names of the owners of specs that were not read, and that were available before a time. An error means that reads
 	// cannot be seen.
 	Unread func(before time.Time) ([]string, error)
-	// Tell reports a problem of the node as a whole, for example as an Event. reason is a CamelCase word.
-	Tell func(reason, message string)
+	// Report reports a problem of the node as a whole, for example as an Event. reason is a CamelCase word.
+	Report func(reason, message string)
 
 	// reported is when the problem was last reported, zero where there is none.
 	reported time.Time
@@ -61,7 +61,7 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 			message := fmt.Sprintf("%v: where containers lack their devices, or do not start, see whether the runtime has CDI on "+
 				"(containerd: enable_cdi = true), and whether the kernel's log has refusals of AppArmor or SELinux", err)
 			logger.Info("Not watching whether the container runtime has CDI on", "message", message)
-			w.Tell("ContainerRuntimeNotWatched", message)
+			w.Report("ContainerRuntimeNotWatched", message)
 			w.blind = now
 		}
 		return
@@ -76,7 +76,7 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 			"the chart's value cdi.root), and see in the kernel's log that AppArmor or SELinux does not keep it from that directory",
 			unread[0], len(unread), runtimePatience)
 		logger.Error(nil, "CDI specs are not read", "message", message, "unread", unread)
-		w.Tell("ContainerRuntimeReadsNoCDI", message)
+		w.Report("ContainerRuntimeReadsNoCDI", message)
 		w.reported = now
 	}
 }

@@ -12,15 +12,15 @@ func TestWatchReportsRuntimeThatReadsNoSpecs(t *testing.T) {
 	var trouble error
 	w := Watch{
 		Unread: func(time.Time) ([]string, error) { return unread, trouble },
-		Tell:   func(reason, message string) { reported = append(reported, reason+": "+message) },
+		Report: func(reason, message string) { reported = append(reported, reason+": "+message) },
 	}
 	now := time.Unix(1e9, 0)
-	check := func(after time.Duration, wantTold int) {
+	check := func(after time.Duration, want int) {
 		t.Helper()
 		now = now.Add(after)
 		w.check(t.Context(), now)
-		if len(reported) != wantTold {
-			t.Fatalf("after %s it was reported %d times, want %d: %q", after, len(reported), wantTold, reported)
+		if len(reported) != want {
+			t.Fatalf("after %s it was reported %d times, want %d: %q", after, len(reported), want, reported)
 		}
 	}
 	check(0, 0)

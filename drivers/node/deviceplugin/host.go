@@ -97,7 +97,7 @@ func (h *Host) Run(ctx context.Context) error {
 		group.Go(func() { h.followHolders(ctx) })
 	}
 	if h.Trouble != nil {
-		group.Go(func() { (&cdi.Watch{Unread: h.unread, Tell: h.Trouble}).Run(ctx) })
+		group.Go(func() { (&cdi.Watch{Unread: h.unread, Report: h.Trouble}).Run(ctx) })
 	}
 	h.watch(ctx, sockets)
 	return nil

@@ -192,7 +192,7 @@ func (s *server) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.resource.name, err)
 	}
 	if len(allocated.GetCdiDevices()) > 0 {
-		s.resource.asked(time.Now())
+		s.resource.expectRead(time.Now())
 	}
 	return allocated, nil
 }

@@ -21,8 +21,8 @@ type wait struct {
 	since time.Time
 }
 
-// asked records that a container was given a device of the resource's CDI spec.
-func (r *Resource) asked(now time.Time) {
+// expectRead records that a container was given a device of the resource's CDI spec.
+func (r *Resource) expectRead(now time.Time) {
 	specified, ok := r.backend.(Specified)
 	if !ok || specified.Spec() == "" {
 		return

@@ -193,7 +193,7 @@ func (o *Operator) resume(ctx context.Context, pause Pause) error {
 	case last.by == administrator:
 		o.setActive(false)
 		return nil
-	case last.by != "" && older(pause.Version, last.version):
+	case last.by != "" && isOlder(pause.Version, last.version):
 		return nil
 	}
 	klog.FromContext(ctx).Info("NVIDIA's GPU operator lets clients of the driver come back")
@@ -214,14 +214,14 @@ func (o *Operator) own(ctx context.Context, pause Pause) (mine bool, err error) 
 		}
 	}
 	// Of a label that several roles have seen, the newest state of the Node counts: a role that is late must not end the drain.
-	if last.by == pause.By && !older(last.version, pause.Version) || older(pause.Version, last.version) {
+	if last.by == pause.By && !isOlder(last.version, pause.Version) || isOlder(pause.Version, last.version) {
 		return true, nil
 	}
 	return true, o.write(record{by: pause.By, version: pause.Version})
 }
 
-// older reports whether one resource version is certainly older than another.
-func older(a, b string) bool {
+// isOlder reports whether one resource version is certainly older than another.
+func isOlder(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && order < 0
 }

@@ -24,10 +24,10 @@ type capabilities struct {
 
 	once sync.Once
 
-	mu      sync.Mutex
-	missing capability.Missing
-	version string
-	asked   time.Time
+	mu        sync.Mutex
+	missing   capability.Missing
+	version   string
+	requested time.Time
 	// reported is the last report of withheld features.
 	reported string
 }
@@ -72,7 +72,7 @@ func (c *capabilities) learn(ctx context.Context) {
 func (c *capabilities) set(missing capability.Missing, version string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.missing, c.version, c.asked = missing, version, time.Now()
+	c.missing, c.version, c.requested = missing, version, time.Now()
 }
 
 // drop records gates that are off, regardless of the server's answer, until the next query.
@@ -87,7 +87,7 @@ func (c *capabilities) stale() bool {
 	version, err := c.server.Version()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return err == nil && version != c.version || time.Since(c.asked) > capability.GatesInterval
+	return err == nil && version != c.version || time.Since(c.requested) > capability.GatesInterval
 }
 
 // followCapabilities repeats the query when the API server has another version, or has dropped a field that it was taken to keep.
@@ -109,7 +109,7 @@ func (p *Plugin) followCapabilities(ctx context.Context) {
 			return
 		}
 		if p.capabilities.now() != before {
-			p.tellMissing(ctx)
+			p.passMissing(ctx)
 			p.published.again(ctx)
 		}
 	}
@@ -119,12 +119,12 @@ func (p *Plugin) followCapabilities(ctx context.Context) {
 func (p *Plugin) Learn() {
 	p.capabilities.once.Do(func() {
 		p.capabilities.learn(p.ctx)
-		p.tellMissing(p.ctx)
+		p.passMissing(p.ctx)
 	})
 }
 
-// tellMissing hands the kind what is missing, so that it offers its devices in forms that need less.
-func (p *Plugin) tellMissing(ctx context.Context) {
+// passMissing hands the kind what is missing, so that it offers its devices in forms that need less.
+func (p *Plugin) passMissing(ctx context.Context) {
 	missing := p.capabilities.now()
 	if missing.Any() {
 		klog.FromContext(ctx).Info("The cluster lacks features", "missing", missing.Error())

@@ -158,7 +158,7 @@ func (p *Plugin) start() error {
 	p.wg.Go(func() { p.followCapabilities(p.ctx) })
 	p.wg.Go(func() { p.takeOrders(p.ctx) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
-	p.wg.Go(func() { (&cdi.Watch{Unread: p.unread, Tell: p.report.node}).Run(p.ctx) })
+	p.wg.Go(func() { (&cdi.Watch{Unread: p.unread, Report: p.report.node}).Run(p.ctx) })
 	return nil
 }
 

@@ -243,14 +243,14 @@ func TestPrepareReportsWaitOnlyWhenItLasts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				claim := claimOf("u1", "d0")
 				b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
-				said := 0
+				percent := 0
 				b.kind.prepare = func(ctx context.Context, _ *Claim, progress Progress) (*Prepared, error) {
 					for range 3 { // other messages for the same reason, at once
-						said++
-						progress.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", said))
+						percent++
+						progress.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", percent))
 					}
 					<-ctx.Done()
-					return nil, Refuse("WaitingForPaint", "the paint is %d %% dry", said)
+					return nil, Refuse("WaitingForPaint", "the paint is %d %% dry", percent)
 				}
 				for range c.calls {
 					ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)

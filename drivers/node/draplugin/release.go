@@ -34,9 +34,9 @@ const reasonStillUsed = "DeviceStillUsed"
 
 // cause is why the devices of a claim are released.
 type cause struct {
-	asked  bool // the kubelet has called unprepare
-	gone   bool // the API no longer has the claim with these devices
-	forced bool // an administrator frees them
+	requested bool // the kubelet has called unprepare
+	gone      bool // the API no longer has the claim with these devices
+	forced    bool // an administrator frees them
 }
 
 // release is a claim whose devices wait for its last container. releases.mu guards it.
@@ -174,11 +174,11 @@ func (p *Plugin) decide(ctx context.Context, record claimstate.Record, why cause
 	if kept == nil {
 		kept = &release{since: now}
 	}
-	kept.users, kept.asked = users, kept.asked || why.asked
+	kept.users, kept.requested = users, kept.requested || why.requested
 	if why.gone && !kept.gone {
 		kept.gone, kept.goneSince = true, now
 	}
-	facts := occupancy.Facts{Asked: kept.asked, Gone: kept.gone, Users: len(users) > 0, Known: known, Forced: why.forced,
+	facts := occupancy.Facts{Requested: kept.requested, Gone: kept.gone, Users: len(users) > 0, Known: known, Forced: why.forced,
 		Rebooted: record.BootID != "" && p.bootID != "" && record.BootID != p.bootID}
 	if kept.gone {
 		facts.GoneFor = now.Sub(kept.goneSince)
@@ -275,13 +275,13 @@ func (p *Plugin) follow(ctx context.Context, record claimstate.Record) {
 	defer cancel()
 	changes := p.changesOf(ctx, record)
 	pause := time.NewTimer(endInterval)
-	reported := time.NewTimer(releaseTold)
+	reported := time.NewTimer(reportAfter)
 	for {
 		select {
 		case <-changes:
 		case <-pause.C:
 		case <-reported.C:
-			p.tellReleasing(ctx, record.UID)
+			p.reportReleasing(ctx, record.UID)
 		case <-ctx.Done():
 			return
 		}
@@ -360,7 +360,7 @@ func (p *Plugin) inUse(err error) error {
 		if r == nil {
 			continue
 		}
-		if held.Asker.Namespace != "" && holder.Namespace != "" && held.Asker.Namespace != holder.Namespace {
+		if held.Requester.Namespace != "" && holder.Namespace != "" && held.Requester.Namespace != holder.Namespace {
 			return fmt.Errorf("%w: it was released %s ago, and its container still runs", err, time.Since(r.since).Round(time.Second))
 		}
 		return fmt.Errorf("%w: %w", err, &stillUsed{users: r.users, since: r.since})

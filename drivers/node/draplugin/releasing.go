@@ -21,12 +21,12 @@ const (
 	// ReleasingTaint keeps new claims off devices whose last claim is released while a container still uses them: the scheduler, to which
 	// they look free, would choose them again and again.
 	ReleasingTaint = "gpufabric.io/releasing"
-	// releaseTold is how long devices wait for a container before that is worth an Event and a taint.
-	releaseTold = 10 * time.Second
+	// reportAfter is how long devices wait for a container before that is worth an Event and a taint.
+	reportAfter = 10 * time.Second
 )
 
-// tellReleasing reports a claim whose devices have waited for a container for releaseTold, and taints them.
-func (p *Plugin) tellReleasing(ctx context.Context, uid types.UID) {
+// reportReleasing reports a claim whose devices have waited for a container for releaseTold, and taints them.
+func (p *Plugin) reportReleasing(ctx context.Context, uid types.UID) {
 	record, recorded := p.state.Get(uid)
 	p.releases.mu.Lock()
 	r := p.releases.claims[uid]

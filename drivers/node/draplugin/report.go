@@ -43,7 +43,7 @@ func newReporter(config Config) *reporter {
 
 // waiting reports what a claim waits for, but not every variant of the message.
 func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message string) {
-	if r.waits.tell(claim.UID, reason, message, time.Now()) {
+	if r.waits.due(claim.UID, reason, message, time.Now()) {
 		r.events(claim, corev1.EventTypeNormal, reason, message)
 	}
 }

@@ -27,7 +27,7 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for _, claim := range claims {
 		wg.Go(func() {
 			start := time.Now()
-			err := p.release(ctx, claim.UID, cause{asked: true}, endPatience)
+			err := p.release(ctx, claim.UID, cause{requested: true}, endPatience)
 			p.config.Metrics.Observe(unpreparing, "total", start)
 			if err != nil {
 				err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)

@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// retellPause is how long other messages of one wait ("the pod is not here yet", "its container is being created") are held back
+	// repeatPause is how long other messages of one wait ("the pod is not here yet", "its container is being created") are held back
 	// after the last report. They follow each other in seconds while a cluster is busy, and each costs an Event on the claim and one
 	// on every pod.
-	retellPause = 30 * time.Second
+	repeatPause = 30 * time.Second
 	// conditionPatience is how long a claim may wait, over as many of the kubelet's calls as that takes, before the wait is written to
 	// the claim's status. A thousand nodes that join their domains at once on two cores wait for two minutes. Without this pause each
 	// would write a condition, and another to remove it, for something that is going well.
@@ -30,8 +30,8 @@ type claimWait struct {
 	since, reported time.Time
 }
 
-// tell reports whether to report a wait: another reason at once, another message for the same reason after a pause.
-func (w *waits) tell(claim types.UID, reason, message string, now time.Time) bool {
+// due reports whether to report a wait: another reason at once, another message for the same reason after a pause.
+func (w *waits) due(claim types.UID, reason, message string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	known := w.claim[claim]
@@ -39,7 +39,7 @@ func (w *waits) tell(claim types.UID, reason, message string, now time.Time) boo
 	case known == nil || known.reason != reason:
 		known = &claimWait{reason: reason, since: now}
 		w.claim[claim] = known
-	case known.message == message || now.Sub(known.reported) < retellPause:
+	case known.message == message || now.Sub(known.reported) < repeatPause:
 		return false
 	}
 	known.message, known.reported = message, now

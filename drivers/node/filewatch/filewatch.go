@@ -161,7 +161,7 @@ func (w *Watcher) again(s *watch) {
 	if !w.attach(s) {
 		s.seen = s.look()
 	}
-	s.tell()
+	s.notify()
 }
 
 // deliver passes on an event.
@@ -173,7 +173,7 @@ func (w *Watcher) deliver(from *instance, e event) {
 	}
 	if e.mask&unix.IN_Q_OVERFLOW != 0 { // Events were lost, so notify every watch.
 		for s := range w.all {
-			s.tell()
+			s.notify()
 		}
 		return
 	}
@@ -183,7 +183,7 @@ func (w *Watcher) deliver(from *instance, e event) {
 		case e.mask&directoryEvents != 0:
 			w.again(s)
 		case e.mask&s.events != 0 && s.matches(e.name):
-			s.tell()
+			s.notify()
 		}
 		appeared = filepath.Join(s.directory, e.name)
 	}
@@ -210,7 +210,7 @@ func (w *Watcher) lost(from *instance, s *watch, err error) {
 	clear(w.watched)
 	for s := range w.all {
 		s.attached = false
-		s.tell()
+		s.notify()
 	}
 }
 
@@ -242,12 +242,12 @@ func (w *Watcher) lookAtAll(ctx context.Context) {
 				w.again(s)
 			}
 		case !refused && w.attach(s):
-			s.tell()
+			s.notify()
 		default:
 			refused = w.inotify == nil
 			if now := s.look(); now != s.seen {
 				s.seen = now
-				s.tell()
+				s.notify()
 			}
 		}
 	}

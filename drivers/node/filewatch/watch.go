@@ -34,7 +34,7 @@ type watch struct {
 	seen       string // the result of look, without inotify
 }
 
-func (s *watch) tell() {
+func (s *watch) notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default:

@@ -48,8 +48,8 @@ func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.C
 
 // MetricsAccess decides who may read the metrics of a role that otherwise does not use the API server. It returns nil, which lets
 // everybody read, unless the check is enabled.
-func (h Host) MetricsAccess(asked bool, role string) (*metrics.Access, error) {
-	if !asked {
+func (h Host) MetricsAccess(enabled bool, role string) (*metrics.Access, error) {
+	if !enabled {
 		return nil, nil
 	}
 	config, err := h.Kubernetes()

@@ -97,9 +97,9 @@ func TestConnectTunesClientPerRole(t *testing.T) {
 // events takes Events as the API server does: their text is UTF-8, of at most 1,024 bytes.
 type events struct {
 	record.EventRecorder
-	t    *testing.T
-	node string
-	said string
+	t       *testing.T
+	node    string
+	printed string
 }
 
 func (e *events) Event(object runtime.Object, kind, reason, message string) {
@@ -107,7 +107,7 @@ func (e *events) Event(object runtime.Object, kind, reason, message string) {
 		e.t.Errorf("the API server refuses %d bytes, %s, %s: %q", len(message), kind, reason, message)
 	}
 	about := object.(*corev1.ObjectReference)
-	e.node, e.said = about.Name+" "+string(about.UID), message
+	e.node, e.printed = about.Name+" "+string(about.UID), message
 }
 
 func TestTroubleOfANodeIsAnEventThatTheAPIServerTakes(t *testing.T) {
@@ -115,8 +115,8 @@ func TestTroubleOfANodeIsAnEventThatTheAPIServerTakes(t *testing.T) {
 	for _, message := range messages {
 		e := &events{t: t}
 		NodeTrouble(e, "node-a")("StateUnreadable", message)
-		if e.node != "node-a node-a" || !strings.HasPrefix(message, e.said) || len(message) < 1024 && e.said != message {
-			t.Errorf("of %.20q... is said %q, of %q", message, e.said, e.node)
+		if e.node != "node-a node-a" || !strings.HasPrefix(message, e.printed) || len(message) < 1024 && e.printed != message {
+			t.Errorf("of %.20q... is said %q, of %q", message, e.printed, e.node)
 		}
 	}
 }

@@ -22,19 +22,19 @@ func TestLoggerEscapesControlCharacters(t *testing.T) {
 			log := Host{Stderr: &out}.Logger("gpu-plugin", 0)
 			log.Error(errors.New(text), "Claim not prepared", "claim", text)
 			log.Info(text)
-			said := out.String()
-			for i, line := range strings.Split(strings.TrimSuffix(said, "\n"), "\n") {
+			printed := out.String()
+			for i, line := range strings.Split(strings.TrimSuffix(printed, "\n"), "\n") {
 				if strings.HasPrefix(line, "I0101") || i > 0 && strings.Contains(line, "forged") && !strings.HasPrefix(line, "\t") &&
 					!strings.HasPrefix(line, "I") {
 					t.Errorf("line %d is a tenant's: %q", i, line)
 				}
 			}
-			if i := strings.IndexFunc(said, func(r rune) bool {
+			if i := strings.IndexFunc(printed, func(r rune) bool {
 				return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || hides(r)
 			}); i >= 0 {
-				t.Errorf("the log has a character that steers terminals at %d: %q", i, said)
+				t.Errorf("the log has a character that steers terminals at %d: %q", i, printed)
 			}
-			t.Logf("attacker sees: %.120q", said)
+			t.Logf("attacker sees: %.120q", printed)
 		})
 	}
 }

@@ -55,15 +55,15 @@ func (c Conflict) String() string { return fmt.Sprintf("%s is held by %s", c.Key
 // names.
 type ConflictError struct {
 	Conflicts []Conflict
-	// Asker is the owner that requested it.
-	Asker Owner
+	// Requester is the owner that requested it.
+	Requester Owner
 }
 
 // Error names the first conflict only: a whole GPU is as many holds as it has memory slices, and one of them is enough. The
 // tenant reads this error in an Event or on the pod, so it names no owner of another namespace. Detail is for the node's log.
 func (e *ConflictError) Error() string {
-	c, asker := e.Conflicts[0], e.Asker.Namespace
-	if asker != "" && c.Holder.Namespace != "" && c.Holder.Namespace != asker {
+	c, namespace := e.Conflicts[0], e.Requester.Namespace
+	if namespace != "" && c.Holder.Namespace != "" && c.Holder.Namespace != namespace {
 		return c.Key + " is held by a claim of another namespace (the log of this node's plugin names it)"
 	}
 	return e.Detail()
@@ -119,7 +119,7 @@ func (l *Ledger) try(owner Owner, holds []Reservation) (*ConflictError, <-chan s
 		conflicts = append(conflicts, l.conflicts(owner.ID, hold)...)
 	}
 	if len(conflicts) > 0 {
-		return &ConflictError{Conflicts: conflicts, Asker: owner}, l.changed
+		return &ConflictError{Conflicts: conflicts, Requester: owner}, l.changed
 	}
 	for _, hold := range holds {
 		l.put(owner, hold)

@@ -27,8 +27,8 @@ const (
 	// mostTokens bounds the number of cached tokens, separately for accepted and refused ones: anybody who reaches the port may send
 	// new tokens.
 	mostTokens = 64
-	// askPatience bounds one request to the API server. Prometheus gives a scrape ten seconds.
-	askPatience = 5 * time.Second
+	// reviewPatience bounds one request to the API server. Prometheus gives a scrape ten seconds.
+	reviewPatience = 5 * time.Second
 	// longestToken is longer than any service account's token, which has about 1 kB.
 	longestToken = 16 << 10
 )
@@ -62,8 +62,8 @@ type verdict struct {
 }
 
 // Guard is an Access where the check is enabled, else nil.
-func Guard(asked bool, client kubernetes.Interface) *Access {
-	if !asked {
+func Guard(enabled bool, client kubernetes.Interface) *Access {
+	if !enabled {
 		return nil
 	}
 	return &Access{Client: client}
@@ -109,9 +109,9 @@ func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict
 	if v, err := a.remember(key, from); err != nil || v.status != 0 {
 		return v, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askPatience)
+	ctx, cancel := context.WithTimeout(ctx, reviewPatience)
 	defer cancel()
-	v, err := a.ask(ctx, token, path)
+	v, err := a.review(ctx, token, path)
 	if err != nil {
 		return v, err
 	}
@@ -149,7 +149,7 @@ func (a *Access) remember(key tokenSum, from string) (verdict, error) {
 	return verdict{}, nil
 }
 
-func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {
+func (a *Access) review(ctx context.Context, token, path string) (verdict, error) {
 	who, err := a.Client.AuthenticationV1().TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 )
 
 // cluster accepts two tokens: prometheus may read metrics, a tenant may not. asked counts requests.
-func cluster(asked *int, down *bool) *fake.Clientset {
+func cluster(reviews *int, down *bool) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		*asked++
+		*reviews++
 		if *down {
 			return true, nil, errors.New("the API server is away")
 		}
@@ -46,10 +46,10 @@ func cluster(asked *int, down *bool) *fake.Clientset {
 }
 
 func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
-	var asked int
+	var reviews int
 	var down bool
 	now := time.Now()
-	access := &Access{Client: cluster(&asked, &down), Now: func() time.Time { return now }}
+	access := &Access{Client: cluster(&reviews, &down), Now: func() time.Time { return now }}
 	handler := access.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "secret_pod_names 1") }))
 	get := func(header string) *httptest.ResponseRecorder {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
@@ -80,8 +80,8 @@ func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
 			t.Logf("attacker sees: %d %s", answer.Code, strings.TrimSpace(answer.Body.String()))
 		}
 	}
-	if asked != 3 {
-		t.Errorf("the API server was asked of tokens %d times, want once for each that could be one", asked)
+	if reviews != 3 {
+		t.Errorf("the API server was asked of tokens %d times, want once for each that could be one", reviews)
 	}
 	// A removed right ends within a minute. Without the API server, metrics cannot be read.
 	now, down = now.Add(2*remembered), true
@@ -92,10 +92,10 @@ func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
 
 // The role checks tokens with the client that it prepares claims with.
 func TestAccessSurvivesAFloodOfTokens(t *testing.T) {
-	var asked int
+	var reviews int
 	var down bool
 	now := time.Now()
-	access := &Access{Client: cluster(&asked, &down), Now: func() time.Time { return now }}
+	access := &Access{Client: cluster(&reviews, &down), Now: func() time.Time { return now }}
 	handler := access.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	get := func(from, token string) int {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
@@ -110,19 +110,19 @@ func TestAccessSurvivesAFloodOfTokens(t *testing.T) {
 		t.Fatalf("prometheus: %d", status)
 	}
 	flood := func(round int) map[int]int {
-		asked = 0
-		said := map[int]int{}
+		reviews = 0
+		statuses := map[int]int{}
 		for i := range 10_000 {
-			said[get(fmt.Sprintf("10.0.1.%d:%d", i%4, 1024+i), fmt.Sprintf("flood-%d-%d", round, i))]++ // four pods of a tenant's
+			statuses[get(fmt.Sprintf("10.0.1.%d:%d", i%4, 1024+i), fmt.Sprintf("flood-%d-%d", round, i))]++ // four pods of a tenant's
 		}
-		return said
+		return statuses
 	}
 	for round := range 3 {
-		said := flood(round)
-		t.Logf("attacker sees: %v", said)
-		refused, away := said[http.StatusUnauthorized], said[http.StatusTooManyRequests]
-		if asked > 4*httpserver.TokensAtOnce || refused != asked || refused+away != 10_000 {
-			t.Errorf("the API server is asked %d times, and the attacker told %v", asked, said)
+		statuses := flood(round)
+		t.Logf("attacker sees: %v", statuses)
+		refused, away := statuses[http.StatusUnauthorized], statuses[http.StatusTooManyRequests]
+		if reviews > 4*httpserver.TokensAtOnce || refused != reviews || refused+away != 10_000 {
+			t.Errorf("the API server is asked %d times, and the attacker told %v", reviews, statuses)
 		}
 		if status := get(scraper, "token-of-prometheus"); status != http.StatusOK {
 			t.Errorf("prometheus, in the flood: %d", status)
@@ -142,13 +142,13 @@ func TestAccessSurvivesAFloodOfTokens(t *testing.T) {
 }
 
 func TestGuardedMetricsGoByTLSAndHealthIsOpen(t *testing.T) {
-	var asked int
+	var reviews int
 	var down bool
 	address := free(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- (&Access{Client: cluster(&asked, &down)}).Serve(ctx, address, prometheus.NewRegistry(), nil)
+		ended <- (&Access{Client: cluster(&reviews, &down)}).Serve(ctx, address, prometheus.NewRegistry(), nil)
 	}()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	for path, want := range map[string]int{"/healthz": http.StatusOK, "/metrics": http.StatusUnauthorized} {

@@ -208,18 +208,18 @@ func TestDecideHasOneStateForEachRow(t *testing.T) {
 	}{
 		"prepared":                         {Facts{Known: true}, Held},
 		"prepared, pod runs":               {Facts{Users: true, Known: true}, Held},
-		"unprepared, pod ended":            {Facts{Asked: true, Known: true}, Free},
-		"unprepared, pod runs":             {Facts{Asked: true, Users: true, Known: true}, Releasing},
-		"unprepared, pods unknown":         {Facts{Asked: true}, Free},
-		"unprepared, one of the pods runs": {Facts{Asked: true, Users: true}, Releasing},
+		"unprepared, pod ended":            {Facts{Requested: true, Known: true}, Free},
+		"unprepared, pod runs":             {Facts{Requested: true, Users: true, Known: true}, Releasing},
+		"unprepared, pods unknown":         {Facts{Requested: true}, Free},
+		"unprepared, one of the pods runs": {Facts{Requested: true, Users: true}, Releasing},
 		"gone, pod ended":                  {Facts{Gone: true, Known: true}, Free},
 		"gone, pod runs":                   {Facts{Gone: true, Users: true, Known: true, GoneFor: time.Hour}, Releasing},
 		"gone just now, pods unknown":      {Facts{Gone: true, GoneFor: Patience - 1}, Releasing},
 		"gone for long, pods unknown":      {Facts{Gone: true, GoneFor: Patience}, Free},
-		"gone and unprepared":              {Facts{Gone: true, Asked: true}, Free},
+		"gone and unprepared":              {Facts{Gone: true, Requested: true}, Free},
 		"gone, before the last boot":       {Facts{Gone: true, Users: true, Rebooted: true}, Free},
 		"prepared before the last boot":    {Facts{Rebooted: true}, Held},
-		"forced, pod runs":                 {Facts{Asked: true, Users: true, Known: true, Forced: true}, Free},
+		"forced, pod runs":                 {Facts{Requested: true, Users: true, Known: true, Forced: true}, Free},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Decide(c.facts); got != c.want {

@@ -28,8 +28,8 @@ const (
 
 // Facts are the observations about a claim's devices.
 type Facts struct {
-	// Asked: the kubelet has called unprepare for the claim.
-	Asked bool
+	// Requested: the kubelet has called unprepare for the claim.
+	Requested bool
 	// Gone: the API no longer has the claim with these devices. GoneFor is for how long that is known.
 	Gone    bool
 	GoneFor time.Duration
@@ -57,13 +57,13 @@ func Decide(f Facts) State {
 	switch {
 	case f.Forced:
 		return Free
-	case !f.Asked && !f.Gone:
+	case !f.Requested && !f.Gone:
 		return Held
 	case f.Rebooted:
 		return Free
 	case f.Users:
 		return Releasing
-	case f.Asked, f.Known, f.GoneFor >= Patience:
+	case f.Requested, f.Known, f.GoneFor >= Patience:
 		return Free
 	}
 	return Releasing

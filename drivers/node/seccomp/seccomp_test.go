@@ -42,14 +42,14 @@ func threads(rules Rules) {
 	const count = 8
 	var ready, ended sync.WaitGroup
 	begin := make(chan struct{})
-	said := make([]strings.Builder, count)
+	printed := make([]strings.Builder, count)
 	ready.Add(count)
 	for i := range count {
 		ended.Go(func() {
 			runtime.LockOSThread()
 			ready.Done()
 			<-begin
-			seccomptest.Attempts(&said[i])
+			seccomptest.Attempts(&printed[i])
 		})
 	}
 	ready.Wait()
@@ -65,11 +65,11 @@ func threads(rules Rules) {
 	close(begin)
 	ended.Wait()
 	for i := range count {
-		if said[i].String() != said[0].String() {
-			fmt.Println("another thread:", said[i].String())
+		if printed[i].String() != printed[0].String() {
+			fmt.Println("another thread:", printed[i].String())
 		}
 	}
-	fmt.Print(said[0].String())
+	fmt.Print(printed[0].String())
 }
 
 func attempt(t *testing.T, how, rules string) string {

@@ -43,8 +43,8 @@ type departed struct {
 // departure is one pod.
 type departure struct {
 	pod *corev1.Pod
-	// asked: the kubelet reported its end. Otherwise it is gone from the API.
-	asked    bool
+	// ended: the kubelet reported its end. Otherwise it is gone from the API.
+	ended    bool
 	since    time.Time
 	reported bool
 	sight    occupancy.Sight
@@ -63,7 +63,7 @@ func (d *departed) add(ctx context.Context, pod *corev1.Pod) {
 	if one == nil {
 		one = &departure{pod: pod, since: time.Now()}
 	}
-	one.asked = one.asked || podwatch.Over(pod)
+	one.ended = one.ended || podwatch.Over(pod)
 	if d.try(ctx, one) {
 		return
 	}
@@ -85,7 +85,7 @@ func (d *departed) try(ctx context.Context, one *departure) bool {
 		klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "pod", klog.KObj(one.pod), "uid", one.pod.UID)
 	}
 	one.sight = sight
-	if occupancy.Decide(occupancy.Facts{Asked: one.asked, Gone: !one.asked, GoneFor: time.Since(one.since), Users: sight.Running,
+	if occupancy.Decide(occupancy.Facts{Requested: one.ended, Gone: !one.ended, GoneFor: time.Since(one.since), Users: sight.Running,
 		Known: sight.Known}) != occupancy.Free {
 		return false
 	}
@@ -154,7 +154,7 @@ func (d *departed) look(ctx context.Context) int {
 }
 
 // describe adds the departed pods that a refused share waits for to its error. Pods of other namespaces are not named.
-func (d *departed) describe(err error, asker *corev1.Pod) error {
+func (d *departed) describe(err error, waiting *corev1.Pod) error {
 	var full *holdings.FullError
 	if !errors.As(err, &full) {
 		return err
@@ -168,7 +168,7 @@ func (d *departed) describe(err error, asker *corev1.Pod) error {
 		if !slices.ContainsFunc(full.Holders, func(holder string) bool { return strings.HasPrefix(holder, name+", ") }) {
 			continue
 		}
-		if one.pod.Namespace == asker.Namespace {
+		if one.pod.Namespace == waiting.Namespace {
 			users = append(users, fmt.Sprintf("%s of pod %s (UID %s) still runs, %s after the pod's end", one.sight, name, one.pod.UID, lasts))
 		} else {
 			users = append(users, fmt.Sprintf("a pod of another namespace still runs, %s after its end", lasts))

@@ -22,12 +22,12 @@ func TestPluginRunsWithoutInotify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for asked := 0; asked < len(uuids); {
+	for ended := 0; ended < len(uuids); {
 		requests, err := directory.Requests()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if asked = len(requests); asked < len(uuids) {
+		if ended = len(requests); ended < len(uuids) {
 			<-changes
 		}
 	}

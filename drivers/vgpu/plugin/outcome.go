@@ -101,15 +101,15 @@ func (o *outcome) run(ctx context.Context) {
 	}
 }
 
-// tellPatience is how long a result that the API server does not accept is retried: a minute in all, with pauses from half a second
+// patchBackoff is how long a result that the API server does not accept is retried: a minute in all, with pauses from half a second
 // to half a minute.
-var tellPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7}
+var patchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7}
 
 // persist retries a result until it is accepted, or until a retry cannot help. Later results wait: they may be for the same pod.
 func (o *outcome) persist(ctx context.Context, r result) error {
-	retry := tellPatience
+	retry := patchBackoff
 	for {
-		err := o.tell(ctx, r)
+		err := o.report(ctx, r)
 		if err == nil || retry.Steps == 0 || errors.IsForbidden(err) || errors.IsInvalid(err) || errors.IsBadRequest(err) {
 			return err
 		}
@@ -121,8 +121,8 @@ func (o *outcome) persist(ctx context.Context, r result) error {
 	}
 }
 
-// tell writes a result, but none for a pod that has ended: a slow call of the runtime may end after its pod.
-func (o *outcome) tell(ctx context.Context, r result) error {
+// report writes a result, but none for a pod that has ended: a slow call of the runtime may end after its pod.
+func (o *outcome) report(ctx context.Context, r result) error {
 	if r.gone {
 		o.forget(r.pod.UID)
 		return nil

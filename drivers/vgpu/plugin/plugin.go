@@ -245,7 +245,7 @@ func own(ctx context.Context, o *Options, gpus *sharedgpus.Set) error {
 		uuids = append(uuids, card.GPU.UUID)
 	}
 	directory := handover.Directory(o.Handover)
-	if err := directory.Ask(owner, uuids...); err != nil {
+	if err := directory.Request(owner, uuids...); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Waiting for gpu-plugin to taint the shared GPUs in DRA", "gpus", len(uuids))

@@ -379,12 +379,12 @@ func TestGPUsAreSharedOnlyAfterTheyAreTaintedInDRA(t *testing.T) {
 	for _, gpu := range n.machine.GPUs {
 		uuids = append(uuids, gpu.UUID)
 	}
-	for asked := 0; asked < len(uuids); {
+	for ended := 0; ended < len(uuids); {
 		requests, err := directory.Requests()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if asked = len(requests); asked < len(uuids) {
+		if ended = len(requests); ended < len(uuids) {
 			<-changes
 		}
 	}

@@ -52,8 +52,8 @@ func TestRegisterRetriesAfterAFailure(t *testing.T) {
 	api, written := refusing(refusals)
 	var pauses []time.Duration
 	ctx, cancel := context.WithCancel(t.Context())
-	var said []string
-	ctx = logr.NewContext(ctx, funcr.New(func(_, line string) { said = append(said, line) }, funcr.Options{}))
+	var printed []string
+	ctx = logr.NewContext(ctx, funcr.New(func(_, line string) { printed = append(printed, line) }, funcr.Options{}))
 	ended := register(ctx, api, func(pause time.Duration) <-chan time.Time {
 		pauses = append(pauses, pause)
 		now := make(chan time.Time, 1)
@@ -76,12 +76,12 @@ func TestRegisterRetriesAfterAFailure(t *testing.T) {
 		last > 40*time.Second {
 		t.Errorf("pauses from %s to %s, want half a second to half a minute: %v", first, last, pauses)
 	}
-	if len(said) < refusals {
-		t.Fatalf("%d lines for %d refusals: %v", len(said), refusals, said)
+	if len(printed) < refusals {
+		t.Fatalf("%d lines for %d refusals: %v", len(printed), refusals, printed)
 	}
 	for _, part := range []string{"request timed out", nodeName, "trying again"} {
-		if !strings.Contains(said[0], part) {
-			t.Errorf("it says %q, without %q", said[0], part)
+		if !strings.Contains(printed[0], part) {
+			t.Errorf("it says %q, without %q", printed[0], part)
 		}
 	}
 }

@@ -41,19 +41,19 @@ type table struct {
 
 	sharedGPUs atomic.Pointer[sharedgpus.Set]
 
-	mu     sync.Mutex // held while the set of shared GPUs is computed
-	factor int
-	tell   []func(*sharedgpus.Set)
+	mu          sync.Mutex // held while the set of shared GPUs is computed
+	factor      int
+	subscribers []func(*sharedgpus.Set)
 }
 
 // SharedGPUs is the set of shared GPUs now.
 func (t *table) SharedGPUs() *sharedgpus.Set { return t.sharedGPUs.Load() }
 
-// onChange calls hear with every set that is computed after this call.
-func (t *table) onChange(hear func(*sharedgpus.Set)) {
+// onChange calls subscriber with every set that is computed after this call.
+func (t *table) onChange(subscriber func(*sharedgpus.Set)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.tell = append(t.tell, hear)
+	t.subscribers = append(t.subscribers, subscriber)
 }
 
 // agreed sets the cluster's factor, where the settings have none of their own.
@@ -94,8 +94,8 @@ func (t *table) lay(ctx context.Context) {
 	}
 	gpus.MarkUnhealthy(t.unhealthy)
 	t.sharedGPUs.Store(gpus)
-	for _, hear := range t.tell {
-		hear(gpus)
+	for _, subscriber := range t.subscribers {
+		subscriber(gpus)
 	}
 }
 

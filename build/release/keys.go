@@ -57,7 +57,7 @@ func ReadKeys(dir string) (*Keys, error) {
 	}
 	entities, err := openpgp.ReadArmoredKeyRing(bytes.NewReader(text))
 	if err != nil {
-		return nil, fmt.Errorf("%s is no armored OpenPGP key (gpg --armor --export-secret-keys): %w", filepath.Join(dir, openpgpKey), err)
+		return nil, fmt.Errorf("%s is not an armored OpenPGP key (gpg --armor --export-secret-keys): %w", filepath.Join(dir, openpgpKey), err)
 	}
 	if len(entities) != 1 || entities[0].PrivateKey == nil || entities[0].PrivateKey.Encrypted {
 		return nil, fmt.Errorf("%s: want one private key without a passphrase", filepath.Join(dir, openpgpKey))

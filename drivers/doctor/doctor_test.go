@@ -125,7 +125,7 @@ func TestExitStatusHasTheFirstCause(t *testing.T) {
 		"a kind without a name":    {[]string{"pod", "--from", well}, 1, "gpufabric doctor pod NAME"},
 		"an unknown output":        {[]string{"--from", well, "-o", "yaml"}, 1, "text or json"},
 		"two namespaces":           {[]string{"pod", "a/b", "-n", "c", "--from", well}, 1, "namespace a"},
-		"no archive":               {[]string{"--from", "/dev/null"}, 1, "no archive"},
+		"no archive":               {[]string{"--from", "/dev/null"}, 1, "not an archive"},
 		"an archive that was cut":  {[]string{"--from", cut}, 3, "the archive ends before it"},
 		"an archive that is not":   {[]string{"--from", "/nonexistent"}, 1, "read the archive"},
 		"a kubeconfig that is not": {[]string{"--kubeconfig", "/nonexistent"}, 1, "find an API server"},

@@ -235,7 +235,7 @@ func number(labels map[string]string, label string) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("label %s is %q; a number of 0 or more is wanted", label, text)
+		return 0, fmt.Errorf("label %s is %q, want a number of 0 or more", label, text)
 	}
 	return n, nil
 }

@@ -41,7 +41,7 @@ func InCluster() (*API, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s/ca.crt holds no certificate", serviceAccount)
+		return nil, fmt.Errorf("%s/ca.crt has no certificate", serviceAccount)
 	}
 	return &API{
 		Server: "https://" + net.JoinHostPort(host, port),

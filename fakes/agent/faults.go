@@ -204,7 +204,7 @@ func (f *fabricFault) apply(root string, now time.Time) (happened, error) {
 	if f.Spec.Duration != "" {
 		d, err := time.ParseDuration(f.Spec.Duration)
 		if err != nil || d <= 0 || d > longestFault {
-			return h, fmt.Errorf("duration is %q; a time such as 90s or 2h30m, at most %s, is wanted", f.Spec.Duration, longestFault)
+			return h, fmt.Errorf("duration is %q, want a time such as 90s or 2h30m, at most %s", f.Spec.Duration, longestFault)
 		}
 		if _, err := fault.Find(f.Spec.Event); err != nil {
 			return h, err

@@ -13,7 +13,7 @@ func (o Options) check() error {
 	if o.Control != "" {
 		host, _, err := net.SplitHostPort(o.Control)
 		if err != nil {
-			return fmt.Errorf("control address %q: %w; a loopback address is wanted, as in 127.0.0.1:8090", o.Control, err)
+			return fmt.Errorf("control address %q: %w, want a loopback address, as in 127.0.0.1:8090", o.Control, err)
 		}
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who "+

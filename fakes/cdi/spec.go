@@ -110,7 +110,7 @@ func Specs(o Options) ([]Spec, error) {
 func (o Options) driver() ([]Mount, error) {
 	debian := map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[o.Architecture]
 	if debian == "" {
-		return nil, fmt.Errorf("architecture %q: amd64 or arm64 is wanted", o.Architecture)
+		return nil, fmt.Errorf("architecture %q: want amd64 or arm64", o.Architecture)
 	}
 	var out []Mount
 	for _, directory := range []struct {

@@ -79,7 +79,7 @@ func setHealth(core *state.Core, f healthField, value uint32) {
 func fabricHealth(c *change) error {
 	f, ok := healthFields()[c.args["problem"]]
 	if !ok {
-		return fmt.Errorf("problem is %q; one of %s is wanted", c.args["problem"], healthNames())
+		return fmt.Errorf("problem is %q, want one of %s", c.args["problem"], healthNames())
 	}
 	present, err := c.flag("present")
 	if err != nil {

@@ -136,7 +136,7 @@ type change struct {
 func (c *change) number(name string, least, most int) (int, error) {
 	v, err := strconv.Atoi(c.args[name])
 	if err != nil || v < least || v > most {
-		return 0, fmt.Errorf("%s is %q; a number from %d to %d is wanted", name, c.args[name], least, most)
+		return 0, fmt.Errorf("%s is %q, want a number from %d to %d", name, c.args[name], least, most)
 	}
 	return v, nil
 }
@@ -144,7 +144,7 @@ func (c *change) number(name string, least, most int) (int, error) {
 func (c *change) flag(name string) (uint32, error) {
 	v, err := strconv.ParseBool(c.args[name])
 	if err != nil {
-		return 0, fmt.Errorf("%s is %q; true or false is wanted", name, c.args[name])
+		return 0, fmt.Errorf("%s is %q, want true or false", name, c.args[name])
 	}
 	if v {
 		return 1, nil
@@ -160,7 +160,7 @@ func (c *change) gpu() (int, error) {
 	}
 	i, err := strconv.Atoi(c.args["gpu"])
 	if err != nil || i < 0 {
-		return 0, fmt.Errorf("gpu is %q; an index from 0 is wanted", c.args["gpu"])
+		return 0, fmt.Errorf("gpu is %q, want an index from 0", c.args["gpu"])
 	}
 	if i >= n {
 		return 0, refuse("there is no GPU %d; the node has %d", i, n)

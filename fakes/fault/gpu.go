@@ -95,7 +95,7 @@ func sram(e *state.ECC, kind string, count uint64) error {
 		case "uncorrected":
 			s.Parity += count
 		default:
-			return fmt.Errorf("kind is %q; corrected or uncorrected is wanted", kind)
+			return fmt.Errorf("kind is %q, want corrected or uncorrected", kind)
 		}
 	}
 	return nil
@@ -120,7 +120,7 @@ func ecc(c *change) error {
 			}
 			return sram(e, c.args["kind"], uint64(count))
 		default:
-			return fmt.Errorf("place is %q; dram or sram is wanted", place)
+			return fmt.Errorf("place is %q, want dram or sram", place)
 		}
 		switch c.args["kind"] {
 		case "corrected":
@@ -131,7 +131,7 @@ func ecc(c *change) error {
 			e.VolatileUncorrected += uint64(count)
 			e.AggregateUncorrected += uint64(count)
 		default:
-			return fmt.Errorf("kind is %q; corrected or uncorrected is wanted", c.args["kind"])
+			return fmt.Errorf("kind is %q, want corrected or uncorrected", c.args["kind"])
 		}
 		return nil
 	})
@@ -184,7 +184,7 @@ func cliqueChange(c *change) error {
 	states := map[string]uint32{"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3}
 	wanted, ok := states[c.args["state"]]
 	if !ok {
-		return fmt.Errorf("state is %q; completed, in-progress, not-started or not-supported is wanted", c.args["state"])
+		return fmt.Errorf("state is %q, want completed, in-progress, not-started or not-supported", c.args["state"])
 	}
 	one := -1
 	if c.args["gpu"] != "all" {
@@ -205,7 +205,7 @@ func cliqueChange(c *change) error {
 			if u := c.args["cluster"]; u != "" {
 				g.Core.FabricCluster = profile.ParseUUID(u)
 				if profile.FormatUUID(g.Core.FabricCluster) != u {
-					return fmt.Errorf("cluster is %q; a UUID in small letters is wanted", u)
+					return fmt.Errorf("cluster is %q, want a UUID in small letters", u)
 				}
 			}
 			if c.args["clique"] != "" {
@@ -307,7 +307,7 @@ func driverVersion(c *change) error {
 	version := c.args["version"]
 	if major, rest, ok := strings.Cut(version, "."); !ok || major == "" || rest == "" || len(version) > 20 ||
 		strings.Trim(version, "0123456789.") != "" {
-		return fmt.Errorf("version is %q; one like 535.261.03 is wanted", version)
+		return fmt.Errorf("version is %q, want one like 535.261.03", version)
 	}
 	path := filepath.Join(c.root, "proc/driver/nvidia/version")
 	text, err := os.ReadFile(path)
@@ -328,7 +328,7 @@ func uvm(loaded bool) func(*change) error {
 func delay(c *change) error {
 	// Only the C library has the names; this rejects impossible ones.
 	if f := c.args["function"]; f != "*" && !strings.HasPrefix(f, "nvml") {
-		return fmt.Errorf("function is %q; the name of an NVML function such as nvmlDeviceGetMemoryInfo is wanted, or * for all", f)
+		return fmt.Errorf("function is %q, want the name of an NVML function such as nvmlDeviceGetMemoryInfo, or * for all", f)
 	}
 	ms, err := c.number("ms", 0, 600000)
 	if err != nil {

@@ -109,7 +109,7 @@ func firmware(c *change) error {
 	}
 	v := c.args["version"]
 	if v == "" || strings.ContainsAny(v, "\n/") {
-		return fmt.Errorf("version is %q; text like 28.45.1200 is wanted", v)
+		return fmt.Errorf("version is %q, want text like 28.45.1200", v)
 	}
 	return c.replace(filepath.Join(dir, "fw_ver"), v+"\n")
 }

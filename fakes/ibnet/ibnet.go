@@ -94,13 +94,13 @@ func Write(out io.Writer, o Options) error {
 
 func plan(o Options) (*network, error) {
 	if o.Nodes < 1 {
-		return nil, fmt.Errorf("%d nodes: 1 or more are wanted", o.Nodes)
+		return nil, fmt.Errorf("%d nodes: want 1 or more", o.Nodes)
 	}
 	if o.Ports == 0 {
 		o.Ports = portsOf(o.Profile)
 	}
 	if o.Ports < 2 || o.Ports%2 != 0 || o.Ports > 254 {
-		return nil, fmt.Errorf("a switch of %d ports: an even number from 2 to 254 is wanted", o.Ports)
+		return nil, fmt.Errorf("a switch of %d ports: want an even number from 2 to 254", o.Ports)
 	}
 	if len(o.Names) > 0 && len(o.Names) != o.Nodes {
 		return nil, fmt.Errorf("%d names for %d nodes", len(o.Names), o.Nodes)

@@ -54,9 +54,9 @@ func (s *Security) check() error {
 	case !s.Enabled:
 		return nil
 	case s.Mode != "" && s.Mode != "SSL_TLS":
-		return fmt.Errorf("IMEX_AUTH_ENCRYPTION_MODE=%s: this fake knows SSL_TLS alone", s.Mode)
+		return fmt.Errorf("IMEX_AUTH_ENCRYPTION_MODE=%s: this fake supports SSL_TLS alone", s.Mode)
 	case s.Source != "FILE":
-		return fmt.Errorf("IMEX_AUTH_SOURCE=%s: this fake knows FILE alone", s.Source)
+		return fmt.Errorf("IMEX_AUTH_SOURCE=%s: this fake supports FILE alone", s.Source)
 	}
 	return nil
 }

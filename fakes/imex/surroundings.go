@@ -51,7 +51,7 @@ func Needs(root string) ([]string, error) {
 func value(path, key string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return "", fmt.Errorf("what an IMEX daemon needs: %w", err)
+		return "", fmt.Errorf("find an IMEX daemon's devices: %w", err)
 	}
 	defer func() { _ = file.Close() }() // only read from
 	for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -59,7 +59,7 @@ func value(path, key string) (string, error) {
 			return strings.TrimSpace(value), nil
 		}
 	}
-	return "", fmt.Errorf("what an IMEX daemon needs: %s has no line %s", path, key)
+	return "", fmt.Errorf("find an IMEX daemon's devices: %s has no line %s", path, key)
 }
 
 // Machine is the surroundings of a daemon that runs directly on this machine.

@@ -224,7 +224,7 @@ func ParseList(s string) ([]int, error) {
 		a, errA := strconv.Atoi(first)
 		b, errB := strconv.Atoi(last)
 		if errA != nil || errB != nil || a < 0 || b < a || b > 65535 {
-			return nil, fmt.Errorf("%q is no list like 0-71,144", s)
+			return nil, fmt.Errorf("%q is not a list like 0-71,144", s)
 		}
 		for v := a; v <= b; v++ {
 			list = append(list, v)

@@ -147,7 +147,7 @@ func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error 
 		return err
 	}
 	if !*local && !*all && !*nodes {
-		return errors.New("say what to ask: -q, -N or -n")
+		return errors.New("an option is missing: -q, -N or -n")
 	}
 	config := imex.Config{CommandSocket: *socket}
 	if *socket == "" {

@@ -23,7 +23,7 @@ func injectCommand() *cobra.Command {
 			for _, a := range args[1:] {
 				name, value, ok := strings.Cut(a, "=")
 				if !ok {
-					return fmt.Errorf("argument %q: name=value is wanted", a)
+					return fmt.Errorf("argument %q: want name=value", a)
 				}
 				if earlier, twice := with[name]; twice {
 					return fmt.Errorf("argument %q: %s is %q already", a, name, earlier)
@@ -62,7 +62,7 @@ func playCommand() *cobra.Command {
 		Args:  wants(false, "one scenario file"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if speed < 0 || math.IsNaN(speed) {
-				return fmt.Errorf("--speed is %v; a number of 0 or more is wanted", speed)
+				return fmt.Errorf("--speed is %v, want a number of 0 or more", speed)
 			}
 			steps, err := scenario.Load(args[0])
 			if err != nil {

@@ -33,7 +33,7 @@ func (m *machineFlags) read(ctx context.Context) (*profile.Profile, error) {
 	machine := record.Machine{Name: m.name, Sysfs: m.sysfs}
 	_, err := os.Stat(filepath.Join(m.sysfs, "bus"))
 	if err != nil {
-		return nil, fmt.Errorf("--sysfs %s is no sysfs: %w", m.sysfs, err)
+		return nil, fmt.Errorf("--sysfs %s is not a sysfs: %w", m.sysfs, err)
 	}
 	switch {
 	case m.xml != "":

@@ -27,7 +27,8 @@ func traceCommand() *cobra.Command {
 				return err
 			}
 			if len(calls) == 0 && damaged > 0 {
-				return fmt.Errorf("%s is no trace: none of its %d lines is an NVML call; give the file that FAKEFABRIC_TRACE named", args[0], damaged)
+				return fmt.Errorf("%s is not a trace: none of its %d lines is an NVML call; give the file that FAKEFABRIC_TRACE named",
+					args[0], damaged)
 			}
 			if summary {
 				return trace.Write(c.OutOrStdout(), trace.Summarize(calls), damaged)

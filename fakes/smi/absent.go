@@ -46,7 +46,7 @@ func (c *Command) chosen(command string, args []string) ([]gpu, []string, error)
 // only returns the single option, which must be one of those allowed.
 func only(command string, args []string, allowed ...string) (string, error) {
 	if len(args) != 1 || !slices.Contains(allowed, args[0]) {
-		return "", fmt.Errorf("%s %s is not known here; allowed is one of %s, and -i for some GPUs", command, strings.Join(args, " "),
+		return "", fmt.Errorf("%s %s is unknown; allowed is one of %s, and -i for some GPUs", command, strings.Join(args, " "),
 			strings.Join(allowed, ", "))
 	}
 	return args[0], nil

@@ -54,14 +54,14 @@ func parseMIG(args []string) (migOptions, error) {
 			v, err = next()
 			o.ci = split(v)
 		default:
-			return o, fmt.Errorf("mig: option %q is not known here; see nvidia-smi -h", a)
+			return o, fmt.Errorf("mig: option %q is unknown; see nvidia-smi -h", a)
 		}
 		if err != nil {
 			return o, err
 		}
 	}
 	if o.action == "" {
-		return o, errors.New("mig: say what to do; see nvidia-smi -h")
+		return o, errors.New("mig: an option is missing; see nvidia-smi -h")
 	}
 	return o, nil
 }

@@ -29,16 +29,16 @@ func parseMonitoring(name string, args []string) (monitoring, error) {
 			m.gpus = split(args[i+1])
 		case "-c", "--count":
 			if err != nil || n < 1 {
-				return m, fmt.Errorf("%s -c %s: a number of samples from 1 is wanted", name, args[i+1])
+				return m, fmt.Errorf("%s -c %s: want a number of samples from 1", name, args[i+1])
 			}
 			m.count = n
 		case "-d", "--delay":
 			if err != nil || n < 1 || n > 10 {
-				return m, fmt.Errorf("%s -d %s: seconds from 1 to 10 are wanted", name, args[i+1])
+				return m, fmt.Errorf("%s -d %s: want seconds from 1 to 10", name, args[i+1])
 			}
 			m.delay = time.Duration(n) * time.Second
 		default:
-			return m, fmt.Errorf("%s: option %q is not known here; allowed are -i, -c and -d", name, args[i])
+			return m, fmt.Errorf("%s: option %q is unknown; allowed are -i, -c and -d", name, args[i])
 		}
 	}
 	return m, nil

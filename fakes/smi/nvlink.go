@@ -23,7 +23,7 @@ func (c *Command) nvlink(args []string) error {
 			}
 			ids = split(args[i])
 		default:
-			return fmt.Errorf("nvlink: option %q is not known here; allowed are -s, -e, -c and -i", args[i])
+			return fmt.Errorf("nvlink: option %q is unknown; allowed are -s, -e, -c and -i", args[i])
 		}
 	}
 	gpus, err := c.selected(ids)

@@ -19,7 +19,7 @@ func (c *Command) computePolicy(args []string) error {
 			continue
 		case "-i", "--id", "--set-timeslice":
 		default:
-			return fmt.Errorf("compute-policy: option %q is not known here; see nvidia-smi -h", args[i])
+			return fmt.Errorf("compute-policy: option %q is unknown; see nvidia-smi -h", args[i])
 		}
 		if i+1 == len(args) {
 			return fmt.Errorf("compute-policy: option %s needs a value", args[i])

@@ -180,7 +180,7 @@ func parse(args []string) (options, error) {
 		case "-pl", "--power-limit":
 			o.powerLimit, err = next()
 		default:
-			return o, fmt.Errorf("option %q is not known here; see nvidia-smi -h", args[i])
+			return o, fmt.Errorf("option %q is unknown; see nvidia-smi -h", args[i])
 		}
 		if err != nil {
 			return o, err
@@ -405,7 +405,7 @@ func (c *Command) configureOne(g gpu, o options) error {
 	if o.powerLimit != "" {
 		watts, err := strconv.ParseFloat(o.powerLimit, 64)
 		if err != nil {
-			return fmt.Errorf("-pl %s: watts are wanted", o.powerLimit)
+			return fmt.Errorf("-pl %s: want watts", o.powerLimit)
 		}
 		errs = append(errs, set("power limit to "+o.powerLimit+" W", func(m *state.Model, s *state.GPU) error {
 			if limit := watts * 1000; limit >= float64(m.PowerMin) && limit <= float64(m.PowerMax) { // before 32 bits cut it

@@ -26,7 +26,7 @@ func (c *Command) topo(args []string) error {
 		return c.p2p(args[1:])
 	}
 	if len(args) != 1 || args[0] != "-m" && args[0] != "--matrix" {
-		return errors.New("topo: only -m and -p2p are known here")
+		return errors.New("topo: only -m and -p2p are supported")
 	}
 	r, err := tree.ReadRendered(c.Root)
 	if err != nil {

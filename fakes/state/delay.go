@@ -30,7 +30,7 @@ func (n *Node) SetDelay(function string, d time.Duration) error {
 	}
 	if d > 0 {
 		if len(kept) == MaxDelays {
-			return fmt.Errorf("%d functions are slow already, which is the most there can be; set one to 0 first", MaxDelays)
+			return fmt.Errorf("%d functions are slow already, the maximum; set one to 0 first", MaxDelays)
 		}
 		kept = append(kept, Delay{Function: hash, Microseconds: uint32(d.Microseconds())})
 	}

@@ -164,7 +164,7 @@ func validate(data []byte) error {
 	case string(h.Magic[:]) != Magic:
 		return errors.New("it does not start with " + Magic)
 	case h.Version != Version:
-		return fmt.Errorf("its layout is version %d; this program knows %d", h.Version, Version)
+		return fmt.Errorf("its layout is version %d; this program reads %d", h.Version, Version)
 	case h.GPUCount > MaxGPUs:
 		return fmt.Errorf("it names %d GPUs; at most %d are possible", h.GPUCount, MaxGPUs)
 	case int(h.BodyOffset) != bodyOffset(), int(h.BodySize) != bodySize(int(h.GPUCount)),

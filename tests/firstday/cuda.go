@@ -125,7 +125,7 @@ func askCUDA(cmd *exec.Cmd) (answer, error) {
 func (a *answer) read(out []byte) error {
 	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
 	if err := json.Unmarshal(lines[len(lines)-1], a); err != nil {
-		return fmt.Errorf("a CUDA client said %q: %w", out, err)
+		return fmt.Errorf("a CUDA client printed %q: %w", out, err)
 	}
 	if a.Step != "" {
 		return fmt.Errorf("a CUDA client: %s: error %d", a.Step, a.Code)

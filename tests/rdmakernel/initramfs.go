@@ -113,7 +113,7 @@ func needs(file string) ([]string, error) {
 	defer module.Close() //nolint:errcheck // read only
 	section := module.Section(".modinfo")
 	if section == nil {
-		return nil, fmt.Errorf("%s is no kernel module: it has no section .modinfo", file)
+		return nil, fmt.Errorf("%s is not a kernel module: it has no section .modinfo", file)
 	}
 	info, err := section.Data()
 	if err != nil {

@@ -187,7 +187,7 @@ func started(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	return func() error {
 		plugin := running.Load()
 		if plugin == nil {
-			return errors.New("the role has not begun to serve the kubelet: its log says what it waits for")
+			return errors.New("the role has not begun to serve the kubelet: its log has the reason")
 		}
 		return plugin.Registered()
 	}

@@ -71,7 +71,7 @@ func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 		return nil
 	}
 	if err := os.RemoveAll(persist); err != nil {
-		return fmt.Errorf("forget what an IMEX daemon kept in an earlier boot: %w", err)
+		return fmt.Errorf("remove the state of an IMEX daemon from an earlier boot: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the domain's directory: %w", err)

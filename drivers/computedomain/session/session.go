@@ -91,7 +91,7 @@ func ReadFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no plain file: remove it", path)
+		return nil, fmt.Errorf("%s is not a plain file: remove it", path)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, longestFile+1))
 	if err == nil && len(data) > longestFile {

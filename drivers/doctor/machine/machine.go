@@ -56,7 +56,7 @@ func Command(h host.Host) *cobra.Command {
 			text := Look(cmd.Context(), p).Encode()
 			if report != "" {
 				if err := os.WriteFile(report, text, 0o600); err != nil {
-					return fmt.Errorf("write what the machine has, for the kubelet to take into the pod's status: %w", err)
+					return fmt.Errorf("write the findings about the machine, for the kubelet to take into the pod's status: %w", err)
 				}
 			}
 			_, err := fmt.Fprintf(host.Visible(h.Out()), "%s\n", text)

@@ -49,7 +49,7 @@ func runtimeOf(name string, directories []driver.Place, f *preflight.Facts) erro
 	case "cri-o":
 		s, err = r.crio()
 	default:
-		return fmt.Errorf("the container runtime %s is not known here: its documentation says whether it reads CDI specs", name)
+		return fmt.Errorf("the container runtime %s is unknown: its documentation says whether it reads CDI specs", name)
 	}
 	f.Runtime = kind + " " + text
 	if err != nil {
@@ -225,7 +225,7 @@ func (r reader) read(name string) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("read the container runtime's configuration: %w", err)
 	case info.Size() > maxConfiguration || !info.Mode().IsRegular():
-		return "", fmt.Errorf("the container runtime's configuration %s is no file of at most %d bytes, and was not read", name,
+		return "", fmt.Errorf("the container runtime's configuration %s is not a file of at most %d bytes, and was not read", name,
 			maxConfiguration)
 	}
 	text, err := os.ReadFile(path)

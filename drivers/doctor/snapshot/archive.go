@@ -108,7 +108,7 @@ func (s *Snapshot) Save(to io.Writer, files []File) error {
 func Load(from io.Reader, most int64) (*Snapshot, error) {
 	compressed, err := gzip.NewReader(from)
 	if err != nil {
-		return nil, fmt.Errorf("this is no archive of gpufabric doctor bundle: %w", err)
+		return nil, fmt.Errorf("this is not an archive of gpufabric doctor bundle: %w", err)
 	}
 	archive := tar.NewReader(io.LimitReader(compressed, maxArchive+maxArchive/4))
 	s := &Snapshot{}
@@ -154,7 +154,7 @@ func Load(from io.Reader, most int64) (*Snapshot, error) {
 func (s *Snapshot) head(archive *tar.Reader) (index archiveIndex, err error) {
 	header, err := archive.Next()
 	if err != nil || header.Name != indexFile {
-		return index, fmt.Errorf("this is no archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err,
+		return index, fmt.Errorf("this is not an archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err,
 			io.ErrUnexpectedEOF))
 	}
 	body, err := io.ReadAll(io.LimitReader(archive, maxObject))

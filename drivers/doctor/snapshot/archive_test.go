@@ -101,7 +101,7 @@ func TestArchiveReportsTruncation(t *testing.T) {
 
 func TestArchiveRejectsOtherFiles(t *testing.T) {
 	for _, text := range []string{"", "no archive", "\x1f\x8b"} {
-		if _, err := snapshot.Load(strings.NewReader(text), 0); err == nil || !strings.Contains(err.Error(), "no archive of gpufabric") {
+		if _, err := snapshot.Load(strings.NewReader(text), 0); err == nil || !strings.Contains(err.Error(), "not an archive of gpufabric") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -145,7 +145,7 @@ func (r *Reader) List(ctx context.Context) (*fabric.Facts, error) {
 		}
 	}
 	if len(facts.Missing) == len(r.kinds) {
-		return nil, fmt.Errorf("nothing of the cluster can be read: %w", errors.Join(errs...))
+		return nil, fmt.Errorf("the cluster cannot be read: %w", errors.Join(errs...))
 	}
 	return facts, nil
 }

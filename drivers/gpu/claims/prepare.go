@@ -306,7 +306,7 @@ func (k *Preparer) makePartitions(ctx context.Context, p *preparation) (left map
 		for _, d := range made {
 			undo := partition.Destroy(d.GPU, d.Profile, d.Placement.Start)
 			if left[d.Name()] = undo != nil; undo != nil {
-				err = errors.Join(err, fmt.Errorf("taking back what was made: %w", undo))
+				err = errors.Join(err, fmt.Errorf("undo the preparation: %w", undo))
 			}
 		}
 	}()

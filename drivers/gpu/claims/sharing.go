@@ -238,7 +238,7 @@ func (k *Preparer) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 		return nil // the GPU left the machine and has lost its mode
 	}
 	if ret := g.Handle.SetComputeMode(mode); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-		return fmt.Errorf("setting the compute mode of %s: %w", uuid, ret)
+		return fmt.Errorf("set the compute mode of %s: %w", uuid, ret)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 	next.DeviceClass, next.ExtendedResourceName = p.Name, ptr.Deref(class.Spec.ExtendedResourceName, "")
 	nodes, unknown, err := r.count(ctx, &p)
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("count what fits of VGPUProfile %s: %w", p.Name, err)
+		return ctrl.Result{}, fmt.Errorf("count the shares that fit of VGPUProfile %s: %w", p.Name, err)
 	}
 	next.Nodes = nodes
 	for _, n := range nodes {

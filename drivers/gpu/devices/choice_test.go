@@ -37,7 +37,7 @@ func TestChoicePrefersLabelThenRuleThenDefault(t *testing.T) {
 		"a label with profiles":     {labels.Set{devices.FormsLabel: "mig_3g.40gb"}, "mig_3g.40gb", "NodeLabel", ""},
 		"a label that says nothing": {labels.Set{devices.FormsLabel: "both"}, "", "",
 			`form "both": allowed are whole, shareable, shares, mig, profiles, flexible`},
-		"a label without profiles":   {labels.Set{devices.FormsLabel: "mig"}, "", "", "names no MIG profile"},
+		"a label without profiles":   {labels.Set{devices.FormsLabel: "mig"}, "", "", "needs a MIG profile"},
 		"a label with too many":      {labels.Set{devices.FormsLabel: "whole_1g.10gb"}, "", "", "only form mig has profiles"},
 		"a label with a profile two": {labels.Set{devices.FormsLabel: "mig_1g.10gb_1g.10gb"}, "", "", "once"},
 	} {

@@ -74,7 +74,7 @@ func (f Forms) Validate() error {
 	case !slices.Contains(Modes(), f.mode()):
 		return fmt.Errorf("form %q: allowed are %s", f.Mode, joined(Modes(), ", "))
 	case f.Mode == ModeMIG && len(f.MIGProfiles) == 0:
-		return fmt.Errorf("form mig names no MIG profile: name at least one, such as 1g.10gb (nvidia-smi mig -lgip lists them)")
+		return fmt.Errorf("form mig needs a MIG profile: name at least one, such as 1g.10gb (nvidia-smi mig -lgip lists them)")
 	case f.Mode != ModeMIG && len(f.MIGProfiles) > 0:
 		return fmt.Errorf("form %s with the MIG profiles %s: only form mig has profiles", f.mode(), strings.Join(f.MIGProfiles, ", "))
 	case f.Mode == ModeShares && (f.Shares < 1 || f.Shares > MaxShares):

@@ -125,7 +125,7 @@ func (o Options) library(ldconfig string, cached bool) (nvcdi.Interface, error) 
 	}
 	lib, err := nvcdi.New(opts...)
 	if err != nil {
-		return nil, fmt.Errorf("starting nvcdi on the driver under %s: %w", o.DriverRoot, err)
+		return nil, fmt.Errorf("start nvcdi on the driver under %s: %w", o.DriverRoot, err)
 	}
 	return lib, nil
 }
@@ -159,7 +159,7 @@ func (o Options) unusual() string {
 func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	if devices, err := lib.GetDeviceSpecsByID(g.UUID); err != nil {
-		s.Problems = append(s.Problems, fmt.Errorf("%s: finding what a container needs for it: %w", g.UUID, err))
+		s.Problems = append(s.Problems, fmt.Errorf("%s: find its container edits: %w", g.UUID, err))
 	} else {
 		for _, d := range devices {
 			Merge(&e, d.ContainerEdits)

@@ -17,10 +17,10 @@ func ReadExtra(path string) (specs.ContainerEdits, error) {
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return e, fmt.Errorf("reading extra container edits: %w", err)
+		return e, fmt.Errorf("read extra container edits: %w", err)
 	}
 	if err := yaml.UnmarshalStrict(data, &e); err != nil {
-		return e, fmt.Errorf("reading extra container edits %s: %w (allowed are the fields of a CDI spec's containerEdits)", path, err)
+		return e, fmt.Errorf("read extra container edits %s: %w (allowed are the fields of a CDI spec's containerEdits)", path, err)
 	}
 	if err := (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate(); err != nil {
 		return e, fmt.Errorf("extra container edits %s: %w", path, err)

@@ -48,7 +48,7 @@ func (h Hook) Install() (string, error) {
 		return "", nil // not our image: a program that was built and started by hand
 	}
 	if err != nil {
-		return "", fmt.Errorf("reading the container runtime's hook: %w", err)
+		return "", fmt.Errorf("read the container runtime's hook: %w", err)
 	}
 	path := filepath.Join(h.Directory, "nvidia-cdi-hook")
 	err = os.MkdirAll(h.Directory, 0o755)

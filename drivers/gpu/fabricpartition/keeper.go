@@ -245,7 +245,7 @@ func (k *Keeper) Activate(ctx context.Context, claim types.UID, id int) error {
 		return err
 	}
 	if !slices.ContainsFunc(all, func(p nvfm.Partition) bool { return p.ID == id }) {
-		return fmt.Errorf("partition %d is gone: Fabric Manager does not have it any more", id)
+		return fmt.Errorf("partition %d is gone: Fabric Manager no longer has it", id)
 	}
 	if !slices.Contains(active(all), id) {
 		err := k.Manager.Activate(ctx, id)

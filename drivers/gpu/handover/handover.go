@@ -155,7 +155,7 @@ func (d Directory) Await(ctx context.Context, files *filewatch.Watcher, uuids ..
 		select {
 		case <-changes:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for the GPU plugin to taint %s in DRA: %w (does gpu-plugin run on this node, with the same handover "+
+			return fmt.Errorf("wait for the GPU plugin to taint %s in DRA: %w (does gpu-plugin run on this node, with the same handover "+
 				"directory %s?)",
 				strings.Join(missing, ", "), ctx.Err(), d)
 		}

@@ -178,7 +178,7 @@ func (m *follower) run(ctx context.Context) error {
 	m.heal(ctx)
 	set, ret := m.options.NVML.EventSetCreate()
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("asking NVML for events: %w", ret)
+		return fmt.Errorf("query NVML for events: %w", ret)
 	}
 	defer func() { _ = set.Free() }()
 	m.register(ctx, set)
@@ -419,7 +419,7 @@ func (m *follower) healed(f Fault) bool {
 	}
 }
 
-var errNoAction = errors.New("the driver names no recovery actions")
+var errNoAction = errors.New("the driver reports no recovery actions")
 
 // recoveryAction reads the driver's recovery action for the GPU.
 func recoveryAction(g *inventory.GPU) (uint32, error) {

@@ -46,7 +46,7 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 		return nil, nil
 	}
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("asking for its mode: %w", ret)
+		return nil, fmt.Errorf("query its mode: %w", ret)
 	}
 	m := &MIG{Enabled: current == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}
 	// A GPU that does not report its architecture keeps its mode.
@@ -59,17 +59,17 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			problems = append(problems, fmt.Errorf("asking for profile %d: %w", number, ret))
+			problems = append(problems, fmt.Errorf("query profile %d: %w", number, ret))
 			continue
 		}
 		name, err := profileName(lib, names, g, number, info)
 		if err != nil {
-			problems = append(problems, fmt.Errorf("naming profile %d: %w", number, err))
+			problems = append(problems, fmt.Errorf("name profile %d: %w", number, err))
 			continue
 		}
 		placements, ret := g.Handle.GetGpuInstancePossiblePlacements(&info)
 		if ret != nvml.SUCCESS {
-			problems = append(problems, fmt.Errorf("asking where profile %s may be placed: %w", name, ret))
+			problems = append(problems, fmt.Errorf("query the placements of profile %s: %w", name, ret))
 			continue
 		}
 		p := Profile{

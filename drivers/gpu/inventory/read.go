@@ -26,14 +26,14 @@ func (r Reader) Read() (*Node, error) {
 	n := &Node{}
 	var ret nvml.Return
 	if n.DriverVersion, ret = r.NVML.SystemGetDriverVersion(); ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("asking NVML for the driver's version: %w", ret)
+		return nil, fmt.Errorf("query NVML for the driver's version: %w", ret)
 	}
 	if n.CUDAVersion, ret = r.NVML.SystemGetCudaDriverVersion(); ret != nvml.SUCCESS {
-		n.Problems = append(n.Problems, fmt.Errorf("asking NVML for the CUDA version: %w", ret))
+		n.Problems = append(n.Problems, fmt.Errorf("query NVML for the CUDA version: %w", ret))
 	}
 	count, ret := r.NVML.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("asking NVML for the number of GPUs: %w", ret)
+		return nil, fmt.Errorf("query NVML for the number of GPUs: %w", ret)
 	}
 	lib := device.New(r.NVML)
 	for index := range count {

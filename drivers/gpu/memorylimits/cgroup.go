@@ -32,7 +32,7 @@ func (t Tree) Check() error {
 		return fmt.Errorf("look for cgroup v2 at %s (--cgroup-root): %w", t.Root, err)
 	}
 	if in.Type != unix.CGROUP2_SUPER_MAGIC {
-		return fmt.Errorf("%s (--cgroup-root) is no cgroup v2, and NVIDIA's driver limits cgroups of version 2 alone", t.Root)
+		return fmt.Errorf("%s (--cgroup-root) is not a cgroup v2, and NVIDIA's driver limits cgroups of version 2 alone", t.Root)
 	}
 	own, err := t.Own()
 	if err != nil {
@@ -60,7 +60,7 @@ func (t Tree) Own() (string, error) {
 	}
 	own, found := unified(string(text))
 	if !found {
-		return "", fmt.Errorf("%s names no cgroup v2 of this process", t.Self)
+		return "", fmt.Errorf("%s does not have a cgroup v2 of this process", t.Self)
 	}
 	return own, nil
 }

@@ -72,9 +72,9 @@ func TestCgroupRejectsATreeWithoutContainers(t *testing.T) {
 	for _, test := range []struct{ root, own, wrong string }{
 		{mount, "5:cpu:/\n0::/" + filepath.Base(path) + "\n", ""},
 		{mount, "0::/\n", "run it privileged"}, // in a namespace of its own
-		{mount, "5:cpu:/\n", "names no cgroup v2"},
+		{mount, "5:cpu:/\n", "does not have a cgroup v2"},
 		{mount, "0::/elsewhere\n", "is not the tree that this process is in"},
-		{t.TempDir(), "0::/a\n", "is no cgroup v2"},
+		{t.TempDir(), "0::/a\n", "is not a cgroup v2"},
 		{"/nowhere", "0::/a\n", "look for cgroup v2 at /nowhere"},
 	} {
 		if err := os.WriteFile(self, []byte(test.own), 0o600); err != nil {

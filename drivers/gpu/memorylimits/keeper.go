@@ -47,7 +47,7 @@ const version = 1
 func kind() store.Format[record] {
 	return store.Format[record]{Name: "gpufabric-memory-limit", Version: version, Check: func(_ string, r record) error {
 		if r.Cgroup == "" || len(r.Limits) == 0 {
-			return errors.New("it names no cgroup, or no limit")
+			return errors.New("it lacks a cgroup or a limit")
 		}
 		return nil
 	}}

@@ -35,7 +35,7 @@ func SetMode(g *inventory.GPU, on bool) error {
 	want := mode(on)
 	current, pending, ret := g.Handle.GetMigMode()
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+		return fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
 	}
 	if current == want && pending == want {
 		return nil
@@ -45,7 +45,7 @@ func SetMode(g *inventory.GPU, on bool) error {
 		return fmt.Errorf("%s: switching its MIG mode: %w", g.UUID, ret)
 	}
 	if current, _, ret = g.Handle.GetMigMode(); ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+		return fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
 	}
 	if current == want {
 		return nil
@@ -65,7 +65,7 @@ func Require(g *inventory.GPU, on bool) error {
 	}
 	current, _, ret := g.Handle.GetMigMode()
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+		return fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
 	}
 	if want := mode(on); current != want {
 		return fmt.Errorf("%s: its MIG mode is %s, and no claim changes the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i %d "+

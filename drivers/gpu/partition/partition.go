@@ -41,7 +41,7 @@ func List(g *inventory.GPU) ([]Instance, error) {
 	}
 	current, _, ret := g.Handle.GetMigMode()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+		return nil, fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
 	}
 	if current != nvml.DEVICE_MIG_ENABLE {
 		return nil, nil
@@ -66,7 +66,7 @@ func List(g *inventory.GPU) ([]Instance, error) {
 func instances(g *inventory.GPU, p inventory.Profile) ([]nvml.GpuInstance, error) {
 	info, ret := g.Handle.GetGpuInstanceProfileInfo(p.Number)
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("%s: asking for MIG profile %s: %w", g.UUID, p.Name, ret)
+		return nil, fmt.Errorf("%s: query MIG profile %s: %w", g.UUID, p.Name, ret)
 	}
 	handles, ret := g.Handle.GetGpuInstances(&info)
 	if ret != nvml.SUCCESS {
@@ -106,7 +106,7 @@ func computeInstances(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance)
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("%s: asking for compute profile %d of %s: %w", g.UUID, number, p.Name, ret)
+			return nil, fmt.Errorf("%s: query compute profile %d of %s: %w", g.UUID, number, p.Name, ret)
 		}
 		found, ret := h.GetComputeInstances(&info)
 		if ret != nvml.SUCCESS {
@@ -121,7 +121,7 @@ func computeInstances(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance)
 func uuidOf(g *inventory.GPU, gpuInstance, computeInstance int) (string, error) {
 	count, ret := g.Handle.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
-		return "", fmt.Errorf("%s: asking for its number of MIG devices: %w", g.UUID, ret)
+		return "", fmt.Errorf("%s: query its number of MIG devices: %w", g.UUID, ret)
 	}
 	for index := range count {
 		device, ret := g.Handle.GetMigDeviceHandleByIndex(index)
@@ -129,7 +129,7 @@ func uuidOf(g *inventory.GPU, gpuInstance, computeInstance int) (string, error) 
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return "", fmt.Errorf("%s: asking for MIG device %d: %w", g.UUID, index, ret)
+			return "", fmt.Errorf("%s: query MIG device %d: %w", g.UUID, index, ret)
 		}
 		gi, ret := device.GetGpuInstanceId()
 		if ret != nvml.SUCCESS || gi != gpuInstance {
@@ -141,7 +141,7 @@ func uuidOf(g *inventory.GPU, gpuInstance, computeInstance int) (string, error) 
 		}
 		uuid, ret := device.GetUUID()
 		if ret != nvml.SUCCESS {
-			return "", fmt.Errorf("%s: asking for the UUID of MIG device %d: %w", g.UUID, index, ret)
+			return "", fmt.Errorf("%s: query the UUID of MIG device %d: %w", g.UUID, index, ret)
 		}
 		return uuid, nil
 	}
@@ -180,19 +180,19 @@ func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Inst
 	}
 	info, ret := g.Handle.GetGpuInstanceProfileInfo(p.Number)
 	if ret != nvml.SUCCESS {
-		return Instance{}, fmt.Errorf("%s: asking for MIG profile %s: %w", g.UUID, p.Name, ret)
+		return Instance{}, fmt.Errorf("%s: query MIG profile %s: %w", g.UUID, p.Name, ret)
 	}
 	place := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // memory slices, in single digits
 	h, ret := g.Handle.CreateGpuInstanceWithPlacement(&info, &place)
 	if ret != nvml.SUCCESS {
-		return Instance{}, fmt.Errorf("%s: making a MIG instance %s at memory slice %d: %w", g.UUID, p.Name, at.Start, ret)
+		return Instance{}, fmt.Errorf("%s: make a MIG instance %s at memory slice %d: %w", g.UUID, p.Name, at.Start, ret)
 	}
 	i, err := fill(g, p, h)
 	if err == nil {
 		return i, nil
 	}
 	if undo := remove(g, p, h); undo != nil {
-		return Instance{}, errors.Join(err, fmt.Errorf("taking the half-made MIG instance back: %w: %w", ErrLeft, undo))
+		return Instance{}, errors.Join(err, fmt.Errorf("remove the incomplete MIG instance: %w: %w", ErrLeft, undo))
 	}
 	return Instance{}, err
 }
@@ -204,10 +204,10 @@ var ErrLeft = errors.New("a GPU instance is left")
 func fill(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, error) {
 	info, ret := h.GetComputeInstanceProfileInfo(inventory.ComputeProfile(p.Slices), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 	if ret != nvml.SUCCESS {
-		return Instance{}, fmt.Errorf("%s: asking for the compute profile of %s: %w", g.UUID, p.Name, ret)
+		return Instance{}, fmt.Errorf("%s: query the compute profile of %s: %w", g.UUID, p.Name, ret)
 	}
 	if _, ret := h.CreateComputeInstance(&info); ret != nvml.SUCCESS {
-		return Instance{}, fmt.Errorf("%s: making the compute instance of a MIG instance %s: %w", g.UUID, p.Name, ret)
+		return Instance{}, fmt.Errorf("%s: make the compute instance of a MIG instance %s: %w", g.UUID, p.Name, ret)
 	}
 	i, err := describe(g, p, h)
 	if err == nil && !i.Whole() {
@@ -248,11 +248,11 @@ func remove(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) error {
 	}
 	for _, ci := range compute {
 		if err := removed(ci.Destroy()); err != nil {
-			return fmt.Errorf("%s: removing the compute instance of a MIG instance %s: %w", g.UUID, p.Name, err)
+			return fmt.Errorf("%s: remove the compute instance of a MIG instance %s: %w", g.UUID, p.Name, err)
 		}
 	}
 	if err := removed(h.Destroy()); err != nil {
-		return fmt.Errorf("%s: removing a MIG instance %s: %w", g.UUID, p.Name, err)
+		return fmt.Errorf("%s: remove a MIG instance %s: %w", g.UUID, p.Name, err)
 	}
 	return nil
 }

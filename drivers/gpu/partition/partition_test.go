@@ -85,7 +85,7 @@ func TestInstanceThatIsNotFilledIsUndoneOrFilled(t *testing.T) {
 	machine, gpu := cuttable(t)
 	p, at := profile(t, gpu, "1g.5gb"), inventory.Placement{Start: 2, Size: 1}
 	machine.FailCompute = 1
-	if _, err := partition.Create(gpu, p, at); err == nil || !strings.Contains(err.Error(), "making the compute instance") {
+	if _, err := partition.Create(gpu, p, at); err == nil || !strings.Contains(err.Error(), "make the compute instance") {
 		t.Errorf("error %v", err)
 	}
 	if standing := list(t, gpu); len(standing) > 0 {

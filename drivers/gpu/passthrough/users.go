@@ -170,7 +170,7 @@ func (p Places) driverOf(a pci.Address) (string, error) {
 	target, err := os.Readlink(p.function(a, "driver"))
 	if errors.Is(err, os.ErrNotExist) {
 		if _, gone := os.Lstat(p.function(a, "")); gone != nil {
-			return "", fmt.Errorf("PCI function %s is not on the bus any more", a)
+			return "", fmt.Errorf("PCI function %s is no longer on the bus", a)
 		}
 		return "", nil
 	}

@@ -49,10 +49,10 @@ func ownNodes() []string { return []string{"null", "zero", "full", "random", "ur
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
 	if err := json.Unmarshal([]byte(enclosure), &e); err != nil {
-		return fmt.Errorf("reading an enclosure: %w", err)
+		return fmt.Errorf("read an enclosure: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("keeping mounts to this process: %w (needs CAP_SYS_ADMIN)", err)
+		return fmt.Errorf("keep mounts to this process: %w (needs CAP_SYS_ADMIN)", err)
 	}
 	if err := e.build(); err != nil {
 		return err
@@ -62,7 +62,7 @@ func Enter(enclosure, program string, args ...string) error {
 		return fmt.Errorf("going to %s: %w", e.Mountpoint, err)
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("making %s the root: %w", e.Mountpoint, err)
+		return fmt.Errorf("make %s the root: %w", e.Mountpoint, err)
 	}
 	if err := errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/")); err != nil {
 		return fmt.Errorf("leaving the old root: %w", err)
@@ -72,7 +72,7 @@ func Enter(enclosure, program string, args ...string) error {
 	if err := e.restrict(); err != nil {
 		return err
 	}
-	return fmt.Errorf("running %s: %w", program, unix.Exec(program, append([]string{program}, args...), os.Environ()))
+	return fmt.Errorf("run %s: %w", program, unix.Exec(program, append([]string{program}, args...), os.Environ()))
 }
 
 func (e Enclosure) restrict() error {
@@ -90,13 +90,13 @@ func (e Enclosure) in(path string) string { return filepath.Join(e.Mountpoint, p
 // build mounts everything.
 func (e Enclosure) build() error {
 	if err := unix.Mount("tmpfs", e.Mountpoint, "tmpfs", unix.MS_NOSUID, "size=1m,mode=755"); err != nil {
-		return fmt.Errorf("mounting a root on %s: %w", e.Mountpoint, err)
+		return fmt.Errorf("mount a root on %s: %w", e.Mountpoint, err)
 	}
 	if err := os.MkdirAll(e.in("/tmp"), 0o755); err != nil {
 		return err
 	}
 	if err := unix.Mount("tmpfs", e.in("/tmp"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=16m,mode=1777"); err != nil {
-		return fmt.Errorf("mounting %s: %w", e.in("/tmp"), err)
+		return fmt.Errorf("mount %s: %w", e.in("/tmp"), err)
 	}
 	if err := e.files(); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (e Enclosure) build() error {
 	}
 	// The root itself stays read-only.
 	if err := unix.Mount("", e.Mountpoint, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID, ""); err != nil {
-		return fmt.Errorf("making the root read-only: %w", err)
+		return fmt.Errorf("make the root read-only: %w", err)
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func (e Enclosure) proc() error {
 		return err
 	}
 	if err := unix.Mount("proc", e.in("/proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return fmt.Errorf("mounting a /proc of its own: %w", err)
+		return fmt.Errorf("mount a /proc of its own: %w", err)
 	}
 	if err := e.protectProc(); err != nil {
 		return err
@@ -286,7 +286,7 @@ func (e Enclosure) node(n Node) error {
 	}
 	number := int(unix.Mkdev(n.Major, n.Minor)) //nolint:gosec // as the kernel takes it
 	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), number); err != nil {
-		return fmt.Errorf("making it by its number %d:%d: %w (needs CAP_MKNOD)", n.Major, n.Minor, err)
+		return fmt.Errorf("make it by its number %d:%d: %w (needs CAP_MKNOD)", n.Major, n.Minor, err)
 	}
 	return os.Chmod(e.in(path), mode) // the umask cut the mode
 }
@@ -320,7 +320,7 @@ func (e Enclosure) bind(source, path string, writable bool) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("making a place for %s: %w", source, err)
+		return fmt.Errorf("make a place for %s: %w", source, err)
 	}
 	flags := uintptr(unix.MS_BIND)
 	if info.IsDir() {
@@ -343,7 +343,7 @@ func readOnly(target string) error {
 		err = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID, "")
 	}
 	if err != nil {
-		return fmt.Errorf("making %s read-only: %w", target, err)
+		return fmt.Errorf("make %s read-only: %w", target, err)
 	}
 	return nil
 }

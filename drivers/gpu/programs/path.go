@@ -25,7 +25,7 @@ func interpreter(file string) (string, error) {
 		line, _, _ := strings.Cut(script, "\n")
 		words := strings.Fields(line)
 		if len(words) == 0 {
-			return "", errors.New("its first line names no interpreter")
+			return "", errors.New("its first line does not name an interpreter")
 		}
 		return words[0], nil
 	}

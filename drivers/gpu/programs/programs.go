@@ -127,7 +127,7 @@ func environment(root string, bare bool) []string {
 func bare(root driver.Place, program string) (bool, error) {
 	loader, err := interpreter(program)
 	if err != nil {
-		return false, fmt.Errorf("reading what %s is run by: %w", program, err)
+		return false, fmt.Errorf("read the interpreter of %s: %w", program, err)
 	}
 	if !hasLibraryC(root) {
 		if _, err := os.Stat(loader); loader != "" && err != nil {

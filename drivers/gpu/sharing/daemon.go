@@ -214,7 +214,7 @@ func (d *daemon) await(ctx context.Context) error {
 		select {
 		case <-changes:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for the MPS control daemon to make %s: %w", d.directory.control(), context.Cause(ctx))
+			return fmt.Errorf("wait for the MPS control daemon to make %s: %w", d.directory.control(), context.Cause(ctx))
 		}
 	}
 }

@@ -88,7 +88,7 @@ func (k Keeper) Run(ctx context.Context) error {
 	server := httpserver.Server{Handler: r.mux(), MaxBody: 1 << 20, WriteTimeout: -1} // a daemon may take as long as its caller waits
 	klog.FromContext(ctx).Info("Keeping MPS control daemons", "socket", socketIn(k.MPS.Dir))
 	if err := server.Serve(ctx, listener); err != nil {
-		return fmt.Errorf("listening for the node plugin: %w", err)
+		return fmt.Errorf("listen for the node plugin: %w", err)
 	}
 	return nil
 }

@@ -127,7 +127,7 @@ func (k Kept) ask(ctx context.Context, method, path string, query url.Values, bo
 	}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		return fmt.Errorf("asking for an MPS control daemon at %s (is the DaemonSet gpufabric-mps-keeper's pod running on this node?): %w",
+		return fmt.Errorf("request an MPS control daemon at %s (is the DaemonSet gpufabric-mps-keeper's pod running on this node?): %w",
 			socketIn(k.Dir), err)
 	}
 	defer func() { _ = response.Body.Close() }() // read as far as it is of use

@@ -118,7 +118,7 @@ func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 		return errStopped
 	case <-ctx.Done():
 		m.drop(claim, d)
-		err := fmt.Errorf("waiting for the MPS control daemon to make %s: %w", m.directory(claim).control(), context.Cause(ctx))
+		err := fmt.Errorf("wait for the MPS control daemon to make %s: %w", m.directory(claim).control(), context.Cause(ctx))
 		if last := d.noted(); last != nil {
 			err = fmt.Errorf("%w; it ended with %w, and its log is in %s", err, last, m.directory(claim).path("log"))
 		}

@@ -54,7 +54,7 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 	cmd, err := t.Programs.Command(ctx, programs.Share{Mountpoint: t.Mountpoint}, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice",
 		policy)
 	if err != nil {
-		return fmt.Errorf("setting the time slice of %s to %s: %w", gpu, interval, err)
+		return fmt.Errorf("set the time slice of %s to %s: %w", gpu, interval, err)
 	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -65,7 +65,7 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 		} else if strings.Contains(strings.ToLower(out.String()), "not supported") {
 			err = fmt.Errorf("%w: %w", ErrNotSupported, err)
 		}
-		return fmt.Errorf("setting the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval,
+		return fmt.Errorf("set the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval,
 			t.Programs.Driver().Root.Path, programs.Explain(err), firstLine(out.String()))
 	}
 	return nil

@@ -28,7 +28,7 @@ func TestExplainDescribesDriverProblem(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []string{"is a link to /run/nvidia/gone, which is not there"}},
-		"a file": {func(t *testing.T, root, _ string) { put(t, root, "") }, []string{"is no directory"}},
+		"a file": {func(t *testing.T, root, _ string) { put(t, root, "") }, []string{"is not a directory"}},
 		"an empty directory": {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/bin/nvidia-smi"), "") },
 			[]string{"has no libnvidia-ml.so.1 in usr/lib64"}},
 		"files that are gone": {func(t *testing.T, _, proc string) { put(t, filepath.Join(proc, "driver/nvidia/version"), loaded) },

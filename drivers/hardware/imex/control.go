@@ -132,7 +132,7 @@ func (c Control) Version(ctx context.Context) (string, error) {
 	}
 	_, version, found := strings.Cut(string(out), "IMEX version is:")
 	if version = strings.TrimSpace(version); !found || version == "" || strings.ContainsAny(version, " \n") {
-		return "", fmt.Errorf("nvidia-imex --version answered %.100q, which names no version", out)
+		return "", fmt.Errorf("nvidia-imex --version answered %.100q, without a version", out)
 	}
 	return version, nil
 }

@@ -79,7 +79,7 @@ func Open(path, driver string) (*Device, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR {
 		_ = file.Close() // A regular file would store the command.
-		return nil, fmt.Errorf("%s is no character device", path)
+		return nil, fmt.Errorf("%s is not a character device", path)
 	}
 	d, err := attach(file, driver)
 	if err != nil {

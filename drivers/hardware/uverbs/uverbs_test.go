@@ -163,7 +163,7 @@ func TestOpenRefusesOtherFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As in the /dev of a machine without the hardware: the command must not be written to a plain file.
-	if _, err := Open(file, "mlx5_core"); err == nil || !strings.Contains(err.Error(), file+" is no character device") {
+	if _, err := Open(file, "mlx5_core"); err == nil || !strings.Contains(err.Error(), file+" is not a character device") {
 		t.Errorf("a plain file: got %v", err)
 	}
 	if content, err := os.ReadFile(file); err != nil || len(content) > 0 {

@@ -57,7 +57,7 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 	select {
 	case <-k.known:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the node's RDMA devices to be found: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("wait for the node's RDMA devices to be found: %w", context.Cause(ctx))
 	}
 	prepared := &draplugin.Prepared{}
 	ports := make([]Port, len(claim.Devices))

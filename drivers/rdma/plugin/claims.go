@@ -109,7 +109,7 @@ func (c *claims) Started() error {
 	}
 	served := c.served.Load()
 	if served == nil {
-		return errors.New("the role has not begun to serve the kubelet's claims: its log says what it waits for")
+		return errors.New("the role has not begun to serve the kubelet's claims: its log has the reason")
 	}
 	return served.Registered()
 }

@@ -172,7 +172,7 @@ func parseShare(field string) (Share, error) {
 		return Share{}, fmt.Errorf("%d fields, where UUID,NVIDIA,memory,cores are 4", len(parts))
 	}
 	if parts[1] != "NVIDIA" {
-		return Share{}, fmt.Errorf("vendor %q, where only NVIDIA is known", shorten(parts[1]))
+		return Share{}, fmt.Errorf("vendor %q, where only NVIDIA is supported", shorten(parts[1]))
 	}
 	share := Share{UUID: parts[0]}
 	if id, slot, found := strings.Cut(parts[0], "["); found {

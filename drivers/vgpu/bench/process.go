@@ -143,7 +143,7 @@ func start(ctx context.Context, process *exec.Cmd, todo order, cgroup string) (g
 			return err
 		}
 		if err := out.Decode(&got); err != nil {
-			return fmt.Errorf("read what was measured: %w", err)
+			return fmt.Errorf("read the measurement: %w", err)
 		}
 		return nil
 	})

@@ -265,7 +265,7 @@ func (w *busy) run(ctx context.Context, ready, measured *meeting) error {
 		}
 		used := w.charged()
 		if err := reports.Decode(&w.did); err != nil {
-			return fmt.Errorf("read what a process did: %w", err)
+			return fmt.Errorf("read the report of a process: %w", err)
 		}
 		w.used = w.charged() - used
 		return measured.wait(ctx)

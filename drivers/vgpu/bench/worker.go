@@ -78,7 +78,7 @@ func work(in io.Reader, out io.Writer) error {
 	var o order
 	orders := json.NewDecoder(in)
 	if err := orders.Decode(&o); err != nil {
-		return fmt.Errorf("read what to measure: %w", err)
+		return fmt.Errorf("read the order: %w", err)
 	}
 	if o.Limits != "" {
 		if err := stage(o.Limits, o.Seats); err != nil {

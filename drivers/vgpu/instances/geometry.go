@@ -34,7 +34,7 @@ func seats(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot)
 	}
 	number, found := slot.Place(names)
 	if !found || number >= len(groups) {
-		return nil, fmt.Errorf("%s: MIG slot %s is of geometry %s, where 0 to %d are known for %s%s", g.UUID, slot, slot.Group, len(groups)-1,
+		return nil, fmt.Errorf("%s: MIG slot %s is of geometry %s, where 0 to %d are supported for %s%s", g.UUID, slot, slot.Group, len(groups)-1,
 			g.ProductName, listed(names))
 	}
 	group := groups[number]

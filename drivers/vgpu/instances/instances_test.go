@@ -160,7 +160,7 @@ func TestSlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 		want            string // the existing instances, or the error
 	}{
 		{0, 0, "19@0"}, {0, 6, "19@6"}, {1, 0, "19@6"}, {1, 1, "14@0"}, {1, 3, "14@4"},
-		{0, 7, "position 7 of a geometry of 7"}, {9, 0, "0 to 3 are known"},
+		{0, 7, "position 7 of a geometry of 7"}, {9, 0, "0 to 3 are supported"},
 	} {
 		t.Run(fmt.Sprintf("[%d-%d]", test.group, test.position), func(t *testing.T) {
 			known := groups[:2]
@@ -209,7 +209,7 @@ func TestSlotIsNamedByGeometryOrPlace(t *testing.T) {
 	named[0].Name, named[1].Name = "group1", "group2"
 	for slot, want := range map[annotation.MIGSlot]string{
 		{Group: "group1", Position: 6}: "19@6", {Group: "group2", Position: 1}: "14@0", {Group: "1", Position: 1}: "14@0",
-		{Group: "group3", Position: 0}: "geometry group3, where 0 to 1 are known for NVIDIA A100-SXM4-40GB, named group1, group2",
+		{Group: "group3", Position: 0}: "geometry group3, where 0 to 1 are supported for NVIDIA A100-SXM4-40GB, named group1, group2",
 		{Group: "2", Position: 0}:      "geometry 2",
 	} {
 		n := start(t, named...)

@@ -126,7 +126,7 @@ const (
 func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	if n.nri {
 		if !n.hook.Connected() {
-			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container "+
+			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, so the container is unknown that "+
 				"this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
 		}
 		return n.nothing(), nil
@@ -228,7 +228,7 @@ func ambiguous(candidates []annotation.Candidate, count int) error {
 	for _, c := range candidates {
 		names = append(names, c.Pod.Namespace+"/"+c.Pod.Name+", container "+c.Container)
 	}
-	return fmt.Errorf("allocate %d shares: without NRI nobody says which of %d containers this is for: %s; enable NRI in the container "+
+	return fmt.Errorf("allocate %d shares: without NRI it is unknown which of %d containers this is for: %s; enable NRI in the container "+
 		"runtime and set --nri-socket, or start such pods one after another",
 		count, len(candidates), strings.Join(names, "; "))
 }

@@ -43,7 +43,7 @@ func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memoryli
 func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, gpus *sharedgpus.Set) error {
 	switch {
 	case o.RuntimeSocket == "":
-		return errors.New("without NRI (--nri-socket) nothing tells when a container's cgroup is there")
+		return errors.New("without NRI (--nri-socket) the creation of a container's cgroup is not reported")
 	case config.MemoryScaling > 1:
 		return fmt.Errorf("a memory scaling of %g promises more than the GPUs have, and the driver reserves all of it",
 			config.MemoryScaling)

@@ -129,7 +129,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 
 // errGPUReturned ends a run that lacks a GPU of the node, so that the next run has it. Containers keep their shares, as in a
 // restart of the role.
-var errGPUReturned = errors.New("a GPU answers that did not answer at the start")
+var errGPUReturned = errors.New("a GPU responds that did not respond at the start")
 
 // withDriver starts NVML, waits for a missing driver, and closes NVML after use. A drain ends the wait.
 func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {

@@ -45,7 +45,7 @@ type Set struct {
 func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
 	mode := s.ModeOf(gpu.UUID)
 	if mode != s.Mode {
-		return fmt.Errorf("%s (%s): mode %s is asked for on a node of mode %s, and Volcano knows one mode a node; it is not shared. Give all of "+
+		return fmt.Errorf("%s (%s): mode %s is asked for on a node of mode %s, and Volcano has one mode a node; it is not shared. Give all of "+
 			"the node's GPUs one mode, hide the others (filterdevices) and claim them through DRA, or have gpufabric's scheduler place the pods "+
 			"(--scheduler=gpufabric)", gpu.UUID, gpu.ProductName, mode, s.Mode)
 	}

@@ -39,10 +39,10 @@ func TestParseMIGProfile(t *testing.T) {
 		{"reads a compute instance", "1c.3g.40gb", MIGProfile{3, 1, 40, nil}, ""},
 		{"reads two attributes", "1g.24gb+me.all,gfx", MIGProfile{1, 1, 24, []string{"me.all", "gfx"}}, ""},
 		{"refuses a compute instance larger than its GPU instance", "4c.3g.40gb", MIGProfile{}, "4 slices in a GPU instance of 3"},
-		{"refuses eight slices", "8g.80gb", MIGProfile{}, "is no MIG profile"},
-		{"refuses capitals", "3G.40GB", MIGProfile{}, "is no MIG profile"},
-		{"refuses a size of zero", "1g.0gb", MIGProfile{}, "is no MIG profile"},
-		{"refuses a trailing plus", "1g.5gb+", MIGProfile{}, "is no MIG profile"},
+		{"refuses eight slices", "8g.80gb", MIGProfile{}, "is not a MIG profile"},
+		{"refuses capitals", "3G.40GB", MIGProfile{}, "is not a MIG profile"},
+		{"refuses a size of zero", "1g.0gb", MIGProfile{}, "is not a MIG profile"},
+		{"refuses a trailing plus", "1g.5gb+", MIGProfile{}, "is not a MIG profile"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseMIGProfile(c.text)

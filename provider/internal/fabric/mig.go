@@ -22,7 +22,8 @@ var migName = regexp.MustCompile(`^(?:([1-7])c\.)?([1-7])g\.([1-9][0-9]{0,3})gb(
 func ParseMIGProfile(name string) (MIGProfile, error) {
 	parts := migName.FindStringSubmatch(name)
 	if parts == nil {
-		return MIGProfile{}, fmt.Errorf("%q is no MIG profile: want [Cc.]Gg.Mgb[+attribute], for example 1g.10gb, 1g.10gb+me or 1c.3g.40gb", name)
+		return MIGProfile{}, fmt.Errorf("%q is not a MIG profile: want [Cc.]Gg.Mgb[+attribute], for example 1g.10gb, 1g.10gb+me or 1c.3g.40gb",
+			name)
 	}
 	number := func(s string) int { n, _ := strconv.Atoi(s); return n } // digits by the pattern
 	p := MIGProfile{GPUSlices: number(parts[2]), MemoryGB: number(parts[3])}
@@ -97,7 +98,7 @@ func MIGModels() []string {
 func MIGLayouts(name string, containing ...string) ([][]string, error) {
 	at := slices.IndexFunc(models(), func(m model) bool { return strings.EqualFold(m.name, name) })
 	if at < 0 {
-		return nil, fmt.Errorf("%q is no GPU model known here: want one of %s", name, strings.Join(MIGModels(), ", "))
+		return nil, fmt.Errorf("%q is not a supported GPU model: want one of %s", name, strings.Join(MIGModels(), ", "))
 	}
 	shapes := geometry(models()[at])
 	for _, wanted := range containing {

@@ -184,7 +184,7 @@ func (r *repartition) holders(ctx context.Context, layout *v1alpha1.MIGLayout) (
 				continue // on its way out already
 			}
 			if err != nil {
-				return nil, fmt.Errorf("look up what holds a GPU of %s: %w", n.Name, err)
+				return nil, fmt.Errorf("look up the holders of GPUs of %s: %w", n.Name, err)
 			}
 			for _, pod := range inventory.Pods(claim) {
 				if key := (object.Key{Namespace: claim.Namespace, Name: pod}); !slices.Contains(pods, key) {

@@ -54,7 +54,7 @@ func Read[T any](obj *unstructured.Unstructured) (*T, error) {
 		err = json.Unmarshal(text, into)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s %s has another form than this provider knows: %w", obj.GetKind(), obj.GetName(), err)
+		return nil, fmt.Errorf("%s %s has a form that this provider does not support: %w", obj.GetKind(), obj.GetName(), err)
 	}
 	return into, nil
 }

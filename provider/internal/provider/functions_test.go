@@ -42,7 +42,7 @@ func TestFunctionsComputeAndRejectArguments(t *testing.T) {
 	}
 	for _, c := range []struct{ name, call, want string }{
 		{"a wrong clique names the form", `parse_clique_id("rack-1")`, "want <ClusterUUID>.<CliqueID>"},
-		{"a wrong profile names the form", `parse_mig_profile("big")`, "is no MIG profile"},
+		{"a wrong profile names the form", `parse_mig_profile("big")`, "is not a MIG profile"},
 		{"a wrong model names those known", `mig_layouts("T4")`, "want one of A100-40GB"},
 		{"a profile that the model lacks is named", `mig_layouts("H100-80GB", "1g.5gb")`, `has no profile "1g.5gb"`},
 		{"a slice larger than the GPU is refused", `vgpu_fit(1, 2, 0, 1)`, "more than the GPU's 1 MiB"},

@@ -85,8 +85,8 @@ func addUnreadable(diags *diag.Diagnostics, what string, err error) {
 	diags.AddError(
 		"State cannot be read",
 		fmt.Sprintf(
-			"The %s in the state has another form than this provider knows: %v. Import the object instead, with an import block, and let the old "+
-				"resource go with a removed block.",
+			"The %s in the state has a form that this provider does not support: %v. Import the object instead, with an import block, and let the "+
+				"old resource go with a removed block.",
 			what,
 			err,
 		),

@@ -139,7 +139,7 @@ func ParseIgnored(patterns []string) (Ignored, error) {
 	for _, p := range patterns {
 		kind, _, found := strings.Cut(p, " ")
 		if !found || kind == "" {
-			return nil, fmt.Errorf("%q is no drift: write KIND NAMESPACE/NAME: FIELD as the attribute drift does, for example "+
+			return nil, fmt.Errorf("%q is not a drift: write KIND NAMESPACE/NAME: FIELD as the attribute drift does, for example "+
 				`"DaemonSet gpufabric-system/*: spec.template.spec.containers[*].env[HTTPS_PROXY]"`, p)
 		}
 		text := strings.ReplaceAll(regexp.QuoteMeta(strings.TrimSpace(p)), `\*`, `.*`)

@@ -167,7 +167,7 @@ func (m *rolesMeasurement) fail(ctx context.Context, within time.Duration) error
 func jsonSize(object any) (int, error) {
 	text, err := json.Marshal(object)
 	if err != nil {
-		return 0, fmt.Errorf("encode what is published: %w", err)
+		return 0, fmt.Errorf("encode the published devices: %w", err)
 	}
 	return len(text), nil
 }

@@ -321,7 +321,7 @@ func (m *rolesMeasurement) size(ctx context.Context) error {
 	for {
 		list, err := m.client.ResourceV1().ResourceSlices().List(ctx, options)
 		if err != nil {
-			return fmt.Errorf("read what is published: %w", err)
+			return fmt.Errorf("read the published devices: %w", err)
 		}
 		for i := range list.Items {
 			slice := &list.Items[i]

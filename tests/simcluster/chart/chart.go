@@ -96,7 +96,7 @@ func Render(config *rest.Config, options Options) ([]*unstructured.Unstructured,
 func capabilitiesOf(config *rest.Config) (*chartutil.Capabilities, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("ask the cluster what it serves: %w", err)
+		return nil, fmt.Errorf("read the API versions of the cluster: %w", err)
 	}
 	version, err := client.ServerVersion()
 	if err != nil {
@@ -104,7 +104,7 @@ func capabilitiesOf(config *rest.Config) (*chartutil.Capabilities, error) {
 	}
 	groups, err := client.ServerGroups()
 	if err != nil {
-		return nil, fmt.Errorf("ask the cluster what it serves: %w", err)
+		return nil, fmt.Errorf("read the API versions of the cluster: %w", err)
 	}
 	var served chartutil.VersionSet
 	for _, group := range groups.Groups {

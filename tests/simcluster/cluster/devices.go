@@ -70,10 +70,10 @@ func readBundle(path string) (oci.Spec, error) {
 	var bundle oci.Spec
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return bundle, fmt.Errorf("read what the container received: %w", err)
+		return bundle, fmt.Errorf("read the devices that the container received: %w", err)
 	}
 	if err := json.Unmarshal(content, &bundle); err != nil {
-		return bundle, fmt.Errorf("read what the container received: %s: %w", path, err)
+		return bundle, fmt.Errorf("read the devices that the container received: %s: %w", path, err)
 	}
 	return bundle, nil
 }

@@ -61,9 +61,9 @@ func occupy(dir string, record Record) error {
 		return fmt.Errorf("look at the cluster's directory: %w", err)
 	case len(entries) > 0:
 		if _, err := ReadRecord(dir); errors.Is(err, ErrNone) {
-			return fmt.Errorf("%s is not empty and holds no simulated cluster: choose another --dir", dir)
+			return fmt.Errorf("%s is not empty and is not a simulated cluster: choose another --dir", dir)
 		}
-		return fmt.Errorf("%s holds what a cluster left that ended without `down`; remove it with `simcluster down --dir %s`", dir, dir)
+		return fmt.Errorf("%s has remains of a cluster that ended without `down`; remove it with `simcluster down --dir %s`", dir, dir)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the cluster's directory: %w", err)

@@ -183,7 +183,7 @@ func readBlock(path string) ([]byte, error) {
 	}
 	block, _ := pem.Decode(content)
 	if block == nil {
-		return nil, fmt.Errorf("read the cluster's authority: %s holds no PEM block", path)
+		return nil, fmt.Errorf("read the cluster's authority: %s has no PEM block", path)
 	}
 	return block.Bytes, nil
 }

@@ -124,7 +124,7 @@ func TakeBlock() (*Block, error) {
 func (b *Block) File() (*os.File, error) {
 	file, err := b.holder.(*net.UnixListener).File()
 	if err != nil {
-		return nil, fmt.Errorf("share the hold on the address block: %w", err)
+		return nil, fmt.Errorf("share the lock on the address block: %w", err)
 	}
 	return file, nil
 }

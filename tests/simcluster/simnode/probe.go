@@ -116,7 +116,7 @@ func (c *container) probeOnce(ctx context.Context, run Container, p *corev1.Prob
 		}
 		return conn.Close()
 	}
-	return errors.New("a simulated node knows exec, httpGet and tcpSocket probes only")
+	return errors.New("a simulated node supports exec, httpGet and tcpSocket probes only")
 }
 
 func (c *container) get(ctx context.Context, action *corev1.HTTPGetAction) error {

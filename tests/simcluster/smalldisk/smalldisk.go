@@ -157,7 +157,7 @@ func mounted(dir string) bool {
 func mount(dir string) error {
 	aside := dir + ".below"
 	if err := copyFiles(aside, dir); err != nil {
-		return fmt.Errorf("copy what is there: %w", err)
+		return fmt.Errorf("copy the present files: %w", err)
 	}
 	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
 	// Space for the files of a hundred claims.
@@ -165,7 +165,7 @@ func mount(dir string) error {
 		return err
 	}
 	if err := copyFiles(dir, aside); err != nil {
-		return fmt.Errorf("copy what was there: %w", err)
+		return fmt.Errorf("copy the former files: %w", err)
 	}
 	return nil
 }

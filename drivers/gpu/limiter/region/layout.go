@@ -70,7 +70,7 @@ func recognize(r io.ReaderAt, size int64) (layout, error) {
 	case Version{1, 2}:
 		found.sequence = sequenceV12
 	default:
-		return layout{}, fmt.Errorf("layout %s, where 0, 1.1 and 1.2 are known: %w", found.version, ErrNotARegion)
+		return layout{}, fmt.Errorf("layout %s, where 0, 1.1 and 1.2 are supported: %w", found.version, ErrNotARegion)
 	}
 	return found, nil
 }

@@ -39,7 +39,7 @@ func benchCommand(dir *string) *cobra.Command {
 				nodes = append(nodes, n)
 			}
 			if info, err := os.Stat(out); err != nil || !info.IsDir() { // checked before it measures for minutes
-				return fmt.Errorf("--out %q is no directory that is there", out)
+				return fmt.Errorf("--out %q: no such directory", out)
 			}
 			machine, err := machineNow()
 			if err != nil {

@@ -34,7 +34,7 @@ func benchControllerCommand(dir *string) *cobra.Command {
 				return fmt.Errorf("--domains %d: at least one domain is formed", atOnce)
 			}
 			if info, err := os.Stat(out); err != nil || !info.IsDir() { // checked before it measures for minutes
-				return fmt.Errorf("--out %q is no directory that is there", out)
+				return fmt.Errorf("--out %q: no such directory", out)
 			}
 			root, err := repository.Root()
 			if err != nil {

@@ -26,19 +26,19 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 			for _, word := range strings.Fields(sizes) {
 				n, err := strconv.Atoi(word)
 				if err != nil || n < 1 {
-					return fmt.Errorf("--nodes %q: %q is no number of nodes", sizes, word)
+					return fmt.Errorf("--nodes %q: %q is not a number of nodes", sizes, word)
 				}
 				o.Nodes = append(o.Nodes, n)
 			}
 			for _, word := range strings.Fields(fills) {
 				f, err := strconv.Atoi(word)
 				if err != nil || f < 0 || f > 99 {
-					return fmt.Errorf("--fills %q: %q is no percentage from 0 to 99", fills, word)
+					return fmt.Errorf("--fills %q: %q is not a percentage from 0 to 99", fills, word)
 				}
 				o.Fills = append(o.Fills, float64(f)/100)
 			}
 			if info, err := os.Stat(out); err != nil || !info.IsDir() { // known before it measures for minutes
-				return fmt.Errorf("--out %q is no directory that is there", out)
+				return fmt.Errorf("--out %q: no such directory", out)
 			}
 			machine, err := machineNow()
 			if err != nil {

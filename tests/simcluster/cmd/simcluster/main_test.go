@@ -207,7 +207,7 @@ func TestBenchRefusesMistakesBeforeItStartsAnything(t *testing.T) {
 	}{
 		"a part of a rack":          {[]string{"--nodes=18 20"}, `"20" is not a number of nodes in whole racks of 18`},
 		"less than a rack":          {[]string{"--nodes=2"}, `"2" is not a number of nodes in whole racks of 18`},
-		"nowhere to write its page": {[]string{"--nodes=18", "--out=/nowhere"}, `--out "/nowhere" is no directory`},
+		"nowhere to write its page": {[]string{"--nodes=18", "--out=/nowhere"}, `--out "/nowhere": no such directory`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := newDir(t)

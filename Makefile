@@ -254,7 +254,7 @@ bench-controller: build toolchain-sim ## Measure the controller of compute domai
 
 .PHONY: bench-memory
 bench-memory: build toolchain-sim ## Measure the memory of controller, webhook, scheduler and page before objects of 1,008 nodes (NODES=1008; five minutes).
-	cd tests/console && NODES=$(or $(NODES),1008) PROGRAMS=$(CURDIR)/bin GOWORK=off $(GO) test -count=1 -timeout 30m -run TestCentralRolesResident -v .
+	cd tests/console && NODES=$(or $(NODES),1008) PROGRAMS=$(CURDIR)/bin GOWORK=off $(GO) test -count=1 -timeout 30m -run TestCentralRolesReportResidentMemory -v .
 
 .PHONY: bench-scheduling
 bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 64 to 1,008 nodes (NODES="64 256 1008" ROUNDS=3; an hour or more).

@@ -88,7 +88,7 @@ func TestNVLinkDownDegradesTheHealthThatTheMachineReports(t *testing.T) {
 	}
 }
 
-func TestEventsChangeWhatTheySay(t *testing.T) {
+func TestEventsChangeTheirFields(t *testing.T) {
 	root := render(t, "h100-hgx")
 	for name, c := range map[string]struct {
 		args fault.Arguments

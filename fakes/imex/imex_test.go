@@ -237,7 +237,7 @@ func TestNamesAreLookedUpAgainOnReload(t *testing.T) {
 	eventually(t, "UP after the reload", a.is(imex.DomainUp))
 }
 
-func TestQuorum(t *testing.T) {
+func TestDaemonFollowsQuorum(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	a := d.start(1, func(c *imex.Config, _ *imex.Options) { c.Quorum = imex.QuorumFull })
 	eventually(t, "waiting for peers", func() bool { return a.State() == imex.StateWaitPeers })

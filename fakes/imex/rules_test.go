@@ -49,7 +49,7 @@ func TestNodeHasOneIMEXSession(t *testing.T) {
 
 // imex_session_api.c: the end of a session disables every client that has imported memory; a later session does not enable it
 // again.
-func TestImportersDieWithTheSessionForGood(t *testing.T) {
+func TestImportersEndWithSession(t *testing.T) {
 	for name, end := range map[string]func(*node, *atomic.Int32){
 		"in order": func(n *node, _ *atomic.Int32) { _ = n.stop() },
 		"killed":   func(_ *node, kills *atomic.Int32) { kills.Add(1) },
@@ -203,7 +203,7 @@ func TestDaemonStaysUnavailable(t *testing.T) {
 
 // open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died does not wait, so
 // memory that others still have mapped is allocated again.
-func TestDaemonWaitsForNobodyWithoutAQuorum(t *testing.T) {
+func TestDaemonDoesNotWaitWithoutQuorum(t *testing.T) {
 	d, persist := newDomain(t, "*.1", "*.2"), t.TempDir()
 	if err := os.WriteFile(filepath.Join(persist, imex.RecoveryName), []byte(d.address(2).String()), 0o644); err != nil {
 		t.Fatal(err)

@@ -184,7 +184,7 @@ func TestValidateReportsAllMistakes(t *testing.T) {
 	}
 }
 
-func TestLoadListsKnownProfilesForAnUnknownOne(t *testing.T) {
+func TestLoadListsProfilesForUnknownName(t *testing.T) {
 	_, err := profile.Load("gb300")
 	if err == nil || !strings.Contains(err.Error(), "gb200-nvl72") {
 		t.Error(err)
@@ -203,7 +203,7 @@ func TestListsAreReadAsSysfsWritesThem(t *testing.T) {
 	}
 }
 
-func FuzzAProfileIsReadOrRefusedButNeverCrashes(f *testing.F) {
+func FuzzParseDoesNotCrash(f *testing.F) {
 	for _, name := range profile.Names() {
 		data, err := os.ReadFile(filepath.Join("../profiles", name+".yaml"))
 		if err != nil {

@@ -116,7 +116,7 @@ func TestRecordingDoesNotIdentifyTheMachine(t *testing.T) {
 	}
 }
 
-func TestCompareNamesWhatDiffers(t *testing.T) {
+func TestCompareNamesDifferences(t *testing.T) {
 	m, p := machine(t, "l40s-8")
 	m.SMI = bytes.Replace(m.SMI, []byte("46068 MiB"), []byte("49140 MiB"), 1)
 	got, err := record.Profile(m)

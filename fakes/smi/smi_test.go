@@ -309,7 +309,7 @@ func TestContainerSeesItsShare(t *testing.T) {
 	}
 }
 
-func TestTreeShowsWhatAFailedCommandMade(t *testing.T) {
+func TestTreeShowsChangesOfFailedCommand(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)
 	if out, err := try(root, "mig", "-i", "0", "-cgi", "9,9,9"); err == nil {

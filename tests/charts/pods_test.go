@@ -211,7 +211,7 @@ func TestPrivilegedRolesHaveReasonInValues(t *testing.T) {
 }
 
 // A tenant may take over a program that parses the tenant's files. So this one has nothing that an attacker could use.
-func TestMonitorMountsOnlyReadFiles(t *testing.T) {
+func TestMonitorMountsOnlyFilesThatItReads(t *testing.T) {
 	pod := pods(t, renderValues(t, "gpufabric", everything()))["gpufabric-vgpu-monitor"]
 	container := pod.Spec.Containers[0]
 	want := []string{"/var/lib/gpufabric/vgpu-plugin -> /var/lib/gpufabric/vgpu-plugin (ro)"}

@@ -46,7 +46,7 @@ func built(t *testing.T, name string) string {
 	return filepath.Join(checkout, "fakes/build/lib", name)
 }
 
-func TestCUDAStandInInventsNoNames(t *testing.T) {
+func TestCUDAStandInExportsOnlyDriverNames(t *testing.T) {
 	real := exports(t, nvidiaProgram(t, "libcuda1", "550", "usr/lib/*/nvidia/current/libcuda.so.1"))
 	ours := exports(t, built(t, "libcuda.so.1"))
 	for name := range ours {

@@ -26,7 +26,7 @@ type gpu struct {
 	Reachable                                    bool // its handle is also found by UUID and by PCI address
 }
 
-func TestGoNVMLEnumeratesWhatTheProfileSays(t *testing.T) {
+func TestGoNVMLEnumeratesDevicesOfProfile(t *testing.T) {
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, name)

@@ -34,10 +34,10 @@ import (
 // podsPerNode is how many pods of other programs a node has.
 const podsPerNode = 20
 
-// TestCentralRolesResident measures what the chart's memory limits of the roles without a node are derived from: the highest resident
-// memory of controller, webhook, scheduler and page before NODES nodes, each with podsPerNode pods. The programs are those in the directory
-// PROGRAMS.
-func TestCentralRolesResident(t *testing.T) {
+// TestCentralRolesReportResidentMemory measures what the chart's memory limits of the roles without a node are derived from: the highest
+// resident memory of controller, webhook, scheduler and page before NODES nodes, each with podsPerNode pods. The programs are those in
+// the directory PROGRAMS.
+func TestCentralRolesReportResidentMemory(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv("NODES"))
 	programs := os.Getenv("PROGRAMS")
 	if err != nil || nodes < nodesPerRack || programs == "" {

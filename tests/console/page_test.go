@@ -346,7 +346,7 @@ func TestHostileObjectsAreOnlyText(t *testing.T) {
 }
 
 // A page in a cluster requires a token, keeps it only in memory, and shows the objects that the token's owner may read.
-func TestPageShowsAViewerWhatItsTokenMayRead(t *testing.T) {
+func TestPageShowsObjectsThatTokenMayRead(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, 1)
 	anonymous := &rest.Config{Host: c.config.Host, TLSClientConfig: c.config.TLSClientConfig}

@@ -158,7 +158,7 @@ func standing(t *testing.T, root string) string {
 	return text
 }
 
-func TestFirstDayChangesNothingOnEveryFake(t *testing.T) {
+func TestFirstDayKeepsEveryFakeUnchanged(t *testing.T) {
 	for _, name := range profile.Names() {
 		p, err := profile.Load(name)
 		if err != nil {

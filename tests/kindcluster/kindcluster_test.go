@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestKindConfigurationAllowsOnlyForWhatTheMachineLacks(t *testing.T) {
+func TestKindConfigurationAdaptsToMachine(t *testing.T) {
 	tests := map[string]struct {
 		host    Host
 		holds   []string
@@ -130,7 +130,7 @@ func TestClusterNamesANodeWithoutAnAddress(t *testing.T) {
 	}
 }
 
-func TestFindSaysHowToBringAClusterUp(t *testing.T) {
+func TestFindReportsHowToStartCluster(t *testing.T) {
 	_, err := Find("no-such-cluster")
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "harness kind up") {
 		t.Errorf("error %v", err)

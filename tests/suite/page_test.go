@@ -67,7 +67,7 @@ func TestPartIsNotRunAgainOnlyWhereItPassedAtTheCommit(t *testing.T) {
 	}
 }
 
-func TestCommitIsTheLastThatChangedAnythingButThePage(t *testing.T) {
+func TestCommitSkipsChangesOfPage(t *testing.T) {
 	root := t.TempDir()
 	run := func(args ...string) string {
 		t.Helper()

@@ -157,7 +157,7 @@ func TestRunnerRefusesPartsWithoutAnOrder(t *testing.T) {
 	}
 }
 
-func TestFailuresShowsWhatTestsAndCompilersReport(t *testing.T) {
+func TestFailuresShowsReportsOfTestsAndCompilers(t *testing.T) {
 	r := testRunner(t, &bytes.Buffer{})
 	const passed = `ok  	gpufabric.io/a	1.0s
     a_test.go:1: measured: apply: 1.0 s

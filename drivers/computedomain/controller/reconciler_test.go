@@ -312,7 +312,7 @@ func TestReconcilerMakesChildrenAgainThatWereDeletedEarly(t *testing.T) {
 	}
 }
 
-func TestDeletingADomainLeavesNothing(t *testing.T) {
+func TestDeletedDomainIsRemovedCompletely(t *testing.T) {
 	d, other := newDomain("d", 1), newDomain("e", 1)
 	c := newCluster(t, d, other)
 	c.settle(d.UID)

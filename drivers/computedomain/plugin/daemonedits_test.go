@@ -82,7 +82,7 @@ func TestDaemonFilesOutliveThePodWhileAJobRuns(t *testing.T) {
 	}
 }
 
-func TestDaemonWaitsForNobodyAfterAReboot(t *testing.T) {
+func TestDaemonDoesNotWaitAfterReboot(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
 		t.Fatal(result.Err)

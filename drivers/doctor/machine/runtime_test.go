@@ -15,7 +15,7 @@ const (
 	noNRI   = "[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n"
 )
 
-func TestContainerdsConfigurationSaysWhetherCDIAndNRIAreOn(t *testing.T) {
+func TestContainerdConfigurationShowsCDIAndNRI(t *testing.T) {
 	const password = "[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"r\".auth]\n  password = \"hunter2#secret\"\n"
 	for name, c := range map[string]struct {
 		runtime       string

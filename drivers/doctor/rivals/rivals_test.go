@@ -28,7 +28,7 @@ func daemonSet(name, image string) appsv1.DaemonSet {
 		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: image}}}}}}
 }
 
-func TestFindRecognisesNeighboursByWhatNodesHave(t *testing.T) {
+func TestFindRecognisesNeighboursByNodes(t *testing.T) {
 	gone := node("n1", nil)
 	gone.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
 	ours, theirs := map[string]string{"app.kubernetes.io/part-of": "gpufabric"}, map[string]string{"meta.helm.sh/release-name": "gpu-operator",

@@ -111,7 +111,7 @@ func TestReadRefusesExpressionWithTooManyLinks(t *testing.T) {
 	}
 }
 
-func TestMissesNamesValueAndWhatWasAskedFor(t *testing.T) {
+func TestMissesNamesValueAndRequest(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{`device.driver == 'gpu.nvidia.com' && device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("200Gi")) >= 0`,
 			"memory is 186Gi, asked for 200Gi"},

@@ -94,7 +94,7 @@ func TestConnectionsFromOneAddressKeepNoOtherFromThePage(t *testing.T) {
 }
 
 // Unknown tokens cost the API server few requests, and do not take a viewer's place.
-func TestPageAsksAPIServerForFewMadeUpTokens(t *testing.T) {
+func TestPageLimitsChecksOfUnknownTokens(t *testing.T) {
 	var asked atomic.Int64
 	cluster := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)

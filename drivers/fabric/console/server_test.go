@@ -160,7 +160,7 @@ func messages(t *testing.T, address, token string, done func(batch) bool) (statu
 	return 0
 }
 
-func TestServerShowsAViewerWhatItsTokenMayRead(t *testing.T) {
+func TestServerShowsObjectsThatTokenMayRead(t *testing.T) {
 	server := apiserver.Start(t)
 	settings := Settings{Config: &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA},
 		// Credentials of the server itself, which no viewer may borrow.

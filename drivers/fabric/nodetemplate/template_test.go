@@ -55,7 +55,7 @@ func machine() (*corev1.Node, []resourceapi.ResourceSlice) {
 	}
 }
 
-func TestTemplateKeepsWhatAnotherMachineOfTheKindShares(t *testing.T) {
+func TestTemplateKeepsPropertiesOfMachineKind(t *testing.T) {
 	node, published := machine()
 	got, err := Of("template", node, published)
 	if err != nil {

@@ -123,7 +123,7 @@ func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	}
 }
 
-func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
+func TestExplainReportsClosedUnitsInExclusiveMode(t *testing.T) {
 	tree := hardware(t)
 	found, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
 	if err != nil {

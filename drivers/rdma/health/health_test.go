@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-func TestDebouncing(t *testing.T) {
+func TestTrackerDebouncesFlappingPort(t *testing.T) {
 	const bad, good = "down", ""
 	at := func(ms int, reading string, want Phase) func(*testing.T, *tracker, time.Time) {
 		return func(t *testing.T, tr *tracker, start time.Time) {
@@ -237,7 +237,7 @@ func TestWatcherReadsChangingPortsMoreOften(t *testing.T) {
 	})
 }
 
-func TestSetKeepsWhatIsKnown(t *testing.T) {
+func TestSetKeepsStateOfKnownPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &ports{}
 		w := watch(t, p, "a")

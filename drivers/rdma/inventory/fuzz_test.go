@@ -37,9 +37,9 @@ func entriesOf(t testing.TB, root string) []string {
 	return found
 }
 
-// FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is removed, truncated, or has other
+// FuzzReadLosesOnlyDamagedDevice damages any one file or link of an HCA in any way: it is removed, truncated, or has other
 // content. The other HCA must be served in any case. The damaged one is either served or skipped with a reason.
-func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
+func FuzzReadLosesOnlyDamagedDevice(f *testing.F) {
 	// About as many as the tree has; each once removed, truncated to nothing and to one byte, and with garbage
 	for which := range uint16(90) {
 		f.Add(which, uint8(0), []byte(nil))

@@ -100,7 +100,7 @@ func TestRailsCountTheHCAsThatShareASwitchWithAGPU(t *testing.T) {
 	}
 }
 
-func TestVirtualFunctionsKnowTheirPhysicalFunctionsInterfaces(t *testing.T) {
+func TestVirtualFunctionsHaveInterfacesOfPhysicalFunction(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		make func(*sysfstest.Tree)
@@ -131,7 +131,7 @@ func TestVirtualFunctionsKnowTheirPhysicalFunctionsInterfaces(t *testing.T) {
 	}
 }
 
-func TestGPUDirectIsWhatTheNodeHas(t *testing.T) {
+func TestGPUDirectFollowsNode(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		module, version string

@@ -150,7 +150,7 @@ func TestDiscoverPlacesNICAtItsDataDirectFunction(t *testing.T) {
 	}
 }
 
-func TestOpenedNamesWhatIsMissing(t *testing.T) {
+func TestOpenedNamesMissingDevices(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		hca    sysfstest.HCA

@@ -63,7 +63,7 @@ func dev(t *testing.T, nodes ...string) string {
 	return root
 }
 
-func TestPrefer(t *testing.T) {
+func TestPreferChoosesUnits(t *testing.T) {
 	// even units on HCA 0
 	layout := pool.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"}
 	for _, test := range []struct {

@@ -30,7 +30,7 @@ func TestJournalLogsChangesOfDevices(t *testing.T) {
 	}
 }
 
-func TestJournalNamesAPoolWhenNothingOfItCanBeAllocated(t *testing.T) {
+func TestJournalNamesPoolWithoutAllocatableUnits(t *testing.T) {
 	var lines []string
 	log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	selection := &pool.Selection{Pools: []pool.Pool{{Members: []pool.Member{{HCA: &inventory.HCA{}}}}}}

@@ -121,7 +121,7 @@ func TestReportNamesAConflictOnBothPools(t *testing.T) {
 	})
 }
 
-func TestReportsSayWhatIsWrong(t *testing.T) {
+func TestReportsNameMistakes(t *testing.T) {
 	n := newNode(t)
 	device := n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp3s0"}})
 	a := newAPI(n)

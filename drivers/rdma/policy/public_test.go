@@ -147,7 +147,7 @@ func TestProbesOfADriverAreThoseOfThePolicyAndElseTheDefaults(t *testing.T) {
 
 // The public image installs modules below its own /lib/modules, reads the node's release from /host/etc/os-release, which is a link to
 // ../usr/lib/os-release, and ends where it cannot write /host/etc/modprobe.d.
-func TestDriverMountsWhatThePublicImageUses(t *testing.T) {
+func TestDriverMountsDirectoriesOfPublicImage(t *testing.T) {
 	_, spec := specOf(t, "{ofedDriver: {image: a}}")
 	d := driver{kind: kindOFED, template: func(string) string { return "" }, spec: spec.OFEDDriver, mounts: ofedMounts()}
 	pod := d.daemonSet("default", platform{os: "ubuntu"}).Spec.Template.Spec

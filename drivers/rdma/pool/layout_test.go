@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-func TestDivide(t *testing.T) {
+func TestDivideSpreadsUnitsOverHCAs(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		from pool.Layout

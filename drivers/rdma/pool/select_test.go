@@ -60,7 +60,7 @@ func members(p pool.Pool) []string {
 	return names
 }
 
-func TestSelectors(t *testing.T) {
+func TestSelectMatchesEverySelector(t *testing.T) {
 	type selectors = v1alpha1.RDMASelectors
 	for _, test := range []struct {
 		name      string

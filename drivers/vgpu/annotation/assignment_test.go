@@ -46,7 +46,7 @@ func debugged(p *corev1.Pod) *corev1.Pod {
 // Volcano's cases are as its scheduler writes them (master of August 2026 and 1.15.0): pkg/scheduler/api/devices/nvidia/vgpu/utils.go,
 // resourcereqs (which containers are listed, one GPU for memory alone) and encodePodDevices (no separator after the last
 // container).
-func TestOf(t *testing.T) {
+func TestAssignmentParsesContainerShares(t *testing.T) {
 	first, second := a+",NVIDIA,1,2:;", b+",NVIDIA,3,4:;"
 	shareA, shareB := []Share{{UUID: a, Memory: 1, Cores: 2}}, []Share{{UUID: b, Memory: 3, Cores: 4}}
 	ofMemory := func(name, memory string) corev1.Container {
@@ -126,7 +126,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-func TestOfMarksAPodThatNobodyPlaced(t *testing.T) {
+func TestAssignmentReportsUnplacedPod(t *testing.T) {
 	if _, err := volcano.Of(pod("", nil, gpus("main", "1")), "main"); !errors.Is(err, ErrNotPlaced) {
 		t.Errorf("got %v, want ErrNotPlaced", err)
 	}

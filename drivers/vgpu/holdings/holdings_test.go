@@ -47,7 +47,7 @@ func TestHoldingsNameNoHolderOfAnotherNamespace(t *testing.T) {
 	t.Logf("attacker sees: %v", err)
 }
 
-func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {
+func TestTakeRejectsOverfullGPUAndNamesHolders(t *testing.T) {
 	for name, test := range map[string]struct {
 		held, asked []annotation.Share
 		want        string // part of the error; empty: it fits

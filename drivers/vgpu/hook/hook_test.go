@@ -350,7 +350,7 @@ func TestSharesOfAReplacedPodAreNotGivenToItsSuccessor(t *testing.T) {
 	}
 }
 
-func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
+func TestSynchronizeKeepsSharesOfRunningContainersOnly(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
 	h, _ := setup(t, p)
 	made := container(p, "main")

@@ -154,7 +154,7 @@ var groups = []settings.Geometry{
 // whole is the layout of a GPU with a single instance.
 var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 39936, Count: 1}}}
 
-func TestSlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
+func TestSlotIsPlaceOfKnownGeometry(t *testing.T) {
 	for _, test := range []struct {
 		group, position int
 		want            string // the existing instances, or the error

@@ -173,7 +173,7 @@ func TestPluginRepairsAMalformedUnit(t *testing.T) {
 	}
 }
 
-func TestPluginHoldsNothingAfterTwoHundredPods(t *testing.T) {
+func TestPluginFreesSharesAfterTwoHundredPods(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	whole := n.machine.GPUs[0].UUID + ",NVIDIA,4096,0:;"

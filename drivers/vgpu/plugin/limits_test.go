@@ -59,7 +59,7 @@ func TestPluginRejectsABackendThatTheNodeLacks(t *testing.T) {
 	}
 }
 
-func TestContainersAreCountedByWhatLimitsThem(t *testing.T) {
+func TestContainersAreCountedByLimiter(t *testing.T) {
 	book := &holdings.Book{}
 	for id, by := range map[string]string{"a": "library", "b": "library", "c": ""} {
 		if err := book.Hold(&sharedgpus.Set{}, holdings.Holder{ID: id, Limits: by}, nil); err != nil {

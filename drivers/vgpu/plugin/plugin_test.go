@@ -198,7 +198,7 @@ func TestRegisterAnswersTheSchedulersHandshake(t *testing.T) {
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 }
 
-func TestPluginWritesNothingWithoutAChange(t *testing.T) {
+func TestPluginDoesNotWriteWithoutChange(t *testing.T) {
 	n := start(t)
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 	n.annotation(annotation.NodeRegister, func(got string) bool { return got != "" })

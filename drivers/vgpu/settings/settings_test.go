@@ -69,7 +69,7 @@ func TestApplyDeviceConfigTakesProfilesWhenTheyHaveAttributes(t *testing.T) {
 	}
 }
 
-func TestApplyDeviceConfigRefusesEveryMistakeAndChangesNothing(t *testing.T) {
+func TestApplyDeviceConfigRejectsMistakesUnchanged(t *testing.T) {
 	for text, parts := range map[string][]string{
 		"nvidia: {deviceSplitCount: 0, deviceMemoryScaling: -1}":              {"deviceSplitCount: 0", "deviceMemoryScaling: -1"},
 		"nvidia: {deviceSplitCount: many}":                                    {"deviceSplitCount"},
@@ -172,7 +172,7 @@ func TestApplyNodeConfigRefuses(t *testing.T) {
 	}
 }
 
-func TestVolcanoKnowsOnlyItsOwnResources(t *testing.T) {
+func TestVolcanoAllowsOnlyItsResources(t *testing.T) {
 	s := Default()
 	if err := s.CheckVolcano(); err != nil {
 		t.Errorf("Volcano's own names: %v", err)

@@ -62,7 +62,7 @@ func TestLayChoosesTheFactorByItselfAndKeepsTheClusters(t *testing.T) {
 	}
 }
 
-func TestCoresAreThePercentThatTheScalingSays(t *testing.T) {
+func TestCoresFollowScaling(t *testing.T) {
 	for scaling, want := range map[float64]int{0.29: 29, 0.57: 57, 1: 100, 1.15: 115, 0.001: 1} {
 		s := settings.Default()
 		s.CoreScaling = scaling

@@ -63,7 +63,7 @@ func messageSize(memory []int64, factor int) int {
 	return proto.Size(response)
 }
 
-func TestSmallestSaysWhyThereIsNone(t *testing.T) {
+func TestSmallestReportsWhyNoneFits(t *testing.T) {
 	_, err := SmallestFactor(gpus(8, 183359), 1e9, Budget)
 	if err == nil || !strings.Contains(err.Error(), "device-memory-scaling") {
 		t.Errorf("got %v, want an error that names the setting", err)

@@ -54,7 +54,7 @@ int main(int c, char **v) { char *p = malloc(8); memset(p, 0, 8); if (c > 1) p[8
 }
 
 // A child that does not call CUDA must not pay for the library: it has the page faults that it has without.
-func TestForkOfAProgramWithoutCUDATouchesNothingOfTheLibrary(t *testing.T) {
+func TestForkDoesNotUseLibraryWithoutCUDA(t *testing.T) {
 	_, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 10240)
 	program := build(t, `#include <stdio.h>

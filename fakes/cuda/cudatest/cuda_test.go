@@ -166,7 +166,7 @@ func TestMemoryShowsInNVMLOfTheSameNode(t *testing.T) {
 	}
 }
 
-func TestProcessLeavesNothingWhenItDies(t *testing.T) {
+func TestProcessFreesMemoryWhenItEnds(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := start(t, root)
 	c.say("init", "0 8 NVIDIA L40S")
@@ -182,7 +182,7 @@ func TestProcessLeavesNothingWhenItDies(t *testing.T) {
 }
 
 // A container's processes have their own PIDs, and when the container is killed no process in it remains to clean up.
-func TestProcessInAnotherPIDNamespaceLeavesNothingWhenKilled(t *testing.T) {
+func TestProcessInAnotherPIDNamespaceFreesMemoryWhenKilled(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t, "client"), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID}

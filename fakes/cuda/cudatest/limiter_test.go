@@ -83,7 +83,7 @@ func TestLimiterBoundsTwoProcessesTogether(t *testing.T) {
 }
 
 // The cost for a program without CUDA is that of loading a library: its page faults, since the processor's time depends on the machine.
-func TestLimiterCostsNothingWithoutCUDA(t *testing.T) {
+func TestLimiterIsInactiveWithoutCUDA(t *testing.T) {
 	_, lib := node(t, "l40s-8")
 	preload, _ := limited(t, lib, 10240)
 	faults := func(env ...string) int64 {

@@ -74,7 +74,7 @@ func TestPoolReleasesMemoryAboveItsThreshold(t *testing.T) {
 	wantUsed(t, lib, "the last one is freed", 2)
 }
 
-func TestPoolsRefuseWhatTheDriverRefuses(t *testing.T) {
+func TestPoolsRejectLikeDriver(t *testing.T) {
 	root, _ := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", "drop", invalid, "use 1", invalid, "async 0", invalid, "set 5 0", invalid, "set 6 1", invalid,
@@ -120,7 +120,7 @@ func TestGraphTakesItsMemoryWhenItIsLaunched(t *testing.T) {
 	wantUsed(t, lib, "freed by another graph", 0)
 }
 
-func TestGraphsRefuseWhatTheDriverRefuses(t *testing.T) {
+func TestGraphsRejectLikeDriver(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0)
 	c.saying("context 0", "0", "default", "0", "graph 0 0", invalid, fmt.Sprintf("graph 1 %d", mib), "0", "frees 1",
@@ -132,7 +132,7 @@ func TestGraphsRefuseWhatTheDriverRefuses(t *testing.T) {
 		"captured 4", "0")
 }
 
-func TestContextsAndModulesTakeWhatTheEnvironmentSays(t *testing.T) {
+func TestContextsAndModulesTakeMemoryOfEnvironment(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	c := stocks(t, root, 12030, 0, "FAKEFABRIC_CONTEXT_MIB=300", "FAKEFABRIC_MODULE_MIB=20")
 	c.saying("context 0", "0")

@@ -90,7 +90,7 @@ metrics 2 0
 `
 )
 
-func TestLibraryAnswersWhatDCGMCalls(t *testing.T) {
+func TestLibraryHasEveryFunctionOfDCGM(t *testing.T) {
 	header, err := exec.CommandContext(t.Context(), "go", "list", "-find", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml/pkg/nvml").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -21,8 +21,8 @@ func kubeconfig(t *testing.T, user string) string {
 	return path
 }
 
-// TestALoginOfTheProviderBlockReplacesTheKubeconfigs: client-go prefers a token to a command, and runs a command beside a token.
-func TestALoginOfTheProviderBlockReplacesTheKubeconfigs(t *testing.T) {
+// TestLoginOfProviderBlockReplacesKubeconfig: client-go prefers a token to a command, and runs a command beside a token.
+func TestLoginOfProviderBlockReplacesKubeconfig(t *testing.T) {
 	const command = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: login, interactiveMode: Never}}"
 	t.Run("a token replaces a command", func(t *testing.T) {
 		config, _, err := Settings{ConfigPaths: []string{kubeconfig(t, command)}, Token: "mine"}.RESTConfig()
@@ -47,7 +47,7 @@ func TestALoginOfTheProviderBlockReplacesTheKubeconfigs(t *testing.T) {
 	})
 }
 
-func TestAnImpatientCallerFailsAlone(t *testing.T) {
+func TestConnectionFailsOnlyCancelledCaller(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"major":"1","minor":"36","gitVersion":"v1.36.3"}`)) // a client that left sees nothing
 	}))

@@ -119,8 +119,8 @@ func TestRequestEndsWithItsReasonWhenTheServerIsSilent(t *testing.T) {
 	}
 }
 
-// TestClientAsksASilentServerOnce makes a hundred reads of a server that answers none: the first waits, the others do not.
-func TestClientAsksASilentServerOnce(t *testing.T) {
+// TestClientQueriesSilentServerOnce makes a hundred reads of a server that answers none: the first waits, the others do not.
+func TestClientQueriesSilentServerOnce(t *testing.T) {
 	var asked atomic.Int32
 	client := nodesOf(t, 50*time.Millisecond, func(_ http.ResponseWriter, r *http.Request) {
 		asked.Add(1)

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/provider/internal/cluster"
 )
 
-func TestLookout(t *testing.T) {
+func TestLookoutReportsWhyControllerDoesNotAct(t *testing.T) {
 	labels := map[string]string{"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "controller"}
 	controller := func(available int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller", Labels: labels},

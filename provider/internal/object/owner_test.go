@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/provider/internal/cluster"
 )
 
-// TestStoreTouchesOnlyWhatItsStateHolds tries what states do to each other's objects, against a real API server.
-func TestStoreTouchesOnlyWhatItsStateHolds(t *testing.T) {
+// TestStoreChangesOnlyObjectsOfItsState tries what states do to each other's objects, against a real API server.
+func TestStoreChangesOnlyObjectsOfItsState(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs an API server; -short does not")
 	}

@@ -22,7 +22,7 @@ var pod = feed.Key{Namespace: "default", Name: "p"}
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
 // A token without a known end expires in the middle of a wait: the request that finds out is rejected, and the next has a new one.
-func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
+func TestWaitSurvivesRenewedTokenOnly(t *testing.T) {
 	waits := map[string]func(context.Context, *fake.FakeDynamicClient) error{
 		"alone": func(ctx context.Context, client *fake.FakeDynamicClient) error {
 			_, err := feed.NewSet(client).Wait(ctx, feed.Scope{Resource: pods, Namespace: "default", Name: "p"}, pod, "", exists)

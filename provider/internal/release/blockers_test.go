@@ -17,7 +17,7 @@ import (
 )
 
 // The caller's time-out may end in the middle of a request. The blockers are known by then, and the API server is not to blame.
-func TestATimeoutInTheMiddleOfALookNamesWhatTheLookBeforeSaw(t *testing.T) {
+func TestTimeoutReportsLastCompleteReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const driver = "gpu.nvidia.com"
 		claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "held"}}

@@ -57,7 +57,7 @@ func keptBy(t *testing.T, m *Manager) string {
 	return controller.Spec.Template.Spec.Containers[0].Args[1]
 }
 
-func TestTheControllerRemovesTheDomainsOfCliquesBeforeItGoes(t *testing.T) {
+func TestUninstallWaitsUntilControllerRemovesCliqueDomains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name := cliquePrefix + fabricClique
 		m := cliqueManager(computeDomain("fabric", name, fabricClique), computeDomain("user", "rack", ""))
@@ -83,7 +83,7 @@ func TestTheControllerRemovesTheDomainsOfCliquesBeforeItGoes(t *testing.T) {
 	})
 }
 
-func TestADomainOfACliqueThatStaysIsNamed(t *testing.T) {
+func TestUninstallNamesCliqueDomainThatRemains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name := cliquePrefix + fabricClique
 		m := cliqueManager(computeDomain("fabric", name, fabricClique))
@@ -97,7 +97,7 @@ func TestADomainOfACliqueThatStaysIsNamed(t *testing.T) {
 	})
 }
 
-func TestAControllerWithoutCliquesIsLeftAlone(t *testing.T) {
+func TestUninstallIgnoresControllerWithoutCliques(t *testing.T) {
 	m := cliqueManager(computeDomain("user", "rack", ""), computeDomain("fabric", "made-by-a-user", fabricClique))
 	if err := m.retireCliques(t.Context()); err != nil {
 		t.Fatal(err)

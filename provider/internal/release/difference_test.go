@@ -70,7 +70,7 @@ func TestDifferencesAreNamedAndUndone(t *testing.T) {
 	}
 }
 
-func TestContradictionsLeaveOpenWhatAManifestLeavesOut(t *testing.T) {
+func TestContradictionsIgnoreFieldsMissingInManifest(t *testing.T) {
 	for have, want := range map[string]string{
 		"{spec: {a: 1, b: 2, c: '1'}}":  "",
 		"{spec: {a: 2, c: '1'}}":        "spec.a is 2, the release says 1",

@@ -74,7 +74,7 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 	}
 }
 
-func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
+func TestDigestChangesWithEveryFile(t *testing.T) {
 	before, err := Load(t.Context(), testChart)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestMergeValuesReplacesListsAndMergesMappings(t *testing.T) {
 	}
 }
 
-func TestFlatten(t *testing.T) {
+func TestFlattenListsEveryValueByPath(t *testing.T) {
 	got := Flatten(
 		map[string]any{
 			"a":    map[string]any{"b": true, "empty": map[string]any{}},
@@ -148,7 +148,7 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-func TestCustomResourcesAreSortedByWhoRemovesThem(t *testing.T) {
+func TestCustomResourcesAreSortedByRemover(t *testing.T) {
 	crd := func(name, policy string) string {
 		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name +
 			"\n  annotations: {helm.sh/resource-policy: " + policy + "}\n"

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-func TestACheckTouchesNothingThatItDidNotMake(t *testing.T) {
+func TestCheckKeepsForeignObjects(t *testing.T) {
 	c := Check{Test: Ping, Namespace: "team", Name: "train", Nodes: 2}
 	for _, kind := range []object.Kind{domain.Kind, c.job()} {
 		t.Run(kind.Name, func(t *testing.T) {

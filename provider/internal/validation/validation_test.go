@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-func TestTheBandwidthJobIsTheExamples(t *testing.T) {
+func TestBandwidthJobMatchesExample(t *testing.T) {
 	example, err := os.ReadFile("../../../examples/manifests/nvbandwidth-test-job.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 )
 
-func TestPushStoresWhereContainerdAsks(t *testing.T) {
+func TestPushStoresAtPathsOfContainerd(t *testing.T) {
 	server := httptest.NewServer(gcr.New(gcr.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	r := Registry{Container: "registry", Address: strings.TrimPrefix(server.URL, "http://")}

@@ -36,7 +36,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestClusterIsReadyAndDownLeavesNothing(t *testing.T) {
+func TestClusterBecomesReadyAndDownRemovesIt(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	binaries, err := controlplane.Binaries(ctx)
@@ -72,7 +72,7 @@ func TestClusterIsReadyAndDownLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestDownRemovesWhatACrashLeft(t *testing.T) {
+func TestDownRemovesRemainsOfCrash(t *testing.T) {
 	dir := shortDir(t)
 	if err := os.WriteFile(filepath.Join(dir, "simcluster.json"), []byte(`{"nodes":3}`), 0o644); err != nil {
 		t.Fatal(err)

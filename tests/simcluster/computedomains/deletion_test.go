@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-func TestDeletingADomainLeavesNothing(t *testing.T) {
+func TestDeletedDomainIsRemovedCompletely(t *testing.T) {
 	n := shared.Namespace(t)
 	const size = 3
 	n.Domain("d", size)

@@ -43,7 +43,7 @@ func TestControllerKilledDuringFormationFinishesIt(t *testing.T) {
 	n.AwaitDomain("d", domain.ReadyOn(size))
 }
 
-func TestOurServiceAccountsAreAllowedWhatTheyAskFor(t *testing.T) {
+func TestServiceAccountsHaveRightsForTheirRequests(t *testing.T) {
 	forbidden := map[string]int{}
 	if err := audit.Requests(controlplane.AuditLog(shared.Dir), func(r audit.Request) {
 		if r.Denied() {

@@ -84,7 +84,7 @@ func TestFormationOfTwoDomains(t *testing.T) {
 	}
 }
 
-func TestFormationOverTheWholeRack(t *testing.T) {
+func TestDomainFormsOverWholeRack(t *testing.T) {
 	n := shared.Namespace(t)
 	n.Domain("rack", nodes)
 	for i := range nodes {

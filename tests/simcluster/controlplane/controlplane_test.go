@@ -23,7 +23,7 @@ func binaries(t *testing.T) map[string]string {
 	return paths
 }
 
-func TestControlPlaneServesAndLeavesNothing(t *testing.T) {
+func TestControlPlaneServesAndRemovesItsFiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	dir := t.TempDir()

@@ -69,7 +69,7 @@ type soak struct {
 	made, formed atomic.Int64
 }
 
-func TestDomainsThatComeAndGoLeaveNothing(t *testing.T) {
+func TestDomainsAreRemovedCompletelyUnderChurn(t *testing.T) {
 	for _, mode := range strings.Fields(*modes) {
 		t.Run(mode, func(t *testing.T) { run(t, mode) })
 	}

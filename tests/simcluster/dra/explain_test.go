@@ -55,7 +55,7 @@ func reported(t *testing.T, n *fixture.Namespace, pool, node string, wanted func
 	return v1alpha1.RDMAPoolNode{}
 }
 
-func TestExplainSaysWhatTheNodesPluginReports(t *testing.T) {
+func TestExplainMatchesReportOfPlugin(t *testing.T) {
 	n := shared.Namespace(t)
 	node := cluster.NodeName(0)
 	n.Pool("a", `{resourceName: ours, rdmaHcaMax: 4, selectors: {vendors: ["15b3"]}}`)

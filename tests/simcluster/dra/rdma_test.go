@@ -50,7 +50,7 @@ func TestRDMAGivesEachPodOfAnExclusivePoolItsNIC(t *testing.T) {
 }
 
 // No machine here has RDMA's exclusive mode. So the test can only check that the example's pod gets an Event about the missing mode.
-func TestRDMAExclusiveExampleNamesWhatTheNodeLacks(t *testing.T) {
+func TestRDMAExclusiveExampleNamesMissingParts(t *testing.T) {
 	const example = "examples/manifests/rdma-exclusive.yaml"
 	t.Run("a device that is given whole", func(t *testing.T) {
 		n := shared.Namespace(t)

@@ -24,7 +24,7 @@ func TestPathsAreTranslatedByTheLongestMapping(t *testing.T) {
 	}
 }
 
-func TestContainersNameWhatIsMountedAndTheKernelsFiles(t *testing.T) {
+func TestContainersListMountsAndKernelFiles(t *testing.T) {
 	container := containerPaths{
 		mounts: NewPaths(
 			Mapping{Path: "/host", Real: "/sim/r"},

@@ -130,7 +130,7 @@ func serving(t *testing.T, dir string) {
 	t.Fatal("the cluster did not start")
 }
 
-func TestDownRemovesWhatAKilledUpLeaves(t *testing.T) {
+func TestDownRemovesRemainsOfKilledUp(t *testing.T) {
 	dir := newDir(t)
 	up, said := simcluster(t.Context(), dir, "up", "--nodes=2")
 	if err := up.Start(); err != nil {
@@ -181,7 +181,7 @@ func TestDownRemovesWhatAKilledUpLeaves(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-func TestUpLeavesNothingWhenInterrupted(t *testing.T) {
+func TestUpRemovesItsFilesWhenInterrupted(t *testing.T) {
 	dir := newDir(t)
 	up, said := simcluster(t.Context(), dir, "up", "--nodes=200")
 	if err := up.Start(); err != nil {
@@ -228,7 +228,7 @@ func TestProcessesOfOneNameAreCounted(t *testing.T) {
 	}
 }
 
-func TestDownWithoutAClusterSaysSo(t *testing.T) {
+func TestDownReportsMissingCluster(t *testing.T) {
 	dir := newDir(t)
 	down, said := simcluster(t.Context(), dir, "down")
 	if err := down.Run(); err != nil || !strings.Contains(said.String(), "no simulated cluster") {

@@ -39,7 +39,7 @@ func dropping(c *cluster, off *atomic.Bool, refusal error) *features {
 	return &features{client: answers, namespace: namespace}
 }
 
-func TestDomainSaysWhichGateItsCliqueNeedsUntilTheGateIsOn(t *testing.T) {
+func TestDomainNamesMissingFeatureGate(t *testing.T) {
 	s := newSharedClique(t, 1)
 	var off atomic.Bool
 	off.Store(true)

@@ -81,7 +81,7 @@ func TestRecordReportsAMissingDirectory(t *testing.T) {
 }
 
 // The daemon's container can write in its domain's directory.
-func TestReadRejectsWhatIsNoPlainFileOfFewBytes(t *testing.T) {
+func TestReadRejectsLargeAndIrregularFiles(t *testing.T) {
 	elsewhere := t.TempDir()
 	must(t, Begin(elsewhere, noon))
 	record, err := os.ReadFile(filepath.Join(elsewhere, FileName))

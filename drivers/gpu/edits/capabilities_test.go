@@ -71,7 +71,7 @@ func TestCapabilitiesNamesTheFileWhenAMinorIsUnknown(t *testing.T) {
 	}
 }
 
-func TestReadExtraRejectsWhatIsNoContainerEdits(t *testing.T) {
+func TestReadExtraRejectsInvalidEdits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "edits.yaml")
 	for name, c := range map[string]struct{ text, want string }{
 		"an unknown field":     {"environment: [A=b]", "allowed are the fields"},

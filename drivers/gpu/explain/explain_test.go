@@ -171,7 +171,7 @@ func TestExplainNamesNodesForAWaitingClaim(t *testing.T) {
 	}
 }
 
-func TestNodesAndPrecedenceAreTold(t *testing.T) {
+func TestExplainReportsNodesAndPrecedence(t *testing.T) {
 	objects := append(classes(), slicesOf(t, "a", "whole", 2)...)
 	objects = append(objects, slicesOf(t, "b", "mig_1g.10gb", 2)...)
 	objects = append(objects, claim("has", "gpu.nvidia.com", "", "", "a", "gpu-1"), claim("nic", "rdma.gpufabric.io", "", "", ""))

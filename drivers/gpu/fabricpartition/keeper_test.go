@@ -275,7 +275,7 @@ func TestKeeperLeavesPartitionsOfOthersAlone(t *testing.T) {
 	b.want("given up", single)
 }
 
-func TestKeeperFindsGPUsWhoseModuleIsKnownFromBefore(t *testing.T) {
+func TestKeeperFindsGPUsWithRecordedModuleID(t *testing.T) {
 	b := newBoard(t, fake.Library(t))
 	b.refreshed()
 	k := b.start(nil)

@@ -28,7 +28,7 @@ func run(t *testing.T, arguments ...string) string {
 	return string(out)
 }
 
-func TestLimiterCountsWhatTheDriverGave(t *testing.T) {
+func TestLimiterCountsMemoryOfDriver(t *testing.T) {
 	t.Log(run(t, "SECONDS=0", "unit"))
 }
 
@@ -38,7 +38,7 @@ func TestSixtyFourProcessesKilledAtRandomKeepToTheLimit(t *testing.T) {
 	t.Log(run(t, "SECONDS=4", "stress"))
 }
 
-func TestRandomBytesInAContainersFilesCrashNothing(t *testing.T) {
+func TestLimiterSurvivesRandomBytesInFiles(t *testing.T) {
 	t.Log(run(t, "fuzz"))
 }
 

@@ -55,7 +55,7 @@ func (b *bench) forms(gpu string) []string {
 
 // Only a reset changes the MIG mode of an A100 or A30. Such a GPU is offered only in the forms of its mode, and no claim changes
 // the mode.
-func TestAnAmpereGPUIsOfferedInItsModeAlone(t *testing.T) {
+func TestAmpereGPUIsOfferedInItsModeOnly(t *testing.T) {
 	for name, partitioned := range map[string]string{"a100-40": "gpu-0-mig-1g5gb-19-3", "a30-4": "gpu-0-mig-1g6gb-14-3"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

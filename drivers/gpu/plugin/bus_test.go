@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
+func TestPluginOffersGPUThatIsPluggedIn(t *testing.T) {
 	m := gputest.New(t, 1)
 	commands := mpsControl(t, m)
 	b := newBench(t, m)
@@ -61,7 +61,7 @@ func TestGPUsThatComeWithTheDriverAreNotPluggedIn(t *testing.T) {
 	}
 }
 
-func TestAFunctionNewOnTheBusIsReportedOnce(t *testing.T) {
+func TestBusReportsNewFunctionOnce(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBus(m.Path("sys"))
 	link := m.Path("sys/bus/pci/drivers/nvidia/0000:11:00.0")

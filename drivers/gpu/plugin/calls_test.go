@@ -9,7 +9,7 @@ import (
 )
 
 // The helper library fails such a call before the driver sees it.
-func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {
+func TestMetricsCountUnreadableClaim(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	_, err := b.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "default",
 		Name: "gone", Uid: "u1"}}})

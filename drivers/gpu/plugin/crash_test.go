@@ -13,9 +13,9 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// TestACrashAtAnyStepLosesNothing ends the plugin at every step of every file that preparing a MIG device writes (the announcement,
+// TestPrepareSurvivesCrashAtEachStep ends the plugin at every step of every file that preparing a MIG device writes (the announcement,
 // the record, the CDI spec), as kill -9 would, and starts it again. The claim must be prepared once and removed without a trace.
-func TestACrashAtAnyStepLosesNothing(t *testing.T) {
+func TestPrepareSurvivesCrashAtEachStep(t *testing.T) {
 	for crash := range 3 * len(atomicfile.Steps()) {
 		file, step := crash/len(atomicfile.Steps()), atomicfile.Steps()[crash%len(atomicfile.Steps())]
 		t.Run(fmt.Sprintf("file %d %s", file, step), func(t *testing.T) {

@@ -33,7 +33,7 @@ func onFake(t *testing.T, name string) (b *bench, root string) {
 }
 
 // If the plugin's /dev is read-only, the nodes of a MIG device's capabilities are not made: /proc has their numbers.
-func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
+func TestMIGDeviceUsesNumbersOfProc(t *testing.T) {
 	b, root := onFake(t, "h100-hgx")
 	c := b.claim("u1", nil, device{name: "gpu-1-mig-1g10gb-19-0"})
 	e := b.edits(c, b.mustPrepare(c)...)
@@ -51,7 +51,7 @@ func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
 	}
 }
 
-func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
+func TestPrepareRejectsMissingDeviceNodeAndChecksAgain(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string) {
 		t.Helper()
@@ -85,7 +85,7 @@ func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 	}
 }
 
-func TestADeviceNodeWithoutAFileIsGivenByItsNumber(t *testing.T) {
+func TestDeviceNodeIsGivenByNumberWithoutFile(t *testing.T) {
 	b, root := onFake(t, "t4-edge")
 	for name, want := range map[string][2]int64{"nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1}, "nvidia0": {195, 0},
 		"nvidiactl": {195, 255}} {
@@ -103,7 +103,7 @@ func TestADeviceNodeWithoutAFileIsGivenByItsNumber(t *testing.T) {
 	}
 }
 
-func TestADriverFileThatComesOrGoesIsNoticedAtTheNextClaim(t *testing.T) {
+func TestPrepareNoticesChangedDriverFiles(t *testing.T) {
 	root := renderFake(t, "t4-edge")
 	const version = "550.163.01"
 	libraries := filepath.Join(root, "driver/usr/lib64")

@@ -49,7 +49,7 @@ func TestOfADriversTroublesTheStrongestIsReported(t *testing.T) {
 }
 
 // When a driver container is replaced, pods that use the driver lose its files.
-func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
+func TestNodeHasConditionWhenDriverFails(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	library := filepath.Join(root, "driver/usr/lib64/libnvidia-ml.so.1")
 	put := func() {
@@ -90,7 +90,7 @@ func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
 	b.awaitConditionOf(DriverCondition, corev1.ConditionFalse, "DeviceNodeMissing", "/dev/nvidia-uvm")
 }
 
-func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
+func TestNodeHasConditionWhenDriverIsNotLoaded(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	if err := os.Remove(state.Path(root)); err != nil { // as the fakes represent a driver that is not loaded
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutAGPUHasNoConditionOfItsDriver(t *testing.T) {
+func TestNodeHasNoDriverConditionWithoutGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 		var d driverState

@@ -118,7 +118,7 @@ func TestByDefaultAGPUIsOneDeviceWithoutCounters(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "2 GPUs offer whole; asked for: whole, by gpus.forms.default")
 }
 
-func TestALabelChangesTheFormsAndTheNodeSaysWhoChoseThem(t *testing.T) {
+func TestLabelChangesFormsAndConditionNamesSource(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1), withForms(`{"nodes": [{"nodeSelector": {"matchLabels": {"pool": "x"}}, "form": "flexible"}]}`))
 	b.awaitPublished("gpu-0")
 	b.label("mig_3g.20gb")
@@ -138,7 +138,7 @@ func TestALabelChangesTheFormsAndTheNodeSaysWhoChoseThem(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "")
 }
 
-func TestALabelThatKeepsChangingChangesNothing(t *testing.T) {
+func TestFormsStayWhenLabelKeepsChanging(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		updates, ended := make(chan labels.Set), make(chan error)
 		var applied []string
@@ -171,7 +171,7 @@ func TestALabelThatKeepsChangingChangesNothing(t *testing.T) {
 	})
 }
 
-func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
+func TestShareableGPUIsPreparedAsConsumed(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1), withForms(`{"default": {"form": "shareable"}}`))
 	b.awaitPublished("gpu-0")
 	all := b.slices()[0].Spec.Devices[0].Capacity["memory"].Value
@@ -245,7 +245,7 @@ func TestCountedSharesArePreparedSideBySide(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "1 GPUs offer shareable")
 }
 
-func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
+func TestFormStaysUntilItsClaimsEnd(t *testing.T) {
 	b := newBench(t, gputest.New(t, 4))
 	size := map[string]string{"memory": "1Gi", "cores": "10"}
 	claims := []*resourceapi.ResourceClaim{

@@ -20,7 +20,7 @@ import (
 
 const taken = "gpufabric.io/device-plugin=volcano:NoSchedule"
 
-func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
+func TestHandoverTaintsAndFreesGPUFirst(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	holder := b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-0"})
@@ -56,7 +56,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 }
 
 // A claim may hold a GPU for weeks, on every node of a cluster.
-func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
+func TestHandoverDoesNotQueryAPIServerWhileItWaits(t *testing.T) {
 	t.Parallel() // it waits
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
@@ -83,7 +83,7 @@ func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
 }
 
 // This happens where a disk goes away for a moment. Pods that have nothing to do with a device plugin must not notice.
-func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T) {
+func TestHandoverSurvivesUnreadableDirectory(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
@@ -111,7 +111,7 @@ func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T
 	b.taints("gpu-1", "")
 }
 
-func TestARestartReturnsNoGPU(t *testing.T) {
+func TestHandoverKeepsGPUsAfterRestart(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	directory := handover.Directory(b.options.HandoverDir)
@@ -130,7 +130,7 @@ func TestARestartReturnsNoGPU(t *testing.T) {
 	}
 }
 
-func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
+func TestHandoverReturnsIdleGPUWhenDevicePluginIsGone(t *testing.T) {
 	m := gputest.New(t, 3)
 	m.GPUs[1].SetProcesses(1)
 	b := newBench(t, m)
@@ -197,7 +197,7 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
 }
 
-func TestAGPUThatTheNodeNoLongerCountsReturnsOnceNothingRunsOnIt(t *testing.T) {
+func TestHandoverReturnsIdleGPUWhenNodeStopsCountingIt(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetProcesses(1)
@@ -215,7 +215,7 @@ func TestAGPUThatTheNodeNoLongerCountsReturnsOnceNothingRunsOnIt(t *testing.T) {
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
 }
 
-func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing.T) {
+func TestHandoverCountsIdleGPUWhenDevicePluginIsGone(t *testing.T) {
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetProcesses(1)
 	kubelet := kubelettest.New(t)
@@ -235,7 +235,7 @@ func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
 }
 
-func TestALostGPUThatTheNodeCountsDoesNotReturnToDRA(t *testing.T) {
+func TestHandoverKeepsLostGPUThatNodeCounts(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetLost(true)

@@ -107,7 +107,7 @@ func (b *bench) faults(uuid string) (n float64) {
 	return n
 }
 
-func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
+func TestHealthTaintsGPUAfterXIDUntilItIsHealthy(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	b.slices()
@@ -173,7 +173,7 @@ func (s slowClaims) Get(ctx context.Context, name string, o metav1.GetOptions) (
 	return s.ResourceClaimInterface.Get(ctx, name, o)
 }
 
-func TestASlowAPIServerKeepsNoFaultFromBeingSeen(t *testing.T) {
+func TestHealthDetectsFaultsWhenAPIServerIsSlow(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	b.stop()
@@ -192,7 +192,7 @@ func TestASlowAPIServerKeepsNoFaultFromBeingSeen(t *testing.T) {
 	b.event("ResourceClaim", "GPUUnhealthy")
 }
 
-func TestAnApplicationsOwnMistakeTaintsNothing(t *testing.T) {
+func TestHealthDoesNotTaintForApplicationErrors(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.slices()
@@ -201,7 +201,7 @@ func TestAnApplicationsOwnMistakeTaintsNothing(t *testing.T) {
 	b.taints("gpu-0", "")
 }
 
-func TestAWarningIsShownAndBlocksNothing(t *testing.T) {
+func TestHealthShowsWarningWithoutBlockingClaims(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.slices()
@@ -209,7 +209,7 @@ func TestAWarningIsShownAndBlocksNothing(t *testing.T) {
 	b.taints("gpu-0", "gpu.nvidia.com/ecc=63:None")
 }
 
-func TestALostGPUEvictsItsPods(t *testing.T) {
+func TestLostGPUEvictsItsPods(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.slices()
@@ -260,7 +260,7 @@ func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
 	}
 }
 
-func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
+func TestLostGPUIsOfferedWhenItIsBack(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string, args fault.Arguments) {
 		t.Helper()
@@ -300,7 +300,7 @@ func (b *bench) deviceLike(prefix string) *devices.Device {
 	return nil
 }
 
-func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
+func TestLostGPUStaysWithItsClaimWhenItIsBack(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string) {
 		t.Helper()
@@ -340,7 +340,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 	b.mustPrepare(b.claim("u6", nil, device{name: "gpu-3"}))
 }
 
-func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
+func TestHealthTaintsGPUWhileNVLinkIsDown(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 	b.stop()
@@ -362,7 +362,7 @@ func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
 }
 
 // The file may have held a fault of any GPU.
-func TestAnUnreadableFaultFileTaintsTheGPUsUntilItIsDeleted(t *testing.T) {
+func TestHealthTaintsGPUsWhileFaultFileIsUnreadable(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.stop()

@@ -11,7 +11,7 @@ import (
 
 // From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations). A claim of a whole GPU could
 // switch it off while an administrator is about to make instances.
-func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
+func TestHopperGPUIsNotOfferedWholeInAdministratorsMIGMode(t *testing.T) {
 	for _, c := range []struct {
 		profile, partitioned, forms string
 		offered                     []string
@@ -82,7 +82,7 @@ func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 }
 
 // A mode that claims switched on stays theirs across restarts: the GPU is whole again for the next claim.
-func TestAGPUThatAClaimBroughtIntoMIGModeIsOfferedWhole(t *testing.T) {
+func TestHopperGPUIsOfferedWholeAfterMIGModeOfClaim(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g10gb-19-3"})

@@ -12,7 +12,7 @@ import (
 )
 
 // This covers every part of the role that watches files: the handover, the kubelet's restart and the MPS daemon's pipe.
-func TestTheGPURoleWorksWithoutInotify(t *testing.T) {
+func TestPluginWorksWithoutInotify(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return
 	}

@@ -50,7 +50,7 @@ func (b *bench) healths() func() map[string]*drahealth.DeviceHealth {
 	}
 }
 
-func TestTheKubeletHearsOfEveryDevicesHealthAndOfItsChanges(t *testing.T) {
+func TestHealthServiceStreamsHealthOfEveryDevice(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	published := 0

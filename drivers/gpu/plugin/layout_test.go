@@ -60,7 +60,7 @@ const twoLayouts = `{"version":"v1","mig-configs":{
 	"cut":[{"devices":[1],"mig-enabled":true,"mig-devices":{"3g.20gb":1,"1g.5gb":2}}],
 	"impossible":[{"devices":"all","mig-enabled":true,"mig-devices":{"7g.40gb":2}}]}}`
 
-func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
+func TestLayoutIsAppliedToIdleGPUs(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	reports := b.reports
@@ -90,7 +90,7 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	}
 }
 
-func TestALayoutThatIsCreatedAgainIsReportedAgain(t *testing.T) {
+func TestLayoutIsReportedAgainWhenCreatedAgain(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for range 2 {
 		b.layout("training", twoLayouts, "cut")
@@ -103,7 +103,7 @@ func TestALayoutThatIsCreatedAgainIsReportedAgain(t *testing.T) {
 }
 
 // A reset, which ends every fatal fault, removes a GPU's MIG instances.
-func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
+func TestLayoutIsAppliedAgainAfterReset(t *testing.T) {
 	for name, xid := range map[string]uint64{"fallen off the bus": 79, "its system processor did not answer": 119} {
 		t.Run(name, func(t *testing.T) {
 			m := gputest.New(t, 2)
@@ -126,7 +126,7 @@ func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 }
 
 // Instances that claims made go with the claims, so a layout that happens to be the same is not applied yet.
-func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
+func TestLayoutIgnoresInstancesOfClaims(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	c := b.claim("u1", nil, device{name: "gpu-1-mig-3g20gb-9-0"}, device{name: "gpu-1-mig-1g5gb-19-4"}, device{name: "gpu-1-mig-1g5gb-19-5"})
@@ -143,7 +143,7 @@ func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 }
 
 // Instances that were removed before the hardware refused the rest are no longer offered.
-func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
+func TestLayoutThatFailsHalfwayWithdrawsFormerDevices(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)
 	b := newBench(t, m)
@@ -157,7 +157,7 @@ func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	b.taints("gpu-1", "") // it has no instance any more
 }
 
-func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
+func TestLayoutReportsWhyItIsImpossible(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	reports := b.reports
 	b.layout("wish", twoLayouts, "impossible")

@@ -109,7 +109,7 @@ func newCountingBench(t *testing.T) *bench {
 }
 
 // A share's directory is in a file system of its own. It is mounted again after a boot of the node, when its claim is prepared still.
-func TestAShareCountsInAFileSystemOfItsOwnAlsoAfterABoot(t *testing.T) {
+func TestShareHasItsOwnFileSystemAfterBoot(t *testing.T) {
 	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
 	directory, mounted := filepath.Join(b.options.StateDir, "accounts", "u1_0"), ""
@@ -178,7 +178,7 @@ func (b *bench) counts(metric string) map[string]float64 {
 	return out
 }
 
-func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
+func TestMetricsReportUseOfShares(t *testing.T) {
 	b := newCountingBench(t)
 	c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})
 	b.mustPrepare(c)
@@ -226,7 +226,7 @@ func TestMetricsSayWhatClaimsUseOfTheirShares(t *testing.T) {
 }
 
 // A version before the accounts removed the limits of claims that ended while it ran, and left their directories.
-func TestWhatAnEarlierVersionLeftOfASharesDirectoryGoes(t *testing.T) {
+func TestStartRemovesShareDirectoryOfEarlierVersion(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("skipped: mounts file systems, which is for root alone")
 	}
@@ -244,7 +244,7 @@ func TestWhatAnEarlierVersionLeftOfASharesDirectoryGoes(t *testing.T) {
 }
 
 // After a boot with --limits=none a claim's containers start without the library: nothing says then that it limits them.
-func TestAShareThatIsPreparedWithoutTheLibraryIsNotCountedAsLimited(t *testing.T) {
+func TestMetricsCountShareWithoutLibraryAsUnlimited(t *testing.T) {
 	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func TestAShareThatIsPreparedWithoutTheLibraryIsNotCountedAsLimited(t *testing.T
 	}
 }
 
-func TestAClaimsOwnerIsToldWhatHoldsItToItsShare(t *testing.T) {
+func TestPrepareReportsLimiterOfShare(t *testing.T) {
 	program, err := exec.LookPath("true") // any ELF file will do
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ func read(t *testing.T, g *gputest.GPU) *inventory.GPU {
 	return n.GPUs[0]
 }
 
-func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
+func TestPrepareMakesMIGDeviceAtItsPlacement(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	g := b.machine.GPUs[1]
 	c := b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-3"}, device{name: "gpu-1-mig-3g20gb-9-4"})
@@ -75,7 +75,7 @@ func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
 	}
 }
 
-func TestAHalfMadeMIGDeviceIsTakenBack(t *testing.T) {
+func TestPrepareRemovesIncompleteMIGDevice(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	g := b.machine.GPUs[0]
 	g.FailCompute = 1
@@ -92,7 +92,7 @@ func TestAHalfMadeMIGDeviceIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestAnInstanceMadeBeforeACrashIsTakenOver(t *testing.T) {
+func TestPrepareTakesOverInstanceMadeBeforeCrash(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	g := b.machine.GPUs[0]
 	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
@@ -119,7 +119,7 @@ func TestAnInstanceMadeBeforeACrashIsTakenOver(t *testing.T) {
 	}
 }
 
-func TestARebootMakesTheInstanceAgain(t *testing.T) {
+func TestRebootMakesMIGInstanceAgain(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-5"})
 	b.mustPrepare(c)
@@ -132,7 +132,7 @@ func TestARebootMakesTheInstanceAgain(t *testing.T) {
 	}
 }
 
-func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
+func TestPluginOffersAndKeepsInstancesOfAdministrator(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[0], 9, 0)
 	administered(t, m.GPUs[0], 19, 4)
@@ -158,7 +158,7 @@ func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 	}
 }
 
-func TestUnknownInstancesAreRemovedIfTheAdministratorSaysSo(t *testing.T) {
+func TestPluginRemovesUnknownInstancesOnRequest(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[0], 9, 0)
 	administered(t, m.GPUs[0], 19, 4)
@@ -181,7 +181,7 @@ func TestUnknownInstancesAreRemovedIfTheAdministratorSaysSo(t *testing.T) {
 }
 
 // A GPU of which a claim has a part is not offered whole just because GPUs are no longer divided.
-func TestAHeldInstanceKeepsItsGPUWhenGPUsAreNoLongerDivided(t *testing.T) {
+func TestMIGInstanceKeepsGPUWhenFormsChange(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	holder := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-3"})
@@ -220,7 +220,7 @@ func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 
 // Where GPUs are not divided on demand, a MIG device is only known once it was seen. Its holder must still be found after a
 // restart, before another claim, a MIGLayout or a device plugin can take the GPU.
-func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
+func TestMIGInstanceStaysHeldAfterRestart(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)
 	b := newBench(t, m, func(o *Options) { o.MIG = "static" })
@@ -236,7 +236,7 @@ func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
 	}
 }
 
-func TestAnInstanceThatAppearsLaterIsNeitherTakenNorRemoved(t *testing.T) {
+func TestPluginIgnoresInstanceThatAppearsLater(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	administered(t, b.machine.GPUs[0], 19, 0)
 	for _, name := range []string{"gpu-0-mig-1g5gb-19-0", "gpu-0-mig-2g10gb-14-0", "gpu-0", "gpu-0-shared"} {
@@ -254,7 +254,7 @@ func TestAnInstanceThatAppearsLaterIsNeitherTakenNorRemoved(t *testing.T) {
 	}
 }
 
-func TestAnInstanceStillInUseIsRemovedWhenItsProcessEnds(t *testing.T) {
+func TestUnprepareRemovesInstanceWhenItsProcessEnds(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	g := b.machine.GPUs[0]
 	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
@@ -268,7 +268,7 @@ func TestAnInstanceStillInUseIsRemovedWhenItsProcessEnds(t *testing.T) {
 	}
 }
 
-func TestASlowMIGOperationDelaysNoOtherGPU(t *testing.T) {
+func TestMIGOperationDelaysOnlyItsGPU(t *testing.T) {
 	m := gputest.New(t, 2)
 	begun, proceed := make(chan struct{}, 10), make(chan struct{})
 	m.GPUs[0].BeforeMIG = func() { begun <- struct{}{}; <-proceed }

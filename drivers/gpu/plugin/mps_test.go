@@ -34,7 +34,7 @@ func mpsControl(t *testing.T, m *gputest.Machine) func() string {
 // plainly runs a program without a mount namespace of its own, which not every machine allows.
 func plainly(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) }
 
-func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
+func TestMPSDaemonRunsAsLongAsItsClaim(t *testing.T) {
 	m := gputest.New(t, 2)
 	commands := mpsControl(t, m)
 	b := newBench(t, m)
@@ -124,7 +124,7 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 	b.mustPrepare(b.claim("next", nil, device{name: "gpu-0"}))
 }
 
-func TestAnMPSDaemonOutlivesTheRestartOfThePlugin(t *testing.T) {
+func TestMPSDaemonOutlivesRestartOfPlugin(t *testing.T) {
 	m := gputest.New(t, 1)
 	commands := mpsControl(t, m)
 	b := newBench(t, m, func(o *Options) { o.MPSKeeper = true })

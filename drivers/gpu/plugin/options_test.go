@@ -34,7 +34,7 @@ func TestEveryWrongFlagIsNamed(t *testing.T) {
 }
 
 // A failure beside the plugin ends the role; the plugin that it interrupts only knows that it was interrupted.
-func TestTheRoleSaysWhatEndedIt(t *testing.T) {
+func TestRoleReportsCauseOfItsEnd(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.stop()
 	b.options.MetricsAddress = "nonsense"

@@ -386,7 +386,7 @@ func nodes(e specs.ContainerEdits) string {
 	return strings.Join(out, " ")
 }
 
-func TestAWholeGPUReachesItsContainer(t *testing.T) {
+func TestPrepareGivesWholeGPUToContainer(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	c := b.claim("u1", nil, device{name: "gpu-1"})
 	ids := b.mustPrepare(c)
@@ -411,7 +411,7 @@ func TestAWholeGPUReachesItsContainer(t *testing.T) {
 	}
 }
 
-func TestThePoolIsPublished(t *testing.T) {
+func TestPluginPublishesPool(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	var names []string
 	for _, s := range b.slices() {

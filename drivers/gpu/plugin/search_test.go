@@ -10,7 +10,7 @@ import (
 )
 
 // When a claim comes during a search, the search may already have seen a file that is gone now.
-func TestALookUnderWayWhenAClaimCameIsCheckedBeforeItIsUsed(t *testing.T) {
+func TestSearchChecksResultThatBeganBeforeClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks []chan error
 		var mu sync.Mutex

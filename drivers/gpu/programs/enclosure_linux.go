@@ -59,7 +59,7 @@ func Enter(enclosure, program string, args ...string) error {
 	}
 	// The old root is mounted below the new one for a moment, and removed before the program starts.
 	if err := unix.Chdir(e.Mountpoint); err != nil {
-		return fmt.Errorf("going to %s: %w", e.Mountpoint, err)
+		return fmt.Errorf("change to directory %s: %w", e.Mountpoint, err)
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("make %s the root: %w", e.Mountpoint, err)

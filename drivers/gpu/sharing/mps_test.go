@@ -137,7 +137,7 @@ func watches(t *testing.T) (n int) {
 	return n
 }
 
-func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
+func TestMPSClientsOfSeveralUsersShareServerOnRequest(t *testing.T) {
 	t.Parallel()
 	m, commands := newMPS(t, "")
 	yes := true

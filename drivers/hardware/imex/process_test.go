@@ -87,7 +87,7 @@ func answered(t *testing.T, daemon Daemon) (State, error) {
 	}
 }
 
-func TestStateIsExactlyWhatTheControlCommandAnswers(t *testing.T) {
+func TestStateIsParsedFromControlCommand(t *testing.T) {
 	t.Parallel()
 	daemon, _, dir := startScript(t)
 	for answer, want := range map[string]State{"READY\n": Ready, "WAITING_FOR_PEERS\n": WaitingForPeers, "READY READY\n": Unavailable,

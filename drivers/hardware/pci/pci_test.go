@@ -44,7 +44,7 @@ func TestScanReadsFunction(t *testing.T) {
 }
 
 // The kernel writes both files: these are the functions of the machine that runs this test.
-func TestModaliasSaysOfThisMachinesFunctionsWhatTheirFilesSay(t *testing.T) {
+func TestModaliasMatchesFilesOfThisMachine(t *testing.T) {
 	bus, err := pci.NewFS("/sys").Scan(t.Context(), nil)
 	if err != nil || len(bus.Functions) == 0 {
 		t.Skipf("skipped: this machine has no PCI functions to compare (%v)", err)
@@ -100,7 +100,7 @@ func TestNUMANodeIsTheOnlyOneWhenUnknown(t *testing.T) {
 	}
 }
 
-func TestVirtualFunctionsKnowTheirPhysicalFunctionAndIndex(t *testing.T) {
+func TestVirtualFunctionsHavePhysicalFunctionAndIndex(t *testing.T) {
 	tree := sysfstest.New(t)
 	physical := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", TotalVFs: 8, VFs: 2})
 	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.2", PhysFn: physical, VirtIndex: 1})

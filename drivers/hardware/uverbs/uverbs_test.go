@@ -77,7 +77,7 @@ func (k *kernel) happen(element uint64, kind EventType) {
 	}
 }
 
-func TestEventsOfPortsAreHeard(t *testing.T) {
+func TestEventsOfPortsAreReceived(t *testing.T) {
 	for _, driver := range []string{"mlx5_core", "mlx4_core", "bnxt_re"} {
 		t.Run(driver, func(t *testing.T) {
 			k := &kernel{t: t, driver: driver}

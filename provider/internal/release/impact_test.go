@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestCompareFindsWhatAnUpgradeTouches(t *testing.T) {
+func TestCompareFindsObjectsThatUpgradeChanges(t *testing.T) {
 	daemonSet := func(name, container, image string) string {
 		return fmt.Sprintf(
 			"---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: %[1]s}\nspec:\n  selector: {matchLabels: {app: %[1]s}}\n  template:\n   "+

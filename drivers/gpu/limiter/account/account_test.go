@@ -107,7 +107,7 @@ func TestMakeBoundsTheFile(t *testing.T) {
 }
 
 // Containers write the file.
-func TestReadRejectsWhatTheLibraryDidNotWrite(t *testing.T) {
+func TestReadRejectsForeignFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a link":              func(path string) error { return os.Symlink("/dev/zero", path) },
 		"a pipe":              func(path string) error { return unix.Mkfifo(path, 0o666) },

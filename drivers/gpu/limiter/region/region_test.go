@@ -87,7 +87,7 @@ func TestReadUnderstandsEveryLayout(t *testing.T) {
 	}
 }
 
-func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
+func TestDecodeRejectsOtherFiles(t *testing.T) {
 	changed := func(change func(b []byte)) []byte {
 		b := write(layoutV12())
 		change(b)
@@ -111,7 +111,7 @@ func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
 	}
 }
 
-func TestDecodeBoundsWhatATenantWrites(t *testing.T) {
+func TestDecodeLimitsInputOfTenant(t *testing.T) {
 	l := layoutV12()
 	b := write(l)
 	binary.LittleEndian.PutUint32(b[l.processCount:], 0xffffffff)

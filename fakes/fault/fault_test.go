@@ -348,7 +348,7 @@ func TestFabricHealthSetsTheMaskAndTheSummary(t *testing.T) {
 	step(fault.Arguments{"problem": "fabric-manager-disconnected"}, 14, 2, unhealthy)
 
 	for message, args := range map[string]fault.Arguments{
-		`problem is "dust"; one of access-timeout-recovery, bandwidth, `: {"problem": "dust"},
+		`problem is "dust", want one of access-timeout-recovery, bandwidth, `: {"problem": "dust"},
 		"present is":         {"problem": "bandwidth", "present": "maybe"},
 		"no GPU 9":           {"problem": "bandwidth", "gpu": "9"},
 		"the health is so":   {"problem": "bandwidth", "present": "false"},

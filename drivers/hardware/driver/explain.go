@@ -60,7 +60,7 @@ func (p Place) lack() string {
 	info, err := os.Stat(p.Path)
 	switch {
 	case err == nil && !info.IsDir():
-		return p.Path + " is no directory"
+		return p.Path + " is not a directory"
 	case err == nil:
 		return fmt.Sprintf("%s has no %s in %s", p.Path, Library, strings.Join(LibraryDirs(), ", "))
 	}

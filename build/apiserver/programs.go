@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -23,10 +24,10 @@ func Installed() (p Programs, missing string) {
 	return p, ""
 }
 
-// Ensured returns the toolchain's programs; it builds what is missing.
+// Ensured returns the toolchain's programs; it builds what is missing. TEST_ASSET_KUBE_APISERVER is the path of another kube-apiserver.
 func Ensured(ctx context.Context) (Programs, error) {
 	paths, err := toolchain.Ensure(ctx, "etcd", "kube-apiserver")
-	return Programs{Etcd: paths["etcd"], APIServer: paths["kube-apiserver"]}, err
+	return Programs{Etcd: paths["etcd"], APIServer: cmp.Or(os.Getenv("TEST_ASSET_KUBE_APISERVER"), paths["kube-apiserver"])}, err
 }
 
 // Find looks for a program in the environment variable, in KUBEBUILDER_ASSETS, on the PATH and in the toolchain's cache; empty when it is

@@ -44,7 +44,7 @@ type Options struct {
 	Faults bool
 	// CDIRoot is the container runtime's directory of CDI specifications; empty: none are written.
 	CDIRoot string
-	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
+	// Tree gives LibraryDir, Tools, PlainDevices and NVIDIAPlugins for renderings; the rest of it is set from the labels.
 	Tree tree.Options
 	// API reads nodes; see InCluster.
 	API *API
@@ -106,8 +106,8 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// serve answers on the address until ctx ends or stop is called; requests in progress may be cut off. The log has the address, with the port
-// that the kernel chose for port 0.
+// serve answers on the address until ctx ends or stop is called; requests in progress may be cut off. The log has the address, with the
+// port that the kernel chose for port 0.
 func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, purpose, address string, handler http.Handler) (stop func(), err error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
@@ -198,7 +198,8 @@ func (a *agent) render(ctx context.Context, labels map[string]string) error {
 		return err
 	}
 	// A restarted agent leaves the hardware as it is: changes by clients and faults since the rendering must be kept.
-	if r, err := tree.ReadRendered(a.Root); err == nil && r.Profile == o.Profile.Name && r.Node == o.Node && r.Nodes == o.Nodes {
+	if r, err := tree.ReadRendered(a.Root); err == nil && r.Profile == o.Profile.Name && r.Node == o.Node && r.Nodes == o.Nodes &&
+		r.NVIDIAPlugins == o.NVIDIAPlugins {
 		a.Log.Info("already rendered", "profile", name, "node", o.Node)
 		return a.writeSpecs(o) // /var/run is empty after a reboot
 	}

@@ -19,6 +19,7 @@
 
 #define FALLBACK_ROOT "/var/lib/fakefabric"
 #define KERNEL_ROOT "/proc/driver/fakefabric" /* see state.KernelRoot */
+#define PLUGIN_STATE "/run/nvidia-persistenced/socket" /* see state.PluginRoot */
 
 /* One mapped file. A replaced mapping stays until the library is unloaded, since another thread may still be reading it. */
 struct mapping {
@@ -118,6 +119,16 @@ bool ff_library_version(char *version, size_t size)
 	return so && strchr(so + 4, '.') && snprintf(version, size, "%s", so + 4) < (int)size;
 }
 
+/* A file: nvidia-persistenced's own is a socket. */
+static bool from_plugin(char *path)
+{
+	struct stat file;
+	if (stat(PLUGIN_STATE, &file) != 0 || !S_ISREG(file.st_mode) || !readable(PLUGIN_STATE))
+		return false;
+	strcpy(path, PLUGIN_STATE);
+	return true;
+}
+
 static bool locate(char *path)
 {
 	const char *root = getenv("FAKEFABRIC_ROOT");
@@ -125,7 +136,7 @@ static bool locate(char *path)
 		return in_root(root, path);
 	if (beside_self(path))
 		return true;
-	machine = control_node() && (in_root(FALLBACK_ROOT, path) || in_root(KERNEL_ROOT, path));
+	machine = control_node() && (in_root(FALLBACK_ROOT, path) || in_root(KERNEL_ROOT, path) || from_plugin(path));
 	return machine;
 }
 

@@ -37,6 +37,7 @@ func agentCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.NodeName, "node-name", o.NodeName, "the Kubernetes node's name (default: NODE_NAME)")
+	pluginsFlag(c, &o.Tree)
 	f.StringVar(&o.Root, "root", state.FallbackRoot, "where to render")
 	f.StringVar(&o.Listen, "listen", ":8089", "address of /healthz")
 	f.StringVar(&o.Control, "control", "127.0.0.1:8090", "address of /node and /events, of loopback; empty for none")

@@ -57,11 +57,17 @@ func renderCommand() *cobra.Command {
 	f.StringVar(&o.LibraryDir, "library-dir", "",
 		"where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	f.BoolVar(&o.PlainDevices, "plain-devices", false, "make plain files in dev even where device nodes could be made")
+	pluginsFlag(c, &o)
 	f.BoolVar(&noLibraries, "no-libraries", false, "leave the libraries and tools of the driver root out")
 	f.StringVar(&cdiRoot, "cdi-root", "",
 		"also write CDI specifications to this directory (/var/run/cdi), for `docker run --device nvidia.com/gpu=all`")
 	mustRequire(c, "profile", "root")
 	return c
+}
+
+func pluginsFlag(c *cobra.Command, o *tree.Options) {
+	c.Flags().BoolVar(&o.NVIDIAPlugins, "nvidia-plugins", false,
+		"give the driver root device nodes and the state, which NVIDIA's DRA driver and nvidia-ctk pass on to containers")
 }
 
 // describe writes the CDI specifications of a rendered node.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -14,7 +15,12 @@ import (
 )
 
 // Path is the state file of the node under root.
-func Path(root string) string { return filepath.Join(root, "state", "node") }
+func Path(root string) string {
+	if strings.HasSuffix(root, PluginRoot) {
+		return filepath.Join(root, "socket")
+	}
+	return filepath.Join(root, "state", "node")
+}
 
 // ErrNoGPU is returned for an index that the node has no GPU for.
 var ErrNoGPU = errors.New("no such GPU")

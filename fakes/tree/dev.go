@@ -14,17 +14,21 @@ type Device struct {
 
 func writeDev(w *writer, n *profile.Node) {
 	w.dir("dev")
-	devices := NICDevices(n)
-	if len(n.GPUs) > 0 {
-		for i := range n.GPUs {
-			devices = append(devices, GPUDevice(n, i)...)
-		}
-		devices = append(devices, CommonDevices(n)...)
-		devices = append(devices, fabricDevices(n)...)
-	}
-	for _, d := range devices {
+	for _, d := range append(NICDevices(n), gpuDevices(n)...) {
 		w.device(d.Path, d.Major, d.Minor)
 	}
+}
+
+// gpuDevices lists the devices that the NVIDIA driver makes.
+func gpuDevices(n *profile.Node) []Device {
+	if len(n.GPUs) == 0 {
+		return nil
+	}
+	var devices []Device
+	for i := range n.GPUs {
+		devices = append(devices, GPUDevice(n, i)...)
+	}
+	return append(append(devices, CommonDevices(n)...), fabricDevices(n)...)
 }
 
 // NICDevices lists the RDMA devices of a machine.

@@ -32,6 +32,9 @@ type Options struct {
 	Tools string
 	// PlainDevices makes plain files in dev even where device nodes could be made.
 	PlainDevices bool
+	// NVIDIAPlugins gives the driver root what NVIDIA's DRA driver and nvidia-ctk pass on to containers: device nodes in DIR/driver/dev, as
+	// NVIDIA's driver container has them, and the node's state at state.PluginRoot, which they take for a socket of nvidia-persistenced.
+	NVIDIAPlugins bool
 }
 
 // Rendered describes a rendering in DIR/state/rendered.json, so that a later one can detect a change.
@@ -39,6 +42,8 @@ type Rendered struct {
 	Profile string `json:"profile"`
 	Node    int    `json:"node"`
 	Nodes   int    `json:"nodes"`
+	// NVIDIAPlugins is Options.NVIDIAPlugins.
+	NVIDIAPlugins bool `json:"nvidiaPlugins,omitempty"`
 	// Hostname and ClusterUUID are the node's, for people who look.
 	Hostname    string `json:"hostname"`
 	ClusterUUID string `json:"clusterUUID,omitempty"`
@@ -89,6 +94,11 @@ func Render(ctx context.Context, o Options) error {
 	writeSys(w, n)
 	writeProc(w, n)
 	writeDev(w, n)
+	if o.NVIDIAPlugins {
+		for _, d := range gpuDevices(n) {
+			w.device(filepath.Join("driver", d.Path), d.Major, d.Minor)
+		}
+	}
 	writeDriver(w, n, o)
 	if err := errors.Join(w.err, ctx.Err()); err != nil {
 		return fmt.Errorf("render %s in %s: %w", o.Profile.Name, root, err)
@@ -104,8 +114,14 @@ func Render(ctx context.Context, o Options) error {
 	if err := state.CreateNode(root, n); err != nil {
 		return err
 	}
-	if err := shareState(root); err != nil {
-		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+	places := []string{filepath.Join(root, "driver")}
+	if o.NVIDIAPlugins {
+		places = append(places, filepath.Join(root, "driver", state.PluginRoot))
+	}
+	for _, place := range places {
+		if err := shareState(root, place); err != nil {
+			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+		}
 	}
 	// Faults of the previous machine must not remain.
 	for _, path := range []string{filepath.Join(root, "state", imex.FaultsName), state.KernelLog(root), state.KernelLog(root) + ".1"} {
@@ -118,14 +134,14 @@ func Render(ctx context.Context, o Options) error {
 
 // shareState links the state into the driver root, for pods of others that mount the driver root alone (NVIDIA's device plugin and DRA
 // driver, at /driver-root). A driver root on another file system has none.
-func shareState(root string) error {
-	directory := filepath.Join(root, "driver/state")
-	if err := os.MkdirAll(directory, 0o755); err != nil {
+func shareState(root, place string) error {
+	path := state.Path(place)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	err := os.Link(state.Path(root), state.Path(filepath.Join(root, "driver")))
+	err := os.Link(state.Path(root), path)
 	if errors.Is(err, unix.EXDEV) {
-		return os.Remove(directory)
+		return os.Remove(filepath.Dir(path))
 	}
 	return err
 }
@@ -177,8 +193,8 @@ func Remove(root string) error {
 }
 
 func writeRendered(root string, n *profile.Node, o Options) error {
-	r := Rendered{Profile: o.Profile.Name, Node: o.Node, Nodes: o.Nodes, Hostname: n.Hostname, ClusterUUID: n.ClusterUUID,
-		GPUs: len(n.GPUs), NICs: len(n.NICs)}
+	r := Rendered{Profile: o.Profile.Name, Node: o.Node, Nodes: o.Nodes, NVIDIAPlugins: o.NVIDIAPlugins, Hostname: n.Hostname,
+		ClusterUUID: n.ClusterUUID, GPUs: len(n.GPUs), NICs: len(n.NICs)}
 	if o.Profile.Fabric != nil {
 		r.CliqueID = o.Profile.Fabric.CliqueID
 	}

@@ -371,3 +371,33 @@ func TestDeviceOfAGPUAnswersNoIoctl(t *testing.T) {
 		}
 	}
 }
+
+func TestDriverRootHasDevicesAndStateForNVIDIAsPlugins(t *testing.T) {
+	root := t.TempDir()
+	o := tree.Options{Profile: load(t, "h100-hgx"), Root: root, PlainDevices: true}
+	places := []string{"driver/dev/nvidia7", "driver/dev/nvidiactl", "driver/run/nvidia-persistenced/socket"}
+	for _, wanted := range []bool{false, true, false} {
+		o.NVIDIAPlugins = wanted
+		if err := tree.Render(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		for _, place := range places {
+			if _, err := os.Stat(filepath.Join(root, place)); (err == nil) != wanted {
+				t.Errorf("%s with NVIDIAPlugins %t: %v", place, wanted, err)
+			}
+		}
+		if r, err := tree.ReadRendered(root); err != nil || r.NVIDIAPlugins != wanted {
+			t.Errorf("rendered %+v, %v; want NVIDIAPlugins %t", r, err, wanted)
+		}
+		if !wanted {
+			continue
+		}
+		own, err := os.Stat(filepath.Join(root, "state/node"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if shared, err := os.Stat(filepath.Join(root, places[2])); err != nil || !os.SameFile(own, shared) {
+			t.Errorf("the state for containers is not the node's: %v", err)
+		}
+	}
+}

@@ -103,8 +103,8 @@ func (c *container) inject(t *testing.T, n *node, devices ...string) {
 	}
 }
 
-// run runs a program in the container and returns its output.
-func (c *container) run(t *testing.T, env []string, args ...string) (string, error) {
+// write writes the bundle's configuration, with the program that runs in it.
+func (c *container) write(t *testing.T, env, args []string) {
 	t.Helper()
 	spec := c.spec
 	process := *c.spec.Process
@@ -117,6 +117,12 @@ func (c *container) run(t *testing.T, env []string, args ...string) (string, err
 	if err := os.WriteFile(filepath.Join(c.bundle, "config.json"), data, 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// run runs a program in the container and returns its output.
+func (c *container) run(t *testing.T, env []string, args ...string) (string, error) {
+	t.Helper()
+	c.write(t, env, args)
 	said, err := exec.CommandContext(t.Context(), "runc", "--root", c.bundle+"/run", "run", "--bundle", c.bundle,
 		filepath.Base(c.bundle)).CombinedOutput()
 	if err != nil {

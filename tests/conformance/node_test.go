@@ -59,7 +59,7 @@ func newNode(t *testing.T, name string) *node {
 }
 
 // renderNode is newNode with a profile that a test has changed.
-func renderNode(t *testing.T, p *profile.Profile) *node {
+func renderNode(t *testing.T, p *profile.Profile, change ...func(*tree.Options)) *node {
 	t.Helper()
 	checkout, err := repository.Root()
 	if err != nil {
@@ -76,8 +76,11 @@ func renderNode(t *testing.T, p *profile.Profile) *node {
 		}
 	})
 	build := filepath.Join(checkout, "fakes/build")
-	if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 1, Root: root, LibraryDir: filepath.Join(build, "lib"),
-		Tools: filepath.Join(build, "fakefabric")}); err != nil {
+	o := tree.Options{Profile: p, Node: 1, Root: root, LibraryDir: filepath.Join(build, "lib"), Tools: filepath.Join(build, "fakefabric")}
+	for _, each := range change {
+		each(&o)
+	}
+	if err := tree.Render(t.Context(), o); err != nil {
 		t.Fatalf("%v (`make fakes` builds the libraries)", err)
 	}
 	return &node{Node: p.Node(1), root: root}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // mark is an empty file in a node's directory. With it sys, proc, dev and driver there may be replaced and removed, even if others
@@ -24,6 +26,23 @@ func owned(root string) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// claim marks root as a fake node's, and waits for other renderings in it: they replace its directories one after the other.
+func claim(root string) (release func(), err error) {
+	file, err := os.OpenFile(filepath.Join(root, mark), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if err == nil {
+			return func() { _ = file.Close() }, nil // the lock ends with it
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
+		}
+	}
 }
 
 // vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a

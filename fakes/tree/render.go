@@ -103,9 +103,11 @@ func Render(ctx context.Context, o Options) error {
 	if err := errors.Join(w.err, ctx.Err()); err != nil {
 		return fmt.Errorf("render %s in %s: %w", o.Profile.Name, root, err)
 	}
-	if err := os.WriteFile(filepath.Join(root, mark), nil, 0o644); err != nil {
+	release, err := claim(root)
+	if err != nil {
 		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
+	defer release()
 	for _, part := range parts {
 		if err := exchange(filepath.Join(fresh, part), filepath.Join(root, part), filepath.Join(fresh, "old-"+part)); err != nil {
 			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
@@ -179,6 +181,11 @@ func Remove(root string) error {
 	if ours, err := owned(root); err != nil || !ours {
 		return err
 	}
+	release, err := claim(root)
+	if err != nil {
+		return fmt.Errorf("remove the hardware of %s: %w", root, err)
+	}
+	defer release()
 	var errs []error
 	for _, part := range append([]string{"state"}, parts...) {
 		entries, err := os.ReadDir(filepath.Join(root, part))

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -399,5 +400,41 @@ func TestDriverRootHasDevicesAndStateForNVIDIAsPlugins(t *testing.T) {
 		if shared, err := os.Stat(filepath.Join(root, places[2])); err != nil || !os.SameFile(own, shared) {
 			t.Errorf("the state for containers is not the node's: %v", err)
 		}
+	}
+}
+
+// A node has the hardware of one profile, whole, whichever of several renderings was last.
+func TestRenderingsOfTwoProfilesDoNotMix(t *testing.T) {
+	root := t.TempDir()
+	profiles := []*profile.Profile{load(t, "h100-hgx"), load(t, "t4-edge"), load(t, "rdma-only")}
+	var all sync.WaitGroup
+	for i := range 24 {
+		all.Go(func() {
+			o := tree.Options{Profile: profiles[i%len(profiles)], Root: root, PlainDevices: true}
+			if err := tree.Render(t.Context(), o); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	r, err := tree.ReadRendered(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := filepath.Glob(filepath.Join(root, "dev/nvidia[0-9]*"))
+	if err != nil || len(nodes) != r.GPUs {
+		t.Errorf("%d device nodes, %v, and %d GPUs", len(nodes), err, r.GPUs)
+	}
+	nics, _ := filepath.Glob(filepath.Join(root, "sys/class/infiniband/*"))
+	if len(nics) != r.NICs {
+		t.Errorf("%d InfiniBand devices and %d NICs", len(nics), r.NICs)
+	}
+	f, err := state.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if b, err := f.Read(); err != nil || len(b.GPUs) != r.GPUs {
+		t.Errorf("%+v, %v, and %d GPUs in the rendering", b, err, r.GPUs)
 	}
 }

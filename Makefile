@@ -9,7 +9,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := build drivers fakes provider tests
 # Others' programs that tests/conformance shows the fakes.
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
-ISOLATED := build/release tests/e2e tests/simcluster tests/conformance tests/firstday tests/console drivers/scheduler
+ISOLATED := build/release tests/e2e tests/simcluster tests/conformance tests/firstday tests/console tests/karpenter drivers/scheduler
 GO ?= go
 # RACE=all gives every test the race detector, as the long suite does; otherwise packages have it whose code starts goroutines or has locks.
 TESTFLAGS := -count=1 -vet=off -timeout $(if $(RACE),150m,60m)$(if $(RACE), -race)
@@ -133,7 +133,8 @@ test-release: ## Test how a release is made, pushed and compared, on small progr
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.
 	@echo "== go test tests/firstday"; cd tests/firstday && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 	@echo "== go test tests/console"; cd tests/console && GOWORK=off $(GO) test $(TESTFLAGS) ./...
-	@$(if $(SHORT),echo "tests/conformance is left out: make test-conformance without SHORT=1 builds the programs of others that it needs"; exit 0;) \
+	@$(if $(SHORT),echo "tests/karpenter and tests/conformance are left out: make test-conformance without SHORT=1 builds what they need of others"; exit 0;) \
+	echo "== go test tests/karpenter"; (cd tests/karpenter && GOWORK=off $(GO) test $(TESTFLAGS) ./...) && \
 	echo "== go test tests/conformance"; $(GO) run ./build/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: nvidia-programs

@@ -38,6 +38,7 @@ var apart = map[string]string{
 	"build/toolchain/modules/opentofu":                   "long suite alone; its authors test it with these versions",
 	"build/toolchain/modules/terraform/internal":         "stands in for modules that are not published",
 	"build/toolchain/modules/vulndb":                     "`make vulncheck VULNDB=module` alone; follows its authors' versions",
+	"tests/karpenter":                                    "long suite alone; Karpenter needs newer libraries than Kubernetes 1.36",
 	"tests/conformance":                                  "imports peers, which need newer golang.org/x than the workspace",
 }
 

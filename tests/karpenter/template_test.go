@@ -27,7 +27,14 @@ import (
 	"gpufabric.io/tests/objects"
 )
 
-const nodePool = "pool"
+// nodePool is the NodePool of the node. The others are DeviceClasses.
+const (
+	nodePool = "pool"
+
+	gpu     = "gpu.nvidia.com"
+	nic     = "rdma.gpufabric.io"
+	channel = "compute-domain-default-channel.nvidia.com"
+)
 
 // template is the output of gpufabric template for a node of a profile, in Karpenter's types.
 func template(t *testing.T, name string) cloudprovider.DynamicResources {
@@ -120,9 +127,10 @@ func (n launched) ResourceSlices() map[dynamicresources.InstanceTypeID][]dynamic
 func classes() []client.Object {
 	var out []client.Object
 	for name, expression := range map[string]string{
-		"gpu.nvidia.com":                            "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
-		"rdma.gpufabric.io":                         "device.driver == 'rdma.gpufabric.io'",
-		"compute-domain-default-channel.nvidia.com": "device.driver == 'compute-domain.nvidia.com' && device.attributes['compute-domain.nvidia.com'].type == 'channel'",
+		gpu: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
+		nic: "device.driver == 'rdma.gpufabric.io'",
+		channel: "device.driver == 'compute-domain.nvidia.com' && " +
+			"device.attributes['compute-domain.nvidia.com'].type == 'channel'",
 	} {
 		out = append(out, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}})
@@ -137,7 +145,10 @@ type ask struct {
 }
 
 func TestTemplateIsAllocatedByKarpentersSimulation(t *testing.T) {
-	const gpu, nic, channel = "gpu.nvidia.com", "rdma.gpufabric.io", "compute-domain-default-channel.nvidia.com"
+	const (
+		product = "device.attributes['gpu.nvidia.com'].productName.contains('%s')"
+		memory  = "device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('%s'))"
+	)
 	for name, c := range map[string]struct {
 		profile string
 		asks    []ask
@@ -147,14 +158,14 @@ func TestTemplateIsAllocatedByKarpentersSimulation(t *testing.T) {
 		"one GPU":                        {"h100-hgx", []ask{{gpu, "", 1}}, "", true},
 		"all GPUs":                       {"h100-hgx", []ask{{gpu, "", 8}}, "", true},
 		"one GPU too many":               {"h100-hgx", []ask{{gpu, "", 9}}, "", false},
-		"a product":                      {"gb200-nvl72", []ask{{gpu, "device.attributes['gpu.nvidia.com'].productName.contains('GB200')", 4}}, "", true},
-		"another product":                {"gb200-nvl72", []ask{{gpu, "device.attributes['gpu.nvidia.com'].productName.contains('H100')", 1}}, "", false},
-		"memory":                         {"gb200-nvl72", []ask{{gpu, "device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('100Gi'))", 1}}, "", true},
-		"more memory than the GPUs have": {"gb200-nvl72", []ask{{gpu, "device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('1Ti'))", 1}}, "", false},
+		"a product":                      {"gb200-nvl72", []ask{{gpu, fmt.Sprintf(product, "GB200"), 4}}, "", true},
+		"another product":                {"gb200-nvl72", []ask{{gpu, fmt.Sprintf(product, "H100"), 1}}, "", false},
+		"memory":                         {"gb200-nvl72", []ask{{gpu, fmt.Sprintf(memory, "100Gi"), 1}}, "", true},
+		"more memory than the GPUs have": {"gb200-nvl72", []ask{{gpu, fmt.Sprintf(memory, "1Ti"), 1}}, "", false},
 		"a GPU with its NIC":             {"h100-hgx", []ask{{gpu, "", 1}, {nic, "", 1}}, "resource.kubernetes.io/pcieRoot", true},
 		"more NICs below one root":       {"h100-hgx", []ask{{gpu, "", 1}, {nic, "", 8}}, "resource.kubernetes.io/pcieRoot", false},
 		"GPUs and a channel of a domain": {"gb200-nvl72", []ask{{gpu, "", 4}, {channel, "", 1}}, "", true},
-		"a channel on a board":           {"l40s-8", []ask{{channel, "", 1}}, "", false},
+		"a NIC of a machine without":     {"a10", []ask{{nic, "", 1}}, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resources := template(t, c.profile)

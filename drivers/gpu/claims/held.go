@@ -22,7 +22,8 @@ func (k *Preparer) hold(claim *draplugin.Claim) (first bool) {
 		if d.Admin() {
 			continue
 		}
-		held = append(held, devices.HeldDevice{Device: d.Device, Shared: d.ShareID != nil, Counted: devices.Counts(d.ConsumedCapacity)})
+		held = append(held, devices.HeldDevice{Device: d.Device, Shared: d.ShareID != nil, Counted: devices.Counts(d.ConsumedCapacity),
+			Consumed: d.ConsumedCapacity})
 		hidden = hidden || !pool.Published(d.Device)
 	}
 	k.mu.Lock()
@@ -30,6 +31,7 @@ func (k *Preparer) hold(claim *draplugin.Claim) (first bool) {
 	k.held[claim.UID] = held
 	k.names[claim.UID] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	k.mu.Unlock()
+	k.use.Set(k.holdings())
 	if hidden {
 		k.offerAgain()
 	}
@@ -43,6 +45,7 @@ func (k *Preparer) release(claim types.UID) {
 	delete(k.names, claim)
 	delete(k.recorded, claim)
 	k.mu.Unlock()
+	k.use.Set(k.holdings())
 	if len(k.Hardware().Pool.Settling) > 0 {
 		k.offerAgain()
 	}
@@ -65,6 +68,21 @@ func (k *Preparer) holdings() []devices.HeldDevice {
 		out = append(out, k.held[claim]...)
 	}
 	return out
+}
+
+// Use returns the devices that claims have, and a channel that is closed when they change.
+func (k *Preparer) Use() ([]devices.HeldDevice, <-chan struct{}) { return k.use.Get() }
+
+// SetFull changes which shared devices are not published, because nothing of them is left.
+func (k *Preparer) SetFull(names []string) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	h := *k.Hardware()
+	if slices.Equal(h.Offer.Full, names) {
+		return
+	}
+	h.Offer.Full = names
+	k.offer(&h)
 }
 
 // offerAgain rebuilds the pool from the present state.

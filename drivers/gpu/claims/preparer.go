@@ -58,6 +58,8 @@ type Preparer struct {
 	leftFile *store.File[[]sharingData]
 	// held are the devices that claims have. They stay published whatever forms are wanted.
 	held map[types.UID][]devices.HeldDevice
+	// use is held as a list.
+	use observed.Value[[]devices.HeldDevice]
 	// recorded are the effects in claims' records that are to be undone with them.
 	recorded map[types.UID]data
 	// names are the claims that have devices.

@@ -145,6 +145,7 @@ func (k *Preparer) layOut(h Hardware) {
 // offer rebuilds the pool and replaces the hardware.
 func (k *Preparer) offer(h *Hardware) {
 	h.Offer.Held = k.holdings()
+	k.use.Set(h.Offer.Held)
 	h.Pool = devices.NewPool(h.Node, h.Offer)
 	// The pool is rebuilt for every change; a problem of it is reported only once.
 	problems := fmt.Sprint(h.Pool.Problems)
@@ -176,7 +177,8 @@ func (k *Preparer) recovered(held claimstate.Device, claim types.UID) {
 	seen := k.Hardware().Pool.Device(device) != nil
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held[claim] = append(k.held[claim], devices.HeldDevice{Device: device, Shared: shared, Counted: devices.Counts(held.ConsumedCapacity)})
+	k.held[claim] = append(k.held[claim], devices.HeldDevice{Device: device, Shared: shared, Counted: devices.Counts(held.ConsumedCapacity),
+		Consumed: held.ConsumedCapacity})
 	if seen {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -58,6 +59,8 @@ type Options struct {
 	Limits string
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
+	// Full are the names of shared devices that are not published, because nothing of them is left. Those with a taint are.
+	Full []string
 	// Missing are the features of resource.k8s.io that the cluster lacks. A device that needs one of them is not offered.
 	Missing capability.Missing
 }
@@ -69,6 +72,8 @@ type HeldDevice struct {
 	Shared bool
 	// Counted: the claim holds counted shares of a GPU of ModeShares.
 	Counted bool
+	// Consumed is what the claim has of a shared device's capacities.
+	Consumed map[resourceapi.QualifiedName]resource.Quantity
 }
 
 // Layout is the planned layout of a GPU that gets it by demand.
@@ -455,6 +460,45 @@ func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 // Devices returns all published devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }
 
+// Exhausted returns the names of the published devices of which so little is left beside what claims have that no further claim fits: less
+// of a capacity than the least that each claim takes of it. A device that draws on counters is none of them: while it is not published, the
+// scheduler would count what it draws as free.
+func (p *Pool) Exhausted(held []HeldDevice) []string {
+	consumed := map[string]map[resourceapi.QualifiedName]resource.Quantity{}
+	for _, h := range held {
+		if consumed[h.Device] == nil {
+			consumed[h.Device] = map[resourceapi.QualifiedName]resource.Quantity{}
+		}
+		for name, amount := range h.Consumed {
+			sum := consumed[h.Device][name]
+			sum.Add(amount)
+			consumed[h.Device][name] = sum
+		}
+	}
+	var out []string
+	for _, d := range p.order {
+		if d.multiple() && len(d.API.ConsumesCounters) == 0 && exhausted(d.API.Capacity, consumed[d.Name()]) {
+			out = append(out, d.Name())
+		}
+	}
+	return out
+}
+
+func exhausted(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity,
+	consumed map[resourceapi.QualifiedName]resource.Quantity) bool {
+	for name, c := range capacity {
+		if c.RequestPolicy == nil || c.RequestPolicy.ValidRange == nil || c.RequestPolicy.ValidRange.Min == nil {
+			continue
+		}
+		left := c.Value.DeepCopy()
+		left.Sub(consumed[name])
+		if least := c.RequestPolicy.ValidRange.Min; least.Sign() > 0 && left.Cmp(*least) < 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Slices returns the pool as ResourceSlices, as few as the API allows. Counter sets come first, at most 8 a slice, then the
 // devices, at most 64 a slice. 64 is the limit for devices with counters or taints; it always applies, since a taint must not
 // change the layout of a node's slices. taints are added to the devices that they name.
@@ -466,6 +510,9 @@ func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourcesli
 	for chunk := range slices.Chunk(p.order, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
 		slice := resourceslice.Slice{Devices: make([]resourceapi.Device, 0, len(chunk))}
 		for _, d := range chunk {
+			if len(taints[d.Name()]) == 0 && !p.withdrawn[d.Name()] && slices.Contains(p.options.Full, d.Name()) {
+				continue
+			}
 			api := d.API
 			api.Taints = taints[d.Name()]
 			if p.withdrawn[d.Name()] {

@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -57,6 +58,8 @@ type Options struct {
 	ShareCores   int64
 	// Limits is the mechanism that limits the containers of shares: auto, library or none.
 	Limits string
+	// FullAfter is how long nothing of a shared GPU is left until it is not published any more; 0: it always is.
+	FullAfter time.Duration
 	// LendCores lets a claim use the time of a GPU that others leave, beyond its own percentage.
 	LendCores bool
 	// LimiterBytes is how much the containers of a share may put into the directory in which the library counts; 0: they have none.
@@ -92,6 +95,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
 	text(&o.Limits, "limits", limitsAuto, "what holds the containers of shares to their memory and cores: library (libvgpu.so of "+
 		"this project), none (environment alone, for a limiter in their image); auto: the library where it is there")
+	flags.DurationVar(&o.FullAfter, "withdraw-full-after", 0, "how long nothing of a shared GPU is left until it is taken out of the node's "+
+		"ResourceSlices, so that the scheduler passes it over; it is published again with the first share that ends; 0: never")
 	flags.BoolVar(&o.LendCores, "lend-cores", true, "with library: a share may use what others leave of a GPU's time, beyond its own "+
 		"percentage; without, it never has more than that")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")

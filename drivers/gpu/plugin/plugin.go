@@ -152,6 +152,7 @@ type parts struct {
 	counted   *countedGPUs              // GPUs of the role's own device plugin
 	drainer   *drainer                  // drains
 	publisher *publisher
+	full      *fullGPUs        // shared GPUs of which nothing is left
 	unlimited *unlimited.Watch // finds containers that use a share without the library
 	leaver    *leaver          // ends the run for form vfio; nil: it is never chosen
 }
@@ -220,6 +221,7 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	s.forms.settle = cmp.Or(p.tuning.labels, formsSettle)
 	s.layouts = newLayouts(s.kind, holders, view, r.demand)
 	s.profiles = &profiles{kind: s.kind, view: view}
+	s.full = &fullGPUs{kind: s.kind, after: p.options.FullAfter}
 	s.handovers = newHandovers(p.options, s.kind, holders, taints, p.events)
 	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events,
 		holders: s.handovers.holders}
@@ -296,7 +298,7 @@ func (s *parts) run(ctx context.Context, cancel context.CancelCauseFunc) error {
 	})
 	wg.Go(func() { s.kind.ResumeMPS(ctx, s.dra.Records) })
 	for _, part := range []interface{ Run(context.Context) error }{
-		s.publisher, s.handovers, s.counted, s.forms, s.layouts, s.profiles, s.unlimited, s.leaver,
+		s.publisher, s.handovers, s.counted, s.forms, s.layouts, s.profiles, s.full, s.unlimited, s.leaver,
 	} {
 		wg.Go(func() {
 			if err := part.Run(ctx); err != nil {

@@ -1,0 +1,87 @@
+package plugin
+
+import (
+	"context"
+	"io"
+	"testing"
+	"time"
+
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+// half is a claim for half of a GPU's cores.
+func half(uid, gpu string) device {
+	return device{name: gpu, share: uid, capacity: map[string]string{"memory": "10Gi", "cores": "50"}}
+}
+
+func fullAfter(after time.Duration) func(*Options) {
+	return func(o *Options) { o.FullAfter = after }
+}
+
+// sliceWrites counts the writes of ResourceSlices so far.
+func (b *bench) sliceWrites() int {
+	n := 0
+	for _, action := range b.client.Actions() {
+		if action.GetResource().Resource == "resourceslices" && (action.GetVerb() == "update" || action.GetVerb() == "create") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestSharedGPUIsWithdrawnWhileNothingOfItIsLeft(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2), withForms(`{"default": {"form": "shareable"}}`), fullAfter(200*time.Millisecond))
+	b.awaitPublished("gpu-0 gpu-1")
+	before := b.sliceWrites()
+	first, second := b.claim("u1", nil, half("s1", "gpu-0")), b.claim("u2", nil, half("s2", "gpu-0"))
+	b.mustPrepare(first)
+	b.mustPrepare(b.claim("u3", nil, half("s3", "gpu-1"))) // half of this one is left
+	b.mustPrepare(second)
+	b.awaitPublished("gpu-1")
+	if got := b.sliceWrites() - before; got != 1 {
+		t.Errorf("%d writes of slices for one GPU that is full, want one", got)
+	}
+	b.stop()
+	b.start()
+	b.awaitPublished("gpu-1")
+	before = b.sliceWrites()
+	if problem := b.unprepare(first); problem != "" {
+		t.Fatal(problem)
+	}
+	b.awaitPublished("gpu-0 gpu-1")
+	if got := b.sliceWrites() - before; got != 1 {
+		t.Errorf("%d writes of slices for one share that ends, want one", got)
+	}
+}
+
+func TestFullSharedGPUIsPublishedWithItsTaints(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2), withForms(`{"default": {"form": "shareable"}}`), fullAfter(100*time.Millisecond))
+	b.mustPrepare(b.claim("u1", nil, half("s1", "gpu-0")))
+	b.mustPrepare(b.claim("u2", nil, half("s2", "gpu-0")))
+	b.awaitPublished("gpu-1")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- order(ctx, b.options.StateDir, "drain", io.Discard) }() // waits for the claims
+	b.awaitPublished("(gpu-0) (gpu-1)")
+	cancel()
+	<-ended
+	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitPublished("gpu-1")
+}
+
+func TestFullSharedGPUStaysPublishedByDefault(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1), withForms(`{"default": {"form": "shareable"}}`))
+	b.mustPrepare(b.claim("u1", nil, half("s1", "gpu-0")))
+	before := b.sliceWrites()
+	b.mustPrepare(b.claim("u2", nil, half("s2", "gpu-0")))
+	kind := b.running().serving.Load().kind
+	held, _ := kind.Use()
+	if exhausted := kind.Hardware().Pool.Exhausted(held); len(exhausted) != 1 {
+		t.Fatalf("full are %v, want one GPU", exhausted)
+	}
+	if got := b.sliceWrites() - before; got != 0 || b.published() != "gpu-0" {
+		t.Errorf("%d writes of slices, published are %q", got, b.published())
+	}
+}

@@ -87,7 +87,7 @@ func (p *Planner) begin(s State) *turn {
 		if ok {
 			cordons[g.ID] = c
 		}
-		if v, ok := p.vain[g.ID]; ok && !slices.ContainsFunc(g.busy, func(d Device) bool { return slices.Contains(v.devices, d) }) {
+		if v, ok := p.vain[g.ID]; ok && !slices.ContainsFunc(g.devices, v.served) {
 			vain[g.ID] = v
 		}
 		t.gpus = append(t.gpus, g)

@@ -16,6 +16,7 @@
 package planner
 
 import (
+	"slices"
 	"time"
 )
 
@@ -41,6 +42,8 @@ type Device struct {
 	Shape, Start int  // an index of Model.Shapes, and the memory slice at which it begins
 	Busy         bool // a claim has it
 	Hidden       bool // it is not published
+	// Taken: a claim has it, or has had it since the last call.
+	Taken bool
 }
 
 // GPU is a GPU as it is published.
@@ -159,7 +162,7 @@ type cordon struct {
 	drain  bool   // else it is packed
 }
 
-// vainCuts are a GPU's latest cuts of whose new devices none has been in use.
+// vainCuts are a GPU's latest cuts of whose new devices a claim has taken none.
 type vainCuts struct {
 	count   int
 	last    time.Time
@@ -172,6 +175,11 @@ const (
 	vainFree    = 2
 	vainLongest = time.Hour
 )
+
+// served reports whether a claim has taken a device that the last of the cuts made.
+func (v vainCuts) served(d Device) bool {
+	return (d.Busy || d.Taken) && slices.ContainsFunc(v.devices, func(made Device) bool { return made.Shape == d.Shape && made.Start == d.Start })
+}
 
 // pause is how long the GPU is not cut after the last of its vain cuts: Settle, twice as long after each further one.
 func (v vainCuts) pause(settle time.Duration) time.Duration {

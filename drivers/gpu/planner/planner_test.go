@@ -332,3 +332,27 @@ func TestPlannerHidesIdleGPUsThatAreCutAndNotWholeOnes(t *testing.T) {
 		}
 	}
 }
+
+// Pods of two shapes come in turn to one GPU, and each ends before the planner is called again.
+func TestPlannerCountsNoCutAsVainWhenPodEndedSinceLastCall(t *testing.T) {
+	s := planner.State{Now: now(), GPUs: gpus(h100(), 1), Limits: make([]planner.Limits, 4)}
+	p := planner.New(planner.Options{})
+	for i := range 10 {
+		shape := []int{0, whole}[i%2]
+		s.Now = s.Now.Add(time.Second)
+		s.Waiting = waiting("a", shape, 1, time.Second)
+		orders := p.Plan(s)
+		if len(orders) != 1 || devicesOf(orders, shape) == 0 || strings.Contains(orders[0].Reason, "rests") {
+			t.Fatalf("pod %d of shape %d: %+v", i, shape, orders)
+		}
+		step(&s, orders)
+		for k := range s.GPUs[0].Devices {
+			s.GPUs[0].Devices[k].Taken = s.GPUs[0].Devices[k].Shape == shape
+		}
+		s.Now, s.Waiting = s.Now.Add(time.Second), nil
+		step(&s, p.Plan(s))
+		for k := range s.GPUs[0].Devices {
+			s.GPUs[0].Devices[k].Taken = false
+		}
+	}
+}

@@ -170,6 +170,9 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf("--limiter-size %d: allowed are 0, and %d bytes or more, which the library's files take", o.LimiterBytes,
 			limiter.LeastBytes))
 	}
+	if o.FullAfter < 0 {
+		errs = append(errs, fmt.Errorf("--withdraw-full-after %s: allowed are 0 (never) and more", o.FullAfter))
+	}
 	if o.ShareCores < 1 || o.ShareCores > 100 {
 		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))
 	}

@@ -21,10 +21,13 @@ type claimIndex struct {
 	mu     sync.Mutex
 	byName map[types.NamespacedName]*resourceapi.ResourceClaim
 	held   map[deviceID]int
+	// taken are the devices that a claim got since the last call of newlyTaken.
+	taken map[deviceID]bool
 }
 
 func newClaimIndex() *claimIndex {
-	return &claimIndex{byName: map[types.NamespacedName]*resourceapi.ResourceClaim{}, held: map[deviceID]int{}}
+	return &claimIndex{byName: map[types.NamespacedName]*resourceapi.ResourceClaim{}, held: map[deviceID]int{},
+		taken: map[deviceID]bool{}}
 }
 
 // follow keeps the index up to date until ctx ends. synced: all claims that existed are in it.
@@ -57,7 +60,17 @@ func (x *claimIndex) set(object any) {
 	x.byName[name] = c
 	for _, device := range held(c) {
 		x.held[device]++
+		x.taken[device] = true
 	}
+}
+
+// newlyTaken returns the devices that claims got since its last call, also those of claims that have ended meanwhile.
+func (x *claimIndex) newlyTaken() map[deviceID]bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := x.taken
+	x.taken = map[deviceID]bool{}
+	return out
 }
 
 func (x *claimIndex) remove(object any) {

@@ -77,6 +77,7 @@ type world struct {
 	// published are the devices of each node's slices.
 	published map[string][]resourceapi.Device
 	claims    *claimIndex
+	taken     map[deviceID]bool // since the last decision
 	classes   map[string]*resourceapi.DeviceClass
 	pods      []corev1.Pod
 }
@@ -156,7 +157,7 @@ func (d *decider) forget(w *world, pools map[string]*pool) {
 // look reads the cluster.
 func (d *decider) look(ctx context.Context) (*world, error) {
 	w := &world{children: map[string]*v1alpha1.MIGLayout{}, nodes: map[string]*corev1.Node{}, published: map[string][]resourceapi.Device{},
-		claims: d.claims, classes: map[string]*resourceapi.DeviceClass{}}
+		claims: d.claims, taken: d.claims.newlyTaken(), classes: map[string]*resourceapi.DeviceClass{}}
 	layouts, nodes, slices := &v1alpha1.MIGLayoutList{}, &corev1.NodeList{}, &resourceapi.ResourceSliceList{}
 	classes, pods := &resourceapi.DeviceClassList{}, &corev1.PodList{}
 	if err := d.layouts.List(ctx, layouts); err != nil {

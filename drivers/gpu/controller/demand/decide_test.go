@@ -37,6 +37,7 @@ type cluster struct {
 	made   int
 	index  *claimIndex // follow keeps it, which a fake client's watch would do later
 	*decider
+	planned planner.State // of the last call of the policy
 }
 
 const ns = "team"
@@ -104,7 +105,8 @@ func (c *cluster) fresh() *decider {
 // ordered is a policy that gives the test's orders, once.
 type ordered struct{ c *cluster }
 
-func (o ordered) Plan(planner.State) []planner.Order {
+func (o ordered) Plan(s planner.State) []planner.Order {
+	o.c.planned = s
 	out := o.c.orders
 	o.c.orders = nil
 	return out
@@ -471,5 +473,24 @@ func TestPlannerCutsGPUForPodThatWaits(t *testing.T) {
 				t.Errorf("the layout is %s, want %s", got, test.want)
 			}
 		})
+	}
+}
+
+func TestDeciderPassesDeviceThatClaimHadSinceLastRound(t *testing.T) {
+	c := newCluster(t, "n1")
+	c.begin("n1")
+	held := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "short", Namespace: ns}}
+	held.Status.Allocation = &resourceapi.AllocationResult{}
+	held.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: devices.Driver,
+		Pool: devices.PoolName("n1"), Device: "gpu-0"}}
+	c.index.set(held)
+	c.index.remove(held)
+	c.round()
+	if d := c.planned.GPUs[0].Devices[0]; !d.Taken || d.Busy {
+		t.Errorf("a device that a claim had since the last round is %+v", d)
+	}
+	c.round()
+	if d := c.planned.GPUs[0].Devices[0]; d.Taken {
+		t.Errorf("a round later it is %+v", d)
 	}
 }

@@ -131,10 +131,12 @@ func (d *decider) describe(w *world, p *pool, g *gpu, unusable bool) {
 	planned := g.spec.Instances
 	shapeOf := func(name string) int { return slices.Index(p.shapes.names, name) }
 	if len(planned) == 0 {
-		busy := w.claims.has(deviceID{devices.PoolName(g.node), g.status.Device})
+		id := deviceID{devices.PoolName(g.node), g.status.Device}
+		busy := w.claims.has(id)
 		switch shape := shapeOf(v1alpha1.MIGWhole); {
 		case shape >= 0:
-			s.Devices = []planner.Device{{Shape: shape, Busy: busy, Hidden: slices.Contains(g.spec.Withdrawn, g.status.Device)}}
+			s.Devices = []planner.Device{{Shape: shape, Busy: busy, Taken: busy || w.taken[id],
+				Hidden: slices.Contains(g.spec.Withdrawn, g.status.Device)}}
 			g.devices = []string{g.status.Device}
 		default:
 			s.Pinned = s.Pinned || busy
@@ -149,7 +151,9 @@ func (d *decider) describe(w *world, p *pool, g *gpu, unusable bool) {
 			s.Pinned = true // an instance of another shape, which the layout does not want
 			continue
 		}
-		device := planner.Device{Shape: shape, Start: int(i.Start), Busy: w.claims.has(deviceID{devices.PoolName(g.node), name}),
+		id := deviceID{devices.PoolName(g.node), name}
+		busy := w.claims.has(id)
+		device := planner.Device{Shape: shape, Start: int(i.Start), Busy: busy, Taken: busy || w.taken[id],
 			Hidden: slices.Contains(g.spec.Withdrawn, name)}
 		if !current && !slices.Contains(g.status.Instances, i) {
 			s.Changing = append(s.Changing, device)

@@ -16,11 +16,8 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// rounds is how often pods of another mix replace half of those that run.
+// rounds is how often pods of another mix replace those that run.
 const rounds = 3
-
-// shapes are the claim templates, and the compute slices of each. A GPU has seven.
-func shapes() map[string]int { return map[string]int{"1g": 1, "2g": 2, "3g": 3, "whole": 7} }
 
 // scenario is a cluster whose GPUs are wanted in one mix of shapes after another, while a fault happens.
 type scenario struct {
@@ -43,39 +40,28 @@ func (s *scenario) play(during func(round int)) {
 		s.n.Template(profile, "mig.nvidia.com", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile.startsWith('%s.')", profile))
 	}
 	for round := range rounds {
-		s.round()
+		s.round(round)
 		during(round)
 		s.settle()
 	}
 }
 
-// round ends a random half of the pods, in random order, and makes others of a random mix. Each node can hold its pods in any order: of
-// eight GPUs at most three are whole, and small shapes take less than half of what is left.
-func (s *scenario) round() {
+// round ends the pods but for two, in random order, and makes others: in turn of whole GPUs, for which GPUs that are cut have to be merged,
+// and of MIG profiles, for which whole ones have to be cut. The pods that stay have at most two of the eight GPUs, so there is room.
+func (s *scenario) round(round int) {
 	s.t.Helper()
 	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })
-	for _, pod := range s.pods[:len(s.pods)/2] {
+	staying := min(2, len(s.pods))
+	for _, pod := range s.pods[staying:] {
 		s.n.DeletePod(pod)
 	}
-	s.pods = s.pods[len(s.pods)/2:]
-	wholes, small := 0, 0
-	for _, pod := range s.pods {
-		if s.shape[pod] == "whole" {
-			wholes++
-		} else {
-			small += shapes()[s.shape[pod]]
-		}
+	s.pods = s.pods[:staying]
+	mix := []string{"whole", "whole", "whole", "whole", "whole", "1g", "2g"}
+	if round%2 == 1 {
+		mix = []string{"whole", "3g", "3g", "3g", "2g", "2g", "1g", "1g", "1g"}
 	}
-	for range 8 {
-		shape := []string{"1g", "1g", "2g", "3g", "whole"}[s.random.IntN(5)]
-		if shape == "whole" && wholes == 3 || shape != "whole" && small+shapes()[shape] > 14 {
-			continue
-		}
-		if shape == "whole" {
-			wholes++
-		} else {
-			small += shapes()[shape]
-		}
+	s.random.Shuffle(len(mix), func(i, j int) { mix[i], mix[j] = mix[j], mix[i] })
+	for _, shape := range mix {
 		name := fmt.Sprintf("%s-%d", shape, s.made)
 		s.made++
 		s.shape[name] = shape

@@ -387,6 +387,10 @@ release: prerequisites ## Make a release of the commit that is checked out: VERS
 	@$(call need,aarch64-linux-gnu-gcc,install the cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
 	cd build/release && GOWORK=off $(GO) run ./cmd/release build -version "$(VERSION)" -keys "$(if $(filter none,$(KEYS)),none,$(abspath $(KEYS)))" -out $(CURDIR)/dist
 
+.PHONY: release-keys
+release-keys: prerequisites ## Make new keys for releases: KEYS=DIRECTORY, in which none are replaced.
+	cd build/release && GOWORK=off $(GO) run ./cmd/release keys "$(abspath $(KEYS))"
+
 .PHONY: release-push
 release-push: prerequisites ## Push dist/VERSION to a registry: VERSION=0.1.0 REGISTRY=ghcr.io/gpufabric; digests first, tags last.
 	cd build/release && GOWORK=off $(GO) run ./cmd/release push $(CURDIR)/dist/$(VERSION) "$(REGISTRY)"

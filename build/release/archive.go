@@ -13,7 +13,8 @@ import (
 	"gpufabric.io/build/images"
 )
 
-// tarball packs files and no links, which krew does not unpack, in their order, with times of the commit, root's ownership and the modes that they state.
+// tarball packs files and no links, which krew does not unpack, in their order, with times of the commit, root's ownership and the modes
+// that they state.
 func tarball(files []images.File, at time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	packed, err := gzip.NewWriterLevel(&out, gzip.BestCompression)

@@ -92,6 +92,8 @@ func TestMakeRefusesBeforeItBuilds(t *testing.T) {
 		{"no version", Order{Keys: "none"}, "needs a semantic version"},
 		{"no keys", Order{Version: "0.1.0"}, "KEYS=none"},
 		{"a directory without keys", Order{Version: "0.1.0", Keys: dir}, "no key signing.key"},
+		{"a directory that is not there", Order{Version: "0.1.0", Keys: filepath.Join(dir, "none")},
+			"`make release-keys KEYS=DIRECTORY` makes new ones"},
 		{"a key that is none", Order{Version: "0.1.0", Keys: keys}, signingKey},
 	} {
 		test.order.Root, test.order.Out = dir, filepath.Join(dir, "dist")

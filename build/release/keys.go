@@ -39,7 +39,7 @@ func ReadKeys(dir string) (*Keys, error) {
 	read := func(name string) ([]byte, error) {
 		content, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("no key %s in KEYS=%s: name a directory with %s and %s (`release keys DIRECTORY` makes new ones), "+
+			return nil, fmt.Errorf("no key %s in KEYS=%s: name a directory with %s and %s (`make release-keys KEYS=DIRECTORY` makes new ones), "+
 				"or set KEYS=none for files that nobody can verify", name, dir, signingKey, openpgpKey)
 		}
 		return content, err
@@ -85,6 +85,9 @@ func parseECDSA(text []byte) (*ecdsa.PrivateKey, error) {
 
 // WriteKeys makes new keys in dir, the OpenPGP key of so many bits, which their owner alone can read. It replaces none.
 func WriteKeys(dir, name, address string, bits int) error {
+	if dir == "" {
+		return errors.New("no KEYS: name the directory that gets the new keys")
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}

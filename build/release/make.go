@@ -25,7 +25,7 @@ func Make(ctx context.Context, order Order, progress func(string), said io.Write
 	var keys *Keys
 	switch order.Keys {
 	case "":
-		return errors.New("no KEYS: name the directory of the release's keys (`release keys DIRECTORY` makes new ones), " +
+		return errors.New("no KEYS: name the directory of the release's keys (`make release-keys KEYS=DIRECTORY` makes new ones), " +
 			"or KEYS=none for files that nobody can verify")
 	case "none":
 	default:

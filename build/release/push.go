@@ -65,6 +65,9 @@ func plan(dir, registry string, options []name.Option) ([]item, error) {
 	root := filepath.Join(dir, "oci")
 	var items []item
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && path == root {
+			return nil
+		}
 		if err != nil || entry.Name() != "oci-layout" {
 			return err
 		}
@@ -85,7 +88,7 @@ func plan(dir, registry string, options []name.Option) ([]item, error) {
 		return nil, err
 	}
 	if len(items) == 0 {
-		return nil, fmt.Errorf("%s has no OCI layout: name the directory of a release, such as dist/0.1.0", root)
+		return nil, fmt.Errorf("%s has no OCI layout: name the directory of a release, such as dist/0.1.0, which `make release` makes", root)
 	}
 	slices.SortStableFunc(items, func(a, b item) int { return rank(a) - rank(b) })
 	return items, nil

@@ -155,7 +155,8 @@ func TestPushMovesNoTag(t *testing.T) {
 func TestPushRefusesWhatIsNoReleaseOrRegistry(t *testing.T) {
 	r := released(t)
 	for _, test := range []struct{ dir, registry, want string }{
-		{t.TempDir(), "localhost:1/gpufabric", "oci"},
+		{t.TempDir(), "localhost:1/gpufabric", "such as dist/0.1.0"},
+		{filepath.Join(t.TempDir(), "0.1.0"), "localhost:1/gpufabric", "`make release` makes"},
 		{r.Out, "not a registry", "such as ghcr.io/gpufabric"},
 		{r.Out, "https://ghcr.io/gpufabric", "such as ghcr.io/gpufabric"},
 	} {

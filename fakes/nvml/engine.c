@@ -147,7 +147,7 @@ nvmlReturn_t impl_nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsign
 	return NVML_SUCCESS;
 }
 
-/* In steps of 15 MHz from the highest clock down to that at rest, as data-center GPUs have them. */
+/* See Model.GraphicsClocks of package state. */
 nvmlReturn_t impl_nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned int memory, unsigned int *count, unsigned int *clocks)
 {
 	struct ff_model m;
@@ -157,13 +157,20 @@ nvmlReturn_t impl_nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsi
 		return r;
 	if (memory != m.clock_memory)
 		return NVML_ERROR_NOT_FOUND;
-	const unsigned int step = 15, least = m.clock_idle < m.clock_graphics ? m.clock_idle : m.clock_graphics;
-	unsigned int room = *count, n = (m.clock_graphics - least) / step + 1;
+	/* In halves of a MHz. */
+	unsigned int lowest = 2 * 210, step = 30, highest = (2 * m.clock_graphics + 14) / 15 * 15;
+	if (m.architecture == NVML_DEVICE_ARCH_TURING)
+		lowest = 2 * 300;
+	else if (m.architecture == NVML_DEVICE_ARCH_HOPPER)
+		lowest = 2 * 345;
+	else if (m.architecture >= NVML_DEVICE_ARCH_BLACKWELL)
+		lowest = 2 * 120, step = 15;
+	unsigned int room = *count, n = highest < lowest ? 0 : (highest - lowest) / step + 1;
 	*count = n;
 	if (room < n)
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	for (unsigned int i = 0; i < n; i++)
-		clocks[i] = m.clock_graphics - i * step;
+		clocks[i] = (highest - i * step) / 2;
 	return NVML_SUCCESS;
 }
 

@@ -52,8 +52,17 @@ func (c *Command) describe(g gpu) []item {
 		section("", "supported_gpu_target_temp", line("", "gpu_target_temp_min", "N/A"), line("", "gpu_target_temp_max", "N/A")))
 	all = append(all, c.powerItems(g)...)
 	all = append(all, c.clockItems(g)...)
-	return append(all, c.fabricItem(g), g.processItem(), line("", "accounted_processes", ""),
+	return append(all, c.fabricItem(g), g.supportedClocks(), g.processItem(), line("", "accounted_processes", ""),
 		section("Capabilities", "capabilities", line("EGM", "egm", "disabled")))
+}
+
+// supportedClocks are in XML alone; text has them with -d SUPPORTED_CLOCKS. A profile has one memory clock.
+func (g gpu) supportedClocks() item {
+	clocks := []item{line("", "value", fmt.Sprintf("%d MHz", g.model.ClockMemory))}
+	for _, mhz := range g.model.GraphicsClocks() {
+		clocks = append(clocks, line("", "supported_graphics_clock", fmt.Sprintf("%d MHz", mhz)))
+	}
+	return section("", "supported_clocks", section("", "supported_mem_clock", clocks...))
 }
 
 func pair(label, tag, current, pending string, a, b any) item {

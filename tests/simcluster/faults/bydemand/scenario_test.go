@@ -47,7 +47,8 @@ func (s *scenario) play(during func(round int)) {
 }
 
 // round ends the pods but for two, in random order, and makes others: in turn of whole GPUs, for which GPUs that are cut have to be merged,
-// and of MIG profiles, for which whole ones have to be cut. The pods that stay have at most two of the eight GPUs, so there is room.
+// and of MIG profiles, for which whole ones have to be cut. The pods that stay are on two of the eight GPUs at most, and small pods that come
+// with whole ones on two more, so there is room.
 func (s *scenario) round(round int) {
 	s.t.Helper()
 	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })
@@ -56,7 +57,7 @@ func (s *scenario) round(round int) {
 		s.n.DeletePod(pod)
 	}
 	s.pods = s.pods[:staying]
-	mix := []string{"whole", "whole", "whole", "whole", "whole", "1g", "2g"}
+	mix := []string{"whole", "whole", "whole", "whole", "1g", "2g"}
 	if round%2 == 1 {
 		mix = []string{"whole", "3g", "3g", "3g", "2g", "2g", "1g", "1g", "1g"}
 	}

@@ -77,7 +77,8 @@ func findBuilt() (built, error) {
 		libraryDir: filepath.Join(root, "fakes/build/lib"),
 		tools:      filepath.Join(root, "fakes/build/fakefabric"),
 	}
-	for _, path := range []string{filepath.Join(b.bin, clusterprogram.Name), filepath.Join(b.bin, nodeprogram.Name), filepath.Join(b.libraryDir, "libnvidia-ml.so.1"), b.tools} {
+	for _, path := range []string{filepath.Join(b.bin, clusterprogram.Name), filepath.Join(b.bin, nodeprogram.Name),
+		filepath.Join(b.libraryDir, "libnvidia-ml.so.1"), b.tools} {
 		if _, err := os.Stat(path); err != nil {
 			return built{}, fmt.Errorf("containers as processes need what `make build` makes: %w", err)
 		}

@@ -125,7 +125,7 @@ func endAll(ctx context.Context, client kubernetes.Interface, domains *computedo
 // end deletes those ComputeDomains that which selects, and waits until they are gone. It removes the controller's finalizer from what the
 // controller has not ended in time. Another's finalizer may hold a domain still, and then the error names it.
 func end(ctx context.Context, domains *computedomain.Client, objects metadata.Interface, which func(*v1beta1.ComputeDomain) bool) error {
-	asked := sets.New[types.UID]()
+	requested := sets.New[types.UID]()
 	var left []string
 	look := func(all []*v1beta1.ComputeDomain) (bool, error) {
 		left = nil
@@ -134,7 +134,7 @@ func end(ctx context.Context, domains *computedomain.Client, objects metadata.In
 				continue
 			}
 			left = append(left, domain.Namespace+"/"+domain.Name)
-			if domain.DeletionTimestamp != nil || asked.Has(domain.UID) {
+			if domain.DeletionTimestamp != nil || requested.Has(domain.UID) {
 				continue
 			}
 			err := computeDomains(objects).Namespace(domain.Namespace).Delete(ctx, domain.Name, metav1.DeleteOptions{
@@ -143,7 +143,7 @@ func end(ctx context.Context, domains *computedomain.Client, objects metadata.In
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 				return false, fmt.Errorf("delete ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
 			}
-			asked.Insert(domain.UID)
+			requested.Insert(domain.UID)
 			klog.FromContext(ctx).Info("Deleted a ComputeDomain, by the namespace's annotation", "computeDomain", klog.KObj(domain))
 		}
 		return len(left) == 0, nil

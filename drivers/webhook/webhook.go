@@ -89,8 +89,8 @@ func Command(h host.Host) *cobra.Command {
 }
 
 // cliquesOf is nil if warnings are off.
-func cliquesOf(h host.Host, asked bool) (*Cliques, error) {
-	if !asked {
+func cliquesOf(h host.Host, enabled bool) (*Cliques, error) {
+	if !enabled {
 		return nil, nil
 	}
 	config, err := h.Kubernetes()

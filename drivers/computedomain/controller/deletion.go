@@ -29,8 +29,8 @@ import (
 // with the node, or when the node comes back.
 const lostAfter = time.Minute
 
-// tellAfter is how long a deletion may take before its status gives the reason.
-const tellAfter = lostAfter / 4
+// reportDeletionAfter is how long a deletion may take before its status gives the reason.
+const reportDeletionAfter = lostAfter / 4
 
 // delete removes a domain's objects, in this order: the templates, so that no further claim is made; when no pod uses
 // the domain any more, the DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
@@ -44,7 +44,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
 		// A passing error is not reported. A lasting one must be: it keeps the domain from being deleted.
-		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
+		if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
 			return ctrl.Result{}, err
 		}
 		_, statusErr := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
@@ -64,8 +64,8 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
 		})
 		// Usually they end before there is anything to report.
-		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
-			return ctrl.Result{RequeueAfter: soonest(again, tellAfter)}, nil
+		if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
+			return ctrl.Result{RequeueAfter: soonest(again, reportDeletionAfter)}, nil
 		}
 		after, err := r.writeStatus(ctx, p, before)
 		return ctrl.Result{RequeueAfter: soonest(again, after)}, err

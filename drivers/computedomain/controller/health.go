@@ -141,7 +141,7 @@ func (h *health) progressing(domain *v1beta1.ComputeDomain) metav1.Condition {
 	case counts.ready < len(h.members):
 		condition.Status, condition.Reason = metav1.ConditionTrue, reasonStarting
 	case h.needs == 0:
-		condition.Reason = reasonNoneAsked
+		condition.Reason = reasonNoNodesRequired
 	default:
 		condition.Reason = reasonAllReady
 	}

@@ -38,7 +38,7 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 	if left > 0 {
 		message := fmt.Sprintf("waiting for %d %s to end: %s; in %s their shared memory is taken from them",
 			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second))
-		return min(left, importersInterval), r.tellDeleting(ctx, domain, message)
+		return min(left, importersInterval), r.reportDeletion(ctx, domain, message)
 	}
 	ofClique := computedomain.CliqueOf(domain, r.settings.Namespace) != ""
 	if !mode.Of(domain.Status.IMEX).Daemons(ofClique) {
@@ -71,9 +71,9 @@ func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomai
 	return r.consumers.of(ctx, domain, notBefore)
 }
 
-// tellDeleting writes the reason of a deletion's wait into the status, once the wait is longer than tellAfter.
-func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDomain, message string) error {
-	if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
+// reportDeletion writes the reason of a deletion's wait into the status, once the wait is longer than tellAfter.
+func (r *Reconciler) reportDeletion(ctx context.Context, domain *v1beta1.ComputeDomain, message string) error {
+	if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
 		return nil
 	}
 	_, err := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{

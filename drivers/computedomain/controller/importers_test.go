@@ -54,7 +54,7 @@ func TestReconcilerKeepsDaemonsWhilePodsUseADeletedDomain(t *testing.T) {
 		&resourceapi.ResourceClaimTemplate{}); !apierrors.IsNotFound(err) {
 		t.Errorf("further pods can still join: %v", err)
 	}
-	c.now = c.now.Add(tellAfter)
+	c.now = c.now.Add(reportDeletionAfter)
 	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock started at another time
 	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)

@@ -452,8 +452,8 @@ func (r *Reconciler) observe(ctx context.Context, uid types.UID) ([]metav1.Parti
 	return nodes.Items, pods.Items, nil
 }
 
-// tellPause is the time between two Events that daemons are not connected: connections may come and go.
-const tellPause = time.Minute
+// reportPause is the time between two Events that daemons are not connected: connections may come and go.
+const reportPause = time.Minute
 
 // announce makes an Event when a domain becomes Ready, when it no longer is, and when it loses nodes or connections between them.
 func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.ComputeDomainStatus) {
@@ -463,7 +463,7 @@ func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.Com
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	if was := meta.FindStatusCondition(before.Conditions, v1beta1.ConditionDegraded); degraded.Reason == reasonDisconnected &&
-		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, reportDisconnected, tellPause, r.now()) {
+		(was == nil || was.Reason != reasonDisconnected) && r.memory.atMostEach(domain.UID, reportDisconnected, reportPause, r.now()) {
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
 	}
 	if lost := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionCertificatesRenewable); lost != nil &&

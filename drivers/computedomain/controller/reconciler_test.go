@@ -369,7 +369,7 @@ func TestReconcilerReportsARefusedDeletion(t *testing.T) {
 	for _, step := range []struct {
 		age      time.Duration
 		reported bool
-	}{{0, false}, {tellAfter + time.Second, true}} {
+	}{{0, false}, {reportDeletionAfter + time.Second, true}} {
 		c.now = time.Now().Add(step.age)
 		if _, err := c.reconciler.Reconcile(t.Context(), d.UID); err == nil {
 			t.Error("no error, so nobody tries again")

@@ -16,13 +16,13 @@ import (
 
 // Reasons of the condition Ready.
 const (
-	reasonAllReady  = "AllNodesReady"
-	reasonNoneAsked = "NoNodesRequired"
-	reasonJoining   = "WaitingForNodes"
-	reasonStarting  = "WaitingForDaemons"
-	reasonTaken     = "TemplateNameTaken"
-	reasonDeleting  = "Deleting"
-	reasonFailed    = "ReconcileFailed"
+	reasonAllReady        = "AllNodesReady"
+	reasonNoNodesRequired = "NoNodesRequired"
+	reasonJoining         = "WaitingForNodes"
+	reasonStarting        = "WaitingForDaemons"
+	reasonTaken           = "TemplateNameTaken"
+	reasonDeleting        = "Deleting"
+	reasonFailed          = "ReconcileFailed"
 )
 
 // Reasons of the condition DaemonsCurrent.
@@ -106,7 +106,7 @@ func readiness(spec v1beta1.ComputeDomainSpec, nodes []v1beta1.ComputeDomainNode
 	}
 	switch {
 	case spec.NumNodes == 0:
-		condition.Status, condition.Reason = metav1.ConditionTrue, reasonNoneAsked
+		condition.Status, condition.Reason = metav1.ConditionTrue, reasonNoNodesRequired
 		message = "the domain asks for no number of nodes; " + message
 	case ready >= spec.NumNodes:
 		condition.Status, condition.Reason = metav1.ConditionTrue, reasonAllReady

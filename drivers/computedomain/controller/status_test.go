@@ -43,9 +43,9 @@ func TestReadyNamesMissingNodes(t *testing.T) {
 		"more than asked for": {1, membersWith(2), "True", reasonAllReady, "IMEX ready on 2 of 2 nodes"},
 		"enough, and one more on its way": {2, membersWith(2, "x"), "True", reasonAllReady,
 			"IMEX ready on 2 of 3 nodes; waiting for node-b00 (x)"},
-		"no number is asked for": {0, nil, "True", reasonNoneAsked,
+		"no number is asked for": {0, nil, "True", reasonNoNodesRequired,
 			"the domain asks for no number of nodes; no node has joined yet"},
-		"no number is asked for, and two are on their way": {0, membersWith(1, "x"), "True", reasonNoneAsked,
+		"no number is asked for, and two are on their way": {0, membersWith(1, "x"), "True", reasonNoNodesRequired,
 			"the domain asks for no number of nodes; IMEX ready on 1 of 2 nodes; waiting for node-b00 (x)"},
 	} {
 		t.Run(name, func(t *testing.T) {

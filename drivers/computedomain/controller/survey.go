@@ -25,9 +25,9 @@ const (
 	confirmPause = 2 * time.Second
 	// settled is how long a daemon must be READY before its connections count. It connects after that.
 	settled = 10 * time.Second
-	// askedAtOnce is how many cliques are queried side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other
+	// surveyedAtOnce is how many cliques are queried side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other
 	// only where an answer takes longer than half a second.
-	askedAtOnce = 64
+	surveyedAtOnce = 64
 	// silentLimit is the longest time between two queries of a group in which no daemon answers.
 	silentLimit = time.Minute
 )
@@ -97,7 +97,7 @@ func (s *survey) of(domain types.UID) cuts {
 // run queries daemons until ctx ends. It calls changed with a domain whose missing connections are others than before.
 func (s *survey) run(ctx context.Context, changed func(types.UID)) {
 	var asking errgroup.Group
-	asking.SetLimit(askedAtOnce)
+	asking.SetLimit(surveyedAtOnce)
 	defer asking.Wait() //nolint:errcheck // it has no errors
 	answered := make(chan struct{}, 1)
 	look := s.now()
@@ -299,12 +299,12 @@ func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDom
 	g.known = true
 	missing, reported := map[pair]cut{}, map[pair]cut{}
 	for _, from := range nodes {
-		row, heard := rows[from.Name]
+		row, answered := rows[from.Name]
 		for _, to := range nodes {
 			pair := pair{from.Name, to.Name}
 			before, had := g.missing[pair]
 			state, is := row[to.Name]
-			if !heard && had { // nothing new is known of it
+			if !answered && had { // nothing new is known of it
 				state, is = before.state, true
 			}
 			if !is {

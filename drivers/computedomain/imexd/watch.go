@@ -32,8 +32,8 @@ type watch struct {
 	// threads is the last sample of a daemon that is overdue, and lacks what it lacked when it was last starved.
 	threads threads.Sample
 	lacks   threads.Shortage
-	// toldStarved is when the daemon was last reported as starved.
-	toldStarved time.Time
+	// starvedReported is when the daemon was last reported as starved.
+	starvedReported time.Time
 	// answered means that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for it.
 	answered bool
 	// stale means that the daemon does not have its newest peers yet. signalled is when it was last notified.
@@ -49,8 +49,8 @@ type answer struct {
 // run follows the daemon until it ends, until it must be replaced, or until a group comes that it was not started for. It returns
 // the newest group, and an error unless that group needs another daemon.
 func (w *watch) run(ctx context.Context) (Group, error) {
-	var asked sync.WaitGroup
-	defer asked.Wait()
+	var requests sync.WaitGroup
+	defer requests.Wait()
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.pause = firstPause
@@ -78,7 +78,7 @@ func (w *watch) run(ctx context.Context) (Group, error) {
 		case <-steps.C:
 			w.step()
 		case <-ask.C:
-			asked.Go(func() { w.ask(asking) })
+			requests.Go(func() { w.ask(asking) })
 		case answer := <-w.answers:
 			if err := w.consider(answer); err != nil {
 				w.patience = hungPatience
@@ -148,7 +148,7 @@ func (w *watch) consider(a answer) error {
 		}
 		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, why
 	})
-	w.tellStarved(a, why)
+	w.reportStarved(a, why)
 	switch {
 	case a.state == imex.Ready:
 		w.pause = steadyInterval
@@ -183,12 +183,12 @@ func (w *watch) why(a answer) string {
 	}
 }
 
-// tellStarved reports a starved daemon, now and then.
-func (w *watch) tellStarved(a answer, why string) {
-	if !w.starved(a) || w.silentFor < silentLimit || !w.toldStarved.IsZero() && time.Since(w.toldStarved) < starvedPause {
+// reportStarved reports a starved daemon, now and then.
+func (w *watch) reportStarved(a answer, why string) {
+	if !w.starved(a) || w.silentFor < silentLimit || !w.starvedReported.IsZero() && time.Since(w.starvedReported) < starvedPause {
 		return
 	}
-	w.toldStarved = time.Now()
+	w.starvedReported = time.Now()
 	w.supervisor.report("IMEXDaemonStarved", fmt.Sprintf("%s (no answer for %s, waiting for %s of these)",
 		why, w.silentFor.Round(time.Second), w.starvedFor.Round(time.Second)))
 }
@@ -214,7 +214,7 @@ func (w *watch) regard(ctx context.Context, group Group) {
 	w.supervisor.serves(serving{w.daemon, group})
 	w.supervisor.set(func(status *Status) { status.Peers = len(group.Peers) })
 	if err := writeHosts(w.supervisor.spec, group); err != nil {
-		w.notTold(ctx, err)
+		w.reportNotUpdated(ctx, err)
 		return
 	}
 	w.stale = true
@@ -238,12 +238,12 @@ func (w *watch) reload(ctx context.Context) {
 	}
 	w.stale, w.signalled = false, time.Now()
 	if err := w.daemon.Reload(); err != nil {
-		w.notTold(ctx, err)
+		w.reportNotUpdated(ctx, err)
 	}
 }
 
-// notTold reports that the daemon runs on with its present peers: stopping it would not help.
-func (w *watch) notTold(ctx context.Context, err error) {
+// reportNotUpdated reports that the daemon runs on with its present peers: stopping it would not help.
+func (w *watch) reportNotUpdated(ctx context.Context, err error) {
 	klog.FromContext(ctx).Error(err, "The IMEX daemon does not have its new peers")
 	w.supervisor.report("IMEXPeersNotUpdated", err.Error())
 }

@@ -91,7 +91,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	retry := backoff
 	changed := files.Entries(ctx, c.kind.domainDir(server), session.FileName)
 	for {
-		reported, err := c.tell(ctx, server)
+		reported, err := c.reportEnds(ctx, server)
 		pause := time.Duration(0)
 		switch {
 		case ctx.Err() != nil:
@@ -122,8 +122,8 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	}
 }
 
-// tell reports the sessions that ended since its last report. It returns true if pods were affected.
-func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
+// reportEnds reports the sessions that ended since its last report. It returns true if pods were affected.
+func (c *casualties) reportEnds(ctx context.Context, server types.UID) (bool, error) {
 	dir := c.kind.domainDir(server)
 	known, err := session.Read(dir)
 	if err != nil || len(known.Ends) == 0 {

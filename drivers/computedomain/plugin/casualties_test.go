@@ -62,12 +62,12 @@ func (n *testNode) said() []string {
 func TestCasualtiesReportAnEndedSessionOnce(t *testing.T) {
 	n, c := importing(t)
 	dir := n.domainDir(domainUID)
-	if reported, err := c.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+	if reported, err := c.reportEnds(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
 		t.Fatalf("told %t of a session that is open, %v", reported, err)
 	}
 	n.session(t, session.Finish(dir, sessionTime.Add(time.Hour), "nvidia-imex: signal: killed"))
 	n.session(t, session.Begin(dir, sessionTime.Add(time.Hour)))
-	if reported, err := c.tell(t.Context(), domainUID); !reported || err != nil {
+	if reported, err := c.reportEnds(t.Context(), domainUID); !reported || err != nil {
 		t.Fatalf("told %t, %v", reported, err)
 	}
 	said := n.said()
@@ -86,7 +86,7 @@ func TestCasualtiesReportAnEndedSessionOnce(t *testing.T) {
 	}
 	// A plugin that restarts does not report the same end again.
 	again := &casualties{kind: n.preparer, client: n.client, recorder: n.events, records: n.plugin.Records}
-	if reported, err := again.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+	if reported, err := again.reportEnds(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
 		t.Errorf("told again: %t, %v", reported, err)
 	}
 }
@@ -111,7 +111,7 @@ func TestCasualtiesSkipPodsThatCameAfterTheEnd(t *testing.T) {
 	}
 	n.said()
 	c := &casualties{kind: n.preparer, client: n.client, recorder: n.events, records: n.plugin.Records}
-	if reported, err := c.tell(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
+	if reported, err := c.reportEnds(t.Context(), domainUID); reported || err != nil || len(n.said()) != 0 {
 		t.Errorf("told %t, %v", reported, err)
 	}
 }
@@ -123,11 +123,11 @@ func TestCasualtiesRetryUntilTheAPIServerAnswers(t *testing.T) {
 	n.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return away, nil, errors.New("no API server answers")
 	})
-	if _, err := c.tell(t.Context(), domainUID); err == nil || len(n.said()) != 0 {
+	if _, err := c.reportEnds(t.Context(), domainUID); err == nil || len(n.said()) != 0 {
 		t.Fatalf("told, or the error is lost: %v", err)
 	}
 	away = false
-	if reported, err := c.tell(t.Context(), domainUID); !reported || err != nil || len(n.said()) != 2 {
+	if reported, err := c.reportEnds(t.Context(), domainUID); !reported || err != nil || len(n.said()) != 2 {
 		t.Errorf("told %t, %v", reported, err)
 	}
 }

@@ -121,7 +121,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 		group.Go(func() error { p.followDaemon(ctx); return nil })
 	case v1beta1.IMEXHost:
 		group.Go(func() error {
-			p.followHost(ctx, func(finding hostimex.Finding) { tellHost(ctx, recorder, node.NodeName, finding) })
+			p.followHost(ctx, func(finding hostimex.Finding) { reportHost(ctx, recorder, node.NodeName, finding) })
 			return nil
 		})
 	}
@@ -132,7 +132,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	served := make(chan struct{})
 	follow := &follower{
 		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served,
-		changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
+		changed: func(f fabric) { reportFabric(ctx, recorder, node.NodeName, f) },
 	}
 	group.Go(func() error { drain.AllRoles(node.Drain(), &p.node.pause).Run(ctx); return nil })
 	group.Go(func() error {
@@ -270,8 +270,8 @@ func renew(ctx context.Context, plugin *draplugin.Plugin, current *observed.Valu
 	}
 }
 
-// tell reports a change of the node's fabric: the log, and for a problem an Event on the node.
-func tell(ctx context.Context, recorder record.EventRecorder, nodeName string, f fabric) {
+// reportFabric reports a change of the node's fabric: the log, and for a problem an Event on the node.
+func reportFabric(ctx context.Context, recorder record.EventRecorder, nodeName string, f fabric) {
 	klog.FromContext(ctx).Info("NVLink fabric of this node", "state", f.state, "clique", f.clique, "problem", f.problem)
 	if f.problem != "" {
 		// Node Events name the node in place of its UID, by which kubectl describe looks for them.

@@ -77,7 +77,7 @@ func (h *holdings) record(claim types.UID, namespace string, data claimData) {
 	}
 	if h.byClaim[claim] != data {
 		h.byClaim[claim] = data
-		h.tell()
+		h.notify()
 	}
 }
 
@@ -108,7 +108,7 @@ func (h *holdings) drop(claim types.UID) {
 	if !h.others(claim, data.Channel) {
 		delete(h.namespaces, data.Channel)
 	}
-	h.tell()
+	h.notify()
 }
 
 func (h *holdings) others(claim, domain types.UID) bool {
@@ -243,7 +243,7 @@ func (h *holdings) watch() <-chan struct{} {
 	return h.changed
 }
 
-func (h *holdings) tell() {
+func (h *holdings) notify() {
 	if h.changed != nil {
 		close(h.changed)
 		h.changed = nil

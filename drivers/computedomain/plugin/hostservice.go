@@ -55,10 +55,10 @@ type hostIMEX struct {
 	runs func() bool
 }
 
-// followHost keeps hostState and lame until ctx ends, and calls tell when the service stops serving, begins to serve, or fails to for
+// followHost keeps hostState and lame until ctx ends, and calls changed when the service stops serving, begins to serve, or fails to for
 // another reason. A service that answers once that it is not READY is not reported until lameAfter has passed: each change is a write of
 // the node and of its clique.
-func (k *preparer) followHost(ctx context.Context, tell func(hostimex.Finding)) {
+func (k *preparer) followHost(ctx context.Context, changed func(hostimex.Finding)) {
 	var bad time.Time // since when the service has not been READY; zero: it is
 	for {
 		f, fabricChanged := k.fabric.Get()
@@ -89,7 +89,7 @@ func (k *preparer) followHost(ctx context.Context, tell func(hostimex.Finding)) 
 			if settled := finding.Reason == "" || !wasReady || time.Since(bad) >= lameAfter; settled && now != before {
 				k.hostIMEX.state.Set(now)
 				k.lame.Set(finding.Reason)
-				tell(finding)
+				changed(finding)
 			}
 		}
 		select {
@@ -101,8 +101,8 @@ func (k *preparer) followHost(ctx context.Context, tell func(hostimex.Finding)) 
 	}
 }
 
-// tellHost reports a change of the node's own nvidia-imex: the log, and for a finding an Event on the node.
-func tellHost(ctx context.Context, recorder record.EventRecorder, nodeName string, finding hostimex.Finding) {
+// reportHost reports a change of the node's own nvidia-imex: the log, and for a finding an Event on the node.
+func reportHost(ctx context.Context, recorder record.EventRecorder, nodeName string, finding hostimex.Finding) {
 	klog.FromContext(ctx).Info("The node's own nvidia-imex", "ready", finding.Reason == "", "reason", finding.Reason, "message",
 		finding.Message)
 	if finding.Reason != "" {

@@ -48,18 +48,18 @@ func (k *preparer) awaitDaemon(ctx context.Context, claim preparation, domain *v
 // awaitQuietly waits by await. It passes await's reports on once the wait has taken longer than quiet.
 func (k *preparer) awaitQuietly(ctx context.Context, claim preparation, reason string, domain *v1beta1.ComputeDomain,
 	await func(ctx context.Context, waiting func(string)) error) error {
-	// await reports to tell, which passes it on once the quiet time is over.
+	// await reports to report, which passes it on once the quiet time is over.
 	var mu sync.Mutex
 	var latest string
 	loud := false
-	tell := func() {
+	report := func() {
 		if loud && latest != "" {
 			claim.Waiting(reason, fmt.Sprintf("ComputeDomain %s on node %s: %s", domain.Name, k.node.name, latest))
 		}
 	}
-	timer := time.AfterFunc(quiet, func() { mu.Lock(); defer mu.Unlock(); loud = true; tell() })
+	timer := time.AfterFunc(quiet, func() { mu.Lock(); defer mu.Unlock(); loud = true; report() })
 	defer timer.Stop()
-	err := await(ctx, func(message string) { mu.Lock(); defer mu.Unlock(); latest = message; tell() })
+	err := await(ctx, func(message string) { mu.Lock(); defer mu.Unlock(); latest = message; report() })
 	if err != nil {
 		return draplugin.Refuse(reason, "ComputeDomain %s on node %s: %w", domain.Name, k.node.name, err)
 	}

@@ -12,7 +12,7 @@ type meter struct {
 	requests  int
 	throttled int
 	skew      time.Duration
-	heard     bool
+	measured  bool
 }
 
 // wrap is a rest.Config's WrapTransport.
@@ -39,10 +39,10 @@ func (m metered) RoundTrip(request *http.Request) (*http.Response, error) {
 	if response.StatusCode == http.StatusTooManyRequests {
 		m.throttled++
 	}
-	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil && !m.heard {
+	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil && !m.measured {
 		// The answer was written between the request and now, and its time is cut to whole seconds.
 		middle := sent.Add(time.Since(sent) / 2)
-		m.skew, m.heard = middle.Sub(date.Add(time.Second/2)).Truncate(time.Second), true
+		m.skew, m.measured = middle.Sub(date.Add(time.Second/2)).Truncate(time.Second), true
 	}
 	return response, nil
 }

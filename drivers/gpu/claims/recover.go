@@ -203,7 +203,7 @@ func (k *Preparer) appeared(pool *devices.Pool) map[string]*devices.Device {
 		delete(k.unseen, name)
 		for claim, shared := range claims {
 			appeared[name] = d.As(shared, nil)
-			if _, said := k.sharing[d.GPU.UUID][claim]; !said && d.Form != devices.MIG {
+			if _, recorded := k.sharing[d.GPU.UUID][claim]; !recorded && d.Form != devices.MIG {
 				k.noteLocked(d.GPU.UUID, claim, ordinary())
 			}
 		}

@@ -110,7 +110,7 @@ func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, messag
 	case len(waiting) > 0:
 		return false, "Waiting", counts + "; waiting for " + few(waiting)
 	case len(silent) > 0:
-		return false, "WaitingForNodes", counts + "; nothing heard of " + few(silent) + " (does gpu-plugin run there?)"
+		return false, "WaitingForNodes", counts + "; no report of " + few(silent) + " (does gpu-plugin run there?)"
 	default:
 		return true, "Applied", counts
 	}

@@ -155,7 +155,7 @@ func (p *Pool) leaves(g *inventory.GPU) bool {
 // wanted are the devices of a GPU that Forms select and its MIG mode allows: a GPU whose mode only a reset changes has the forms
 // of its mode.
 func (p *Pool) wanted(g *inventory.GPU) []*Device {
-	all := p.keptApart(g, p.asked(g))
+	all := p.keptApart(g, p.selected(g))
 	fixed := p.options.MIGMode[g.UUID]
 	if g.CanBeWhole() && !fixed {
 		return all
@@ -202,8 +202,8 @@ func (p *Pool) heldOn(g *inventory.GPU) []HeldDevice {
 	return slices.DeleteFunc(slices.Clone(p.options.Held), func(h HeldDevice) bool { return !of(g, h.Device) })
 }
 
-// asked are the devices of a GPU that its layout by demand or Forms select.
-func (p *Pool) asked(g *inventory.GPU) []*Device {
+// selected are the devices of a GPU that its layout by demand or Forms select.
+func (p *Pool) selected(g *inventory.GPU) []*Device {
 	n, o := p.node, p.options
 	if _, ok := o.ByDemand[g.UUID]; ok {
 		return []*Device{whole(n, g)}

@@ -108,7 +108,7 @@ func nodesOf(c *Cluster) []*Node {
 	}
 	for i := range c.Nodes {
 		if n := byName[c.Nodes[i].Name]; n != nil {
-			n.Says = said(&c.Nodes[i])
+			n.Says = conditionOf(&c.Nodes[i])
 		}
 	}
 	nodes := slices.SortedFunc(maps.Values(byName), func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
@@ -159,7 +159,7 @@ func formOf(d resourceapi.Device) string {
 	}
 }
 
-func said(n *corev1.Node) string {
+func conditionOf(n *corev1.Node) string {
 	for _, c := range n.Status.Conditions {
 		if c.Type == plugin.FormsCondition {
 			return fmt.Sprintf("%s: %s", c.Reason, c.Message)

@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// tell triggers a reading of the records by Run.
-func (k *Keeper) tell() {
+// notify triggers a reading of the records by Run.
+func (k *Keeper) notify() {
 	select {
 	case k.changed <- struct{}{}:
 	default:

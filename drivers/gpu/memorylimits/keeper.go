@@ -97,7 +97,7 @@ func (k *Keeper) hold(id string, r record, before *record) error {
 	if err := k.records.Put(id, r); err != nil {
 		return err
 	}
-	k.tell()
+	k.notify()
 	for i, limit := range r.Limits {
 		if err := k.Set(r.Cgroup, limit); err != nil {
 			if before != nil {
@@ -177,7 +177,7 @@ func (k *Keeper) release(id string, r record) error {
 		}
 	}
 	errs = append(errs, k.records.Delete(id))
-	k.tell()
+	k.notify()
 	return errors.Join(errs...)
 }
 

@@ -41,7 +41,7 @@ type daemon struct {
 	stop      context.CancelFunc
 	ended     chan struct{} // closed when the daemon has no keeper any more
 	settled   chan struct{} // closed when it was set up, or when that failed
-	asked     Moment        // the last request for it; MPS.mu guards it
+	requested Moment        // the last request for it; MPS.mu guards it
 
 	mu  sync.Mutex
 	err error // before settled is closed: why its last run ended; after that: why the setup failed
@@ -151,7 +151,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	// Send it quit first: a control daemon that is killed leaves its server running.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitPatience)
 	defer cancel()
-	_, _ = d.tell(asking, quit()) // a daemon that does not answer is killed
+	_, _ = d.send(asking, quit()) // a daemon that does not answer is killed
 	select {
 	case err := <-over:
 		return err
@@ -178,12 +178,12 @@ func wait(cmd *exec.Cmd) error {
 func quit() string { return fmt.Sprintf("quit -t %d", quitSeconds) }
 
 // last is why a daemon ended by itself, with its last output.
-func last(err error, said string) error {
+func last(err error, output string) error {
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
 	// In the foreground a daemon begins with a banner, and ends with the reason.
-	lines := strings.Split(strings.TrimSpace(said), "\n")
+	lines := strings.Split(strings.TrimSpace(output), "\n")
 	return fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 }
 
@@ -194,7 +194,7 @@ func (d *daemon) quitOld(ctx context.Context) error {
 	}
 	asking, cancel := context.WithTimeout(ctx, quitPatience)
 	defer cancel()
-	_, _ = d.tell(asking, quit()) // mostly no daemon listens
+	_, _ = d.send(asking, quit()) // mostly no daemon listens
 	return ctx.Err()
 }
 
@@ -222,10 +222,10 @@ func (d *daemon) await(ctx context.Context) error {
 // configure sets the claim's limits in the daemon.
 func (d *daemon) configure(ctx context.Context) error {
 	for _, c := range d.settings.commands() {
-		if _, err := d.tell(ctx, c.set); err != nil {
+		if _, err := d.send(ctx, c.set); err != nil {
 			return err
 		}
-		answer, err := d.tell(ctx, c.get)
+		answer, err := d.send(ctx, c.get)
 		if err != nil {
 			return err
 		}
@@ -237,8 +237,8 @@ func (d *daemon) configure(ctx context.Context) error {
 	return nil
 }
 
-// tell sends one command to the daemon and returns the first line of its answer.
-func (d *daemon) tell(ctx context.Context, command string) (string, error) {
+// send sends one command to the daemon and returns the first line of its answer.
+func (d *daemon) send(ctx context.Context, command string) (string, error) {
 	var out tail
 	cmd, err := d.command(ctx)
 	if err != nil {
@@ -248,7 +248,7 @@ func (d *daemon) tell(ctx context.Context, command string) (string, error) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("telling the MPS control daemon %q: %w: %s", command, programs.Explain(err), firstLine(out.String()))
+		return "", fmt.Errorf("send the MPS control daemon %q: %w: %s", command, programs.Explain(err), firstLine(out.String()))
 	}
 	return firstLine(out.String()), nil
 }

@@ -100,11 +100,11 @@ func whenThere(ctx context.Context, ask func() error) error {
 
 // refusal is an answer of the keeper other than success.
 type refusal struct {
-	code int
-	said string
+	code    int
+	message string
 }
 
-func (r *refusal) Error() string { return r.said }
+func (r *refusal) Error() string { return r.message }
 
 func refused(err error, code int) bool {
 	var r *refusal
@@ -134,8 +134,8 @@ func (k Kept) ask(ctx context.Context, method, path string, query url.Values, bo
 	if response.StatusCode == http.StatusOK {
 		return nil
 	}
-	said, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	return errors.Join(&refusal{code: response.StatusCode, said: strings.TrimSpace(string(said))}, err)
+	message, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	return errors.Join(&refusal{code: response.StatusCode, message: strings.TrimSpace(string(message))}, err)
 }
 
 // Alive reports why the keeper of a directory does not answer, nil where it does.

@@ -155,7 +155,7 @@ func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d := m.daemons[claim]; d != nil {
-		d.asked = Now()
+		d.requested = Now()
 		return d
 	}
 	// The daemon outlives the call that started it.
@@ -164,7 +164,7 @@ func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 		m.daemons, m.files = map[types.UID]*daemon{}, &filewatch.Watcher{Interval: lookPause}
 	}
 	d := &daemon{
-		directory: m.directory(claim), programs: m.Programs, settings: s, asked: Now(), files: m.files,
+		directory: m.directory(claim), programs: m.Programs, settings: s, requested: Now(), files: m.files,
 		failed: func() { m.failures.Add(1) }, stop: stop, ended: make(chan struct{}), settled: make(chan struct{}),
 	}
 	m.daemons[claim] = d
@@ -217,9 +217,9 @@ func (m *MPS) forget(claim types.UID, at Moment) error {
 		defer m.mu.Unlock() // so that no daemon starts to use the directory before
 		return m.directory(claim).remove()
 	}
-	asked := d.asked
+	requested := d.requested
 	m.mu.Unlock()
-	if asked > at {
+	if requested > at {
 		return nil
 	}
 	m.drop(claim, d)

@@ -52,7 +52,7 @@ func answer(t *testing.T, m *MPS, command string) string {
 	m.mu.Lock()
 	d := m.daemons["u1"]
 	m.mu.Unlock()
-	said, err := d.tell(t.Context(), command)
+	said, err := d.send(t.Context(), command)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,15 +5,15 @@ package sharing
 const tailBytes = 4 << 10
 
 // tail keeps the end of a program's output.
-type tail struct{ said []byte }
+type tail struct{ kept []byte }
 
 // Write accepts everything, and drops what came before the last tailBytes.
 func (t *tail) Write(p []byte) (int, error) {
-	t.said = append(t.said, p[max(0, len(p)-tailBytes):]...)
-	if excess := len(t.said) - tailBytes; excess > 0 {
-		t.said = append(t.said[:0], t.said[excess:]...)
+	t.kept = append(t.kept, p[max(0, len(p)-tailBytes):]...)
+	if excess := len(t.kept) - tailBytes; excess > 0 {
+		t.kept = append(t.kept[:0], t.kept[excess:]...)
 	}
 	return len(p), nil
 }
 
-func (t *tail) String() string { return string(t.said) }
+func (t *tail) String() string { return string(t.kept) }

@@ -14,10 +14,10 @@ func TestTailKeepsTheEndOfTheOutput(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	if got := out.String(); len(got) != tailBytes || !strings.HasSuffix(got, "client 99998\nclient 99999\n") || cap(out.said) > 4*tailBytes {
-		t.Errorf("%d bytes are kept (%d held), the last %q", len(got), cap(out.said), got[max(0, len(got)-20):])
+	if got := out.String(); len(got) != tailBytes || !strings.HasSuffix(got, "client 99998\nclient 99999\n") || cap(out.kept) > 4*tailBytes {
+		t.Errorf("%d bytes are kept (%d held), the last %q", len(got), cap(out.kept), got[max(0, len(got)-20):])
 	}
-	if n, err := out.Write(make([]byte, 3*tailBytes)); n != 3*tailBytes || err != nil || len(out.said) != tailBytes {
-		t.Errorf("a long line: %d, %v, %d kept", n, err, len(out.said))
+	if n, err := out.Write(make([]byte, 3*tailBytes)); n != 3*tailBytes || err != nil || len(out.kept) != tailBytes {
+		t.Errorf("a long line: %d, %v, %d kept", n, err, len(out.kept))
 	}
 }

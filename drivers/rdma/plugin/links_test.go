@@ -90,7 +90,7 @@ func TestLinksTriggerADiscovery(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case <-scanner.asked:
+		case <-scanner.requested:
 			return
 		case <-flap.C:
 		case <-patience:

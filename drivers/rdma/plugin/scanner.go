@@ -25,11 +25,11 @@ const (
 
 // scanner discovers the node's RDMA devices on request, and again after a while where something could not be read.
 type scanner struct {
-	roots inventory.Roots
-	links exclusive.Links
-	found chan discovery
-	asked chan struct{} // holds a token while there is a request
-	soon  atomic.Bool   // a request will follow
+	roots     inventory.Roots
+	links     exclusive.Links
+	found     chan discovery
+	requested chan struct{} // holds a token while there is a request
+	soon      atomic.Bool   // a request will follow
 }
 
 // discovery is the result of one discovery.
@@ -40,13 +40,13 @@ type discovery struct {
 }
 
 func newScanner(roots inventory.Roots, links exclusive.Links) *scanner {
-	return &scanner{roots: roots, links: links, found: make(chan discovery), asked: make(chan struct{}, 1)}
+	return &scanner{roots: roots, links: links, found: make(chan discovery), requested: make(chan struct{}, 1)}
 }
 
 // Ask requests a discovery. Any goroutine may call it.
 func (s *scanner) Ask() {
 	select {
-	case s.asked <- struct{}{}:
+	case s.requested <- struct{}{}:
 	default: // One is already requested.
 	}
 }
@@ -69,7 +69,7 @@ func (s *scanner) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.asked:
+		case <-s.requested:
 		case <-again:
 		}
 		slow := time.AfterFunc(slowDiscovery, func() {

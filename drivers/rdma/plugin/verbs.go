@@ -35,8 +35,8 @@ type verbsEvents struct {
 
 	devices observed.Value[*inventory.Inventory] // nil: before the first discovery
 
-	mu    sync.Mutex
-	heard map[string]bool // by the HCA's place and device node: open, or refused
+	mu     sync.Mutex
+	opened map[string]bool // by the HCA's place and device node: open, or refused
 }
 
 // newVerbsEvents opens HCAs with device nodes in dev; a nil open opens the real ones.
@@ -44,7 +44,7 @@ func newVerbsEvents(dev inventory.DeviceNodes, open OpenVerbs, ports *health.Wat
 	if open == nil {
 		open = openVerbs
 	}
-	return &verbsEvents{dev: dev, open: open, ports: ports, scanner: scanner, heard: make(map[string]bool)}
+	return &verbsEvents{dev: dev, open: open, ports: ports, scanner: scanner, opened: make(map[string]bool)}
 }
 
 // Set replaces the HCAs of the node.
@@ -84,15 +84,15 @@ func (v *verbsEvents) hearNew(ctx context.Context, hearing *sync.WaitGroup, devi
 		}
 		key := h.Path + " " + h.Verbs.Name
 		present[key] = true
-		if !v.heard[key] {
-			v.heard[key] = true
+		if !v.opened[key] {
+			v.opened[key] = true
 			name, path, driver := h.Name, v.dev.Path(h.Verbs), h.Function.Driver
 			hearing.Go(func() { v.hear(ctx, key, name, path, driver) })
 		}
 	}
-	for key := range v.heard {
+	for key := range v.opened {
 		if !present[key] {
-			delete(v.heard, key) // It is opened again when it comes back.
+			delete(v.opened, key) // It is opened again when it comes back.
 		}
 	}
 }
@@ -116,7 +116,7 @@ func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) 
 			log.V(2).Info("An HCA's events ended", "device", name, "err", err)
 			_ = device.Close()
 			v.mu.Lock()
-			delete(v.heard, key)
+			delete(v.opened, key)
 			v.mu.Unlock()
 			v.scanner.AskSoon() // the HCA went
 			return

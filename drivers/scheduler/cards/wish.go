@@ -147,14 +147,14 @@ func groupOf(pod *corev1.Pod) string {
 	return cmp.Or(pod.Annotations[annotation.GroupName], pod.Annotations[annotation.VolcanoName])
 }
 
-// asked are the annotations with a pod's wishes.
-var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.VolcanoName, annotation.UseUUID,
+// wishAnnotations are the annotations with a pod's wishes.
+var wishAnnotations = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.VolcanoName, annotation.UseUUID,
 	annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
 	NodePolicyAnnotation, CardPolicyAnnotation}
 
 // Changed reports whether a pod's wishes have changed. The requests in its spec cannot change.
 func Changed(before, after *corev1.Pod) bool {
-	return slices.ContainsFunc(asked, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
+	return slices.ContainsFunc(wishAnnotations, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
 }
 
 // Before marks, among that many containers in a pod's annotation, the init containers that end before the next container starts. An

@@ -23,7 +23,7 @@ func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 	if len(classes) == 0 {
 		return nil, nil
 	}
-	chosen, said := p.defaults, cards.HasPolicy(pod)
+	chosen, found := p.defaults, cards.HasPolicy(pod)
 	for _, class := range classes {
 		policy, ok, err := ofClass(class)
 		if err != nil {
@@ -35,10 +35,10 @@ func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 		if policy != "" {
 			chosen = cards.Policies{Node: policy, Card: policy}
 		}
-		said = true
+		found = true
 		break
 	}
-	if !said {
+	if !found {
 		return nil, nil
 	}
 	chosen, err := chosen.Of(pod)

@@ -97,7 +97,7 @@ func TestParseHandshake(t *testing.T) {
 	for value, want := range map[string]Handshake{
 		"":                                     HandshakeAbsent,
 		FormatReport(time.Unix(1763000000, 0)): HandshakeReported,
-		"Requesting_2026.11.21 02:20:00":       HandshakeAsked,
+		"Requesting_2026.11.21 02:20:00":       HandshakeRequested,
 		"Deleted_2026.11.21 02:20:00":          HandshakeDeleted,
 	} {
 		if got, err := ParseHandshake(value); err != nil || got != want {

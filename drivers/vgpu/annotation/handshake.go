@@ -13,8 +13,8 @@ const (
 	reported   = "Reported "
 	requesting = "Requesting_"
 	deleted    = "Deleted_"
-	// askedLayout is the scheduler's time format.
-	askedLayout = "2006.01.02 15:04:05"
+	// requestLayout is the scheduler's time format.
+	requestLayout = "2006.01.02 15:04:05"
 )
 
 // FormatReport writes the plugin's side of NodeHandshake.
@@ -25,10 +25,10 @@ type Handshake int
 
 // The states of a handshake.
 const (
-	HandshakeAbsent   Handshake = iota // not written yet
-	HandshakeReported                  // the plugin spoke last
-	HandshakeAsked                     // the scheduler waits for a report
-	HandshakeDeleted                   // the scheduler has dropped the node's devices; a report brings them back
+	HandshakeAbsent    Handshake = iota // not written yet
+	HandshakeReported                   // the plugin spoke last
+	HandshakeRequested                  // the scheduler waits for a report
+	HandshakeDeleted                    // the scheduler has dropped the node's devices; a report brings them back
 )
 
 // ParseHandshake reads NodeHandshake. The plugin answers (with FormatReport) when the scheduler wrote last, and otherwise writes
@@ -40,7 +40,7 @@ func ParseHandshake(value string) (Handshake, error) {
 	case strings.HasPrefix(value, reported):
 		return HandshakeReported, nil
 	case strings.HasPrefix(value, requesting):
-		return HandshakeAsked, checkTime(strings.TrimPrefix(value, requesting))
+		return HandshakeRequested, checkTime(strings.TrimPrefix(value, requesting))
 	case strings.HasPrefix(value, deleted):
 		return HandshakeDeleted, checkTime(strings.TrimPrefix(value, deleted))
 	}
@@ -48,8 +48,8 @@ func ParseHandshake(value string) (Handshake, error) {
 }
 
 func checkTime(text string) error {
-	if _, err := time.Parse(askedLayout, text); err != nil {
-		return fmt.Errorf("handshake time %q, where the form %q is expected", shorten(text), askedLayout)
+	if _, err := time.Parse(requestLayout, text); err != nil {
+		return fmt.Errorf("handshake time %q, where the form %q is expected", shorten(text), requestLayout)
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(o.libraries) }() // links, in a directory for temporary files
 	r.ways = []*way{{name: noLimit}, {name: byLibrary}, {name: byCores}, {name: byDriver}}
-	o.tell("Measuring limits of memory, and launches")
+	o.progress("Measuring limits of memory, and launches")
 	for range o.Rounds { // interleaved in each round, so that other load on the node slows all of them
 		for _, w := range r.ways {
 			if w.absent != nil {
@@ -117,8 +117,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	return r, nil
 }
 
-// tell writes a line of progress.
-func (o *Options) tell(what string) {
+// progress writes a line of progress.
+func (o *Options) progress(what string) {
 	if o.Progress != nil {
 		_, _ = fmt.Fprintln(o.Progress, what) // an error of the progress writer does not end the measurement
 	}

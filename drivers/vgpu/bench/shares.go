@@ -137,7 +137,7 @@ func percent(did report, kernel time.Duration) float64 {
 
 // unlimited measures a process without a limit. It also returns the rounds of a kernel, which it calibrates if they are 0.
 func (o *Options) unlimited(ctx context.Context, gpu string, rounds uint) (report, uint, error) {
-	o.tell(fmt.Sprintf("Measuring a process without a limit of cores for %d s", o.Seconds))
+	o.progress(fmt.Sprintf("Measuring a process without a limit of cores for %d s", o.Seconds))
 	w := &busy{process: o.process(ctx, gpu), order: o.order(rounds, false), charged: func() time.Duration { return 0 }}
 	err := o.work(ctx, []*busy{w})
 	return w.did, w.rounds, err
@@ -149,7 +149,7 @@ func (o *Options) order(rounds uint, graph bool) order {
 
 // kept measures processes with limits.
 func (o *Options) kept(ctx context.Context, r *Result, t Together, rounds uint) (out []kept, err error) {
-	o.tell(fmt.Sprintf("Measuring %s for %d s", t, o.Seconds))
+	o.progress(fmt.Sprintf("Measuring %s for %d s", t, o.Seconds))
 	places, err := o.seats(t.Lend)
 	if err != nil {
 		return nil, err

@@ -132,7 +132,7 @@ func (k *keeper) run(ctx context.Context) error {
 
 // watch sends to changed whenever the Secret or the configuration changes, until ctx ends.
 func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed chan<- struct{}) {
-	tell := func() {
+	notify := func() {
 		select {
 		case changed <- struct{}{}:
 		default: // a token is there already
@@ -169,7 +169,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 			}, k.client),
 			ObjectType: one.object,
 			Handler: cache.ResourceEventHandlerFuncs{
-				AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() },
+				AddFunc: func(any) { notify() }, UpdateFunc: func(any, any) { notify() }, DeleteFunc: func(any) { notify() },
 			},
 		})
 		watches.Go(func() { informer.RunWithContext(ctx) })
@@ -203,7 +203,7 @@ func (k *keeper) step(ctx context.Context) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	if err := k.tell(ctx, configuration, held.bundle()); err != nil {
+	if err := k.publishBundle(ctx, configuration, held.bundle()); err != nil {
 		return time.Time{}, err
 	}
 	if held.next != nil && held.published.IsZero() {
@@ -241,8 +241,8 @@ func bundleOf(configuration *admissionv1.ValidatingWebhookConfiguration) []byte 
 	return all
 }
 
-// tell sets the bundle in every webhook of the configuration.
-func (k *keeper) tell(ctx context.Context, configuration *admissionv1.ValidatingWebhookConfiguration, bundle []byte) error {
+// publishBundle sets the bundle in every webhook of the configuration.
+func (k *keeper) publishBundle(ctx context.Context, configuration *admissionv1.ValidatingWebhookConfiguration, bundle []byte) error {
 	configuration = configuration.DeepCopy()
 	changed := false
 	for i := range configuration.Webhooks {

@@ -28,7 +28,7 @@ type Lookout struct {
 	stop  context.CancelCauseFunc
 	group sync.WaitGroup
 	mu    sync.Mutex
-	said  string
+	last  string
 }
 
 // Keep starts a Lookout, which End stops. The context that it returns ends early, with ErrNoController as its cause, where waiting is
@@ -55,7 +55,7 @@ func (l *Lookout) run(ctx context.Context, client *cluster.Client, what string) 
 			return // the result is not complete
 		}
 		l.mu.Lock()
-		l.said = trouble
+		l.last = trouble
 		l.mu.Unlock()
 		Progress(ctx, what, trouble)
 		if !absent {
@@ -73,5 +73,5 @@ func (l *Lookout) run(ctx context.Context, client *cluster.Client, what string) 
 func (l *Lookout) End() string {
 	l.stop(nil)
 	l.group.Wait()
-	return l.said
+	return l.last
 }

@@ -158,15 +158,15 @@ func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, 
 		factory.Shutdown()
 	}()
 	factory.WaitForCacheSyncWithContext(ctx)
-	said := ""
+	reported := ""
 	for {
 		waiting := notYet(pods.GetStore().List(), old)
 		if len(waiting) == 0 {
 			return nil
 		}
 		if now := fmt.Sprintf("%d of %d IMEX daemons ready again; waiting for %s", len(old)-len(waiting), len(old),
-			strings.Join(waiting, "; ")); now != said {
-			said = now
+			strings.Join(waiting, "; ")); now != reported {
+			reported = now
 			say(now)
 		}
 		select {

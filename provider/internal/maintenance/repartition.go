@@ -81,14 +81,14 @@ func Repartition(ctx context.Context, client *cluster.Client, name string, evict
 
 // repartition is one run of Repartition.
 type repartition struct {
-	client  *cluster.Client
-	name    string
-	evict   bool
-	say     func(string)
-	said    string
-	seen    string          // the status that was acted on
-	evicted map[string]bool // pods, namespace/name
-	blocked string          // why an eviction was refused, for now
+	client   *cluster.Client
+	name     string
+	evict    bool
+	say      func(string)
+	reported string
+	seen     string          // the status that was acted on
+	evicted  map[string]bool // pods, namespace/name
+	blocked  string          // why an eviction was refused, for now
 }
 
 // round bounds one wait for the status to change: a refused eviction is retried after a pause.
@@ -101,8 +101,8 @@ func (r *repartition) round(ctx context.Context) (context.Context, context.Cance
 
 // stands reports whether there is work: everything is applied, or a node's state changed since the last step.
 func (r *repartition) stands(layout *v1alpha1.MIGLayout) bool {
-	if now := strings.Join(r.waiting(layout), "; "); now != r.said {
-		r.said = now
+	if now := strings.Join(r.waiting(layout), "; "); now != r.reported {
+		r.reported = now
 		if now != "" {
 			r.say("waiting for " + now)
 		}

@@ -106,7 +106,7 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 			f.Shutdown()
 		}
 	}()
-	said := ""
+	reported := ""
 	var rejections feed.Rejections
 	var ask <-chan time.Time
 	for {
@@ -122,8 +122,8 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 			}
 			state.Waiting, again = shaky, time.After(rest)
 		}
-		if now := strings.Join(state.Waiting, "; "); now != said {
-			said = now
+		if now := strings.Join(state.Waiting, "; "); now != reported {
+			reported = now
 			tflog.Info(ctx, fmt.Sprintf("%d of %d workloads rolled out", len(list)-len(state.Waiting), len(list)), map[string]any{"waiting": now})
 		}
 		select {

@@ -102,7 +102,7 @@ func (c Check) follow(ctx context.Context, client *cluster.Client, job *unstruct
 
 // telling returns a condition that never holds and says each change of what the domain lacks.
 func telling(say func(string)) object.Condition {
-	said := ""
+	reported := ""
 	return func(obj *unstructured.Unstructured) (bool, error) {
 		if obj == nil {
 			return false, nil
@@ -111,8 +111,8 @@ func telling(say func(string)) object.Condition {
 		if now == "" {
 			now = "the domain is Ready"
 		}
-		if now != said {
-			said = now
+		if now != reported {
+			reported = now
 			say(now)
 		}
 		return false, nil

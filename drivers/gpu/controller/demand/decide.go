@@ -386,8 +386,8 @@ func (d *decider) write(ctx context.Context, edits map[string]*edit) error {
 			for _, c := range e.changes {
 				c.generation = e.next.Generation
 			}
-			for _, tell := range e.written {
-				tell()
+			for _, report := range e.written {
+				report()
 			}
 			continue
 		}

@@ -4,6 +4,7 @@ package nvfm
 import (
 	"embed"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,12 +60,7 @@ func New(t testing.TB, partitions []Partition) *Manager {
 			active = 1
 		}
 		fmt.Fprintf(&b, "partition %d %d", p.ID, active)
-		var modules []int
-		for module := range p.GPUs {
-			modules = append(modules, module)
-		}
-		slices.Sort(modules)
-		for _, module := range modules {
+		for _, module := range slices.Sorted(maps.Keys(p.GPUs)) {
 			bus := p.GPUs[module]
 			if bus == "" {
 				bus = "-"

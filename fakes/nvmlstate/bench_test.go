@@ -1,16 +1,13 @@
 package nvmlstate_test
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 
-	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
-	"gpufabric.io/fakes/tree"
 )
 
 // BenchmarkGetter measures common getters through the C library (go-nvml and cgo included), through Go, and through go-nvml's own mock.
@@ -19,19 +16,7 @@ func BenchmarkGetter(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := tree.Options{Profile: p, Root: sharedRoot, LibraryDir: filepath.Join(built.Dir(b), "lib"), PlainDevices: true}
-	if loaded {
-		o.LibraryDir = ""
-	}
-	if err := tree.Render(b.Context(), o); err != nil {
-		b.Fatal(err)
-	}
-	if !loaded {
-		clib, loaded = nvml.New(nvml.WithLibraryPath(filepath.Join(sharedRoot, "driver/usr/lib64/libnvidia-ml.so.1"))), true
-		if r := clib.Init(); r != nvml.SUCCESS {
-			b.Fatal(r)
-		}
-	}
+	load(b, p)
 	g := nvmlstate.New(sharedRoot)
 	if r := g.Init(); r != nvml.SUCCESS {
 		b.Fatal(r)

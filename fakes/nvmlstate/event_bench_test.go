@@ -1,16 +1,13 @@
 package nvmlstate_test
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
-	"gpufabric.io/fakes/tree"
 )
 
 // BenchmarkEvent measures the way from a posted XID to a client that waits for it, through the C library and through Go; the goal is 10 ms.
@@ -19,19 +16,7 @@ func BenchmarkEvent(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := tree.Options{Profile: p, Root: sharedRoot, PlainDevices: true}
-	if !loaded {
-		o.LibraryDir = filepath.Join(built.Dir(b), "lib")
-	}
-	if err := tree.Render(b.Context(), o); err != nil {
-		b.Fatal(err)
-	}
-	if !loaded {
-		clib, loaded = nvml.New(nvml.WithLibraryPath(filepath.Join(sharedRoot, "driver/usr/lib64/libnvidia-ml.so.1"))), true
-		if r := clib.Init(); r != nvml.SUCCESS {
-			b.Fatal(r)
-		}
-	}
+	load(b, p)
 	g := nvmlstate.New(sharedRoot)
 	if r := g.Init(); r != nvml.SUCCESS {
 		b.Fatal(r)

@@ -89,16 +89,10 @@ func BenchmarkEveryGetter(b *testing.B) {
 	}
 }
 
-// newestDevice renders the profile with a driver that lacks no function, and opens its first GPU through the C library.
-func newestDevice(b *testing.B, name string) nvml.Device {
+// load renders the machine below sharedRoot, and loads the C library from there once.
+func load(b *testing.B, p *profile.Profile) {
 	b.Helper()
-	p, err := profile.Load(name)
-	if err != nil {
-		b.Fatal(err)
-	}
-	newest := *p
-	newest.Driver.Version = "999.99"
-	o := tree.Options{Profile: &newest, Root: sharedRoot, PlainDevices: true}
+	o := tree.Options{Profile: p, Root: sharedRoot, PlainDevices: true}
 	if !loaded {
 		o.LibraryDir = filepath.Join(built.Dir(b), "lib")
 	}
@@ -111,6 +105,18 @@ func newestDevice(b *testing.B, name string) nvml.Device {
 			b.Fatal(r)
 		}
 	}
+}
+
+// newestDevice renders the profile with a driver that lacks no function, and opens its first GPU through the C library.
+func newestDevice(b *testing.B, name string) nvml.Device {
+	b.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	newest := *p
+	newest.Driver.Version = "999.99"
+	load(b, &newest)
 	device, r := clib.DeviceGetHandleByIndex(0)
 	if r != nvml.SUCCESS {
 		b.Fatal(r)

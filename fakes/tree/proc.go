@@ -2,6 +2,7 @@ package tree
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -57,14 +58,9 @@ func procDevices(n *profile.Node) string {
 	if len(n.NICs) > 0 {
 		majors[infinibandMajor] = "infiniband_verbs"
 	}
-	var numbers []int
-	for m := range majors {
-		numbers = append(numbers, m)
-	}
-	slices.Sort(numbers)
 	var b strings.Builder
 	b.WriteString("Character devices:\n")
-	for _, m := range numbers {
+	for _, m := range slices.Sorted(maps.Keys(majors)) {
 		fmt.Fprintf(&b, "%3d %s\n", m, majors[m])
 		if majors[m] == "nvidia" {
 			// The driver registers its control and modeset devices under the same major.

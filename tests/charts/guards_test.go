@@ -3,6 +3,7 @@ package charts
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -206,10 +207,8 @@ func covers(policy *admissionv1.ValidatingAdmissionPolicy, right right, operatio
 			if resource != right.resource.Resource || rule.APIGroups[0] != right.resource.Group {
 				continue
 			}
-			for _, looked := range rule.Operations {
-				if looked == operation {
-					return true
-				}
+			if slices.Contains(rule.Operations, operation) {
+				return true
 			}
 		}
 	}

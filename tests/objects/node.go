@@ -2,6 +2,7 @@ package objects
 
 import (
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
@@ -19,9 +20,7 @@ const podsPerNode = 110
 func (o Options) node(n *profile.Node) *corev1.Node {
 	labels := map[string]string{"kubernetes.io/hostname": n.Hostname, "kubernetes.io/os": "linux",
 		"kubernetes.io/arch": n.Profile.Host.Architecture}
-	for key, value := range featureLabels(n) {
-		labels[key] = value
-	}
+	maps.Copy(labels, featureLabels(n))
 	object := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: n.Hostname, Labels: labels},
 		Status: corev1.NodeStatus{Capacity: o.resources(n),

@@ -4,6 +4,7 @@ package reference
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,12 +85,7 @@ func fields(crd *apiextensions.CustomResourceDefinition) string {
 
 // rows writes a row a field, depth first, in the order of their names.
 func rows(out *strings.Builder, path string, schema *apiextensions.JSONSchemaProps) {
-	var names []string
-	for name := range schema.Properties {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(schema.Properties)) {
 		property := schema.Properties[name]
 		at := name
 		if path != "" {

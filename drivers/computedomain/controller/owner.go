@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,14 +40,7 @@ func OwnerDefinition(kind string) string {
 const reasonOwner = "OwnerNotUsable"
 
 // OwnerKinds are the kinds that a domain may go with, sorted.
-func OwnerKinds() []string {
-	var kinds []string
-	for kind := range owners {
-		kinds = append(kinds, kind)
-	}
-	slices.Sort(kinds)
-	return kinds
-}
+func OwnerKinds() []string { return slices.Sorted(maps.Keys(owners)) }
 
 // How long an owner that does not exist yet is left alone: as long as half the domain's age, within these bounds. Workloads are not
 // watched, since the controller would have to read all of them.

@@ -10,12 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	"gpufabric.io/drivers/doctor/diagnosis"
 	"gpufabric.io/drivers/doctor/findings"
 	"gpufabric.io/drivers/doctor/snapshot"
-	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
 // cause is one injected cause.
@@ -41,17 +38,7 @@ func causes() []cause {
 // TestDiagnosisFindsTheFirstCause injects each cause into a healthy cluster on a real API server, one after the other. With
 // GPUFABRIC_UPDATE=1 it writes the table of docs/reports/causes.md.
 func TestDiagnosisFindsTheFirstCause(t *testing.T) {
-	config := apiservertest.Start(t, "../../api/crds")
-	kinds, err := snapshot.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(config, client.Options{Scheme: kinds})
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &ground{t: t, client: c, config: config}
-	g.healthy()
+	g := newGround(t)
 	t.Run("nothing is found on a healthy cluster", func(t *testing.T) {
 		g.t = t
 		if r := g.ask(install()); r.First != nil || len(r.Lacking) > 0 {

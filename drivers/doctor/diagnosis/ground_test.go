@@ -23,6 +23,7 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/rdma/apiservertest"
 	rdma "gpufabric.io/drivers/rdma/dra"
 )
 
@@ -38,6 +39,23 @@ type ground struct {
 	client client.Client
 	config *rest.Config
 	undo   []func(context.Context) error
+}
+
+// newGround is a healthy cluster on a real API server.
+func newGround(t *testing.T) *ground {
+	t.Helper()
+	config := apiservertest.Start(t, "../../api/crds")
+	kinds, err := snapshot.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(config, client.Options{Scheme: kinds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &ground{t: t, client: c, config: config}
+	g.healthy()
+	return g
 }
 
 // put creates an object with its status. It is removed when the cause is undone, also where its status could not be written.

@@ -11,29 +11,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"gpufabric.io/drivers/doctor"
-	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/program/cluster"
-	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
 // TestREADMEShowsTheDoctorsAnswer runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
 // third are held, and a pod waits. With GPUFABRIC_UPDATE=1 it writes the answer into README.md.
 func TestREADMEShowsTheDoctorsAnswer(t *testing.T) {
-	config := apiservertest.Start(t, "../../api/crds")
-	kinds, err := snapshot.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(config, client.Options{Scheme: kinds})
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &ground{t: t, client: c, config: config}
-	g.healthy()
+	g := newGround(t)
 	for _, n := range []string{"n0", "n1"} {
 		change(g, "", n, func(n *corev1.Node) { n.Spec.Unschedulable = true })
 	}
@@ -43,7 +30,7 @@ func TestREADMEShowsTheDoctorsAnswer(t *testing.T) {
 	const command = "kubectl gpufabric doctor pod --namespace tenant worker-0"
 	var out bytes.Buffer
 	h := host.Host{Called: "kubectl-gpufabric", Stdout: &out, Stderr: &out,
-		RESTConfig: func() (*rest.Config, error) { return config, nil }}
+		RESTConfig: func() (*rest.Config, error) { return g.config, nil }}
 	args := slices.Concat(strings.Fields(command)[2:], []string{"--request-timeout=1m", "--timeout=5m"}) // a busy machine
 	var status *doctor.StatusError
 	if err := cluster.Program().Run(t.Context(), h, args...); !errors.As(err, &status) || status.Status != 13 {

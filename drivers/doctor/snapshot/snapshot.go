@@ -5,6 +5,7 @@ package snapshot
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -81,14 +82,7 @@ type Server struct {
 }
 
 // Serves reports whether the server serves a group and version, as resource.k8s.io/v1.
-func (s Server) Serves(groupVersion string) bool {
-	for _, g := range s.Groups {
-		if g == groupVersion {
-			return true
-		}
-	}
-	return false
-}
+func (s Server) Serves(groupVersion string) bool { return slices.Contains(s.Groups, groupVersion) }
 
 // Why is why something could not be read.
 type Why string

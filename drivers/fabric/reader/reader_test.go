@@ -115,42 +115,30 @@ func TestReaderUsesTheViewersRights(t *testing.T) {
 
 func TestReaderIsCompleteWithoutObjects(t *testing.T) {
 	server := apiserver.Start(t)
-	r, err := New(configOf(server, apiserver.AdminToken), Options{Agent: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	news := make(chan struct{}, 1)
-	following := make(chan *Following, 1)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- r.Follow(ctx, func() {
-			select {
-			case news <- struct{}{}:
-			default:
-			}
-		}, func(f *Following) { following <- f })
-	}()
-	f := <-following
+	f, news := follow(t, configOf(server, apiserver.AdminToken))
 	for settled := false; !settled; {
 		<-news
 		_, settled = f.Facts()
 	}
-	stop()
-	<-ended
 }
 
 func TestReaderRejectsAnUnknownToken(t *testing.T) {
 	server := apiserver.Start(t)
-	r, err := New(configOf(server, "wrong"), Options{Agent: "test"})
+	f, news := follow(t, configOf(server, "wrong"))
+	for !f.Refused() {
+		<-news
+	}
+}
+
+// follow follows the fabric until the end of the test. news has an element after each change.
+func follow(t *testing.T, config *rest.Config) (*Following, <-chan struct{}) {
+	t.Helper()
+	r, err := New(config, Options{Agent: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	news := make(chan struct{}, 1)
-	following := make(chan *Following, 1)
-	ended := make(chan error, 1)
+	news, following, ended := make(chan struct{}, 1), make(chan *Following, 1), make(chan error, 1)
 	go func() {
 		ended <- r.Follow(ctx, func() {
 			select {
@@ -159,12 +147,11 @@ func TestReaderRejectsAnUnknownToken(t *testing.T) {
 			}
 		}, func(f *Following) { following <- f })
 	}()
-	f := <-following
-	for !f.Refused() {
-		<-news
-	}
-	stop()
-	<-ended
+	t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	return <-following, news
 }
 
 func grant(t *testing.T, admin kubernetes.Interface, resource, group string) {

@@ -3,7 +3,8 @@ package config
 import (
 	"encoding/json"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -84,11 +85,7 @@ func hint(key string, fields map[string]func(*field.Path, *node)) string {
 		return `the file has the plugin's form of 2018; since 2019 it is {"configList": [{"resourceName": "hca", "rdmaHcaMax": 1000, ` +
 			`"devices": ["ib0"]}]}, with the names of pfNetdevices as devices`
 	}
-	known := make([]string, 0, len(fields))
-	for name := range fields {
-		known = append(known, name)
-	}
-	sort.Strings(known)
+	known := slices.Sorted(maps.Keys(fields))
 	for _, name := range known {
 		if near(strings.ToLower(key), strings.ToLower(name)) {
 			return fmt.Sprintf("did you mean %q?", name)

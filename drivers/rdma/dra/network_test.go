@@ -148,16 +148,22 @@ func TestNetworkTakesOnlyWholeDevices(t *testing.T) {
 	}
 }
 
-func TestPrepareWarnsOfAnExclusiveNetworkForADeviceThatIsOnlyObserved(t *testing.T) {
-	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
-		Ports: []infiniband.Port{{Number: 1}}}}
-	dev := t.TempDir()
+// oneHCA is an HCA, and the directory with its device node.
+func oneHCA(t *testing.T) (hca *inventory.HCA, dev string) {
+	t.Helper()
+	dev = t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
+		Ports: []infiniband.Port{{Number: 1}}}}, dev
+}
+
+func TestPrepareWarnsOfAnExclusiveNetworkForADeviceThatIsOnlyObserved(t *testing.T) {
+	hca, dev := oneHCA(t)
 	kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{})
 	kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}}, inventory.GPUDirectNone)
 	claim := exclusiveClaim(example(t), false, "a")
@@ -173,15 +179,7 @@ func TestPrepareWarnsOfAnExclusiveNetworkForADeviceThatIsOnlyObserved(t *testing
 }
 
 func TestNetworkWarnsOfAShareInExclusiveMode(t *testing.T) {
-	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
-		Ports: []infiniband.Port{{Number: 1}}}}
-	dev := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	hca, dev := oneHCA(t)
 	for _, closed := range []bool{false, true} {
 		kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{closed: closed})
 		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}}, inventory.GPUDirectNone)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gpufabric.io/drivers/hardware/infiniband"
@@ -16,14 +17,7 @@ type planes struct {
 	umads []infiniband.CharDevice
 }
 
-func (p planes) of(name string) bool {
-	for _, n := range p.names {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
+func (p planes) of(name string) bool { return slices.Contains(p.names, name) }
 
 // planesOf finds the devices of type SMI by PCI function. Linux makes one below a multi-plane HCA (drivers/infiniband/hw/mlx5/main.c,
 // mlx5_ib_add_sub_dev, since 6.11): it shares the HCA's PCI function and has umad devices, and never a uverbs device.

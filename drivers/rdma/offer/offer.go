@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -169,14 +170,7 @@ func (o *Offer) key(id string) string {
 	return ""
 }
 
-func (o *Offer) keys() []string {
-	keys := make([]string, 0, len(o.members))
-	for key := range o.members {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
-}
+func (o *Offer) keys() []string { return slices.Sorted(maps.Keys(o.members)) }
 
 // Allocate implements deviceplugin.Backend. It returns the device nodes of the units' HCAs and rdma_cm. A unit of the whole pool gives
 // every HCA that is on the node and can be opened; Allocate fails if there is none.

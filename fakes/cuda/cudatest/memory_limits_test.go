@@ -44,9 +44,11 @@ func (c *client) join(cgroup string) {
 	}
 }
 
-func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
+// limitedCgroup is a node whose GPU d limits the cgroup leaf to 10 GiB, all of it guaranteed.
+func limitedCgroup(t *testing.T) (root, leaf string, d nvml.Device) {
+	t.Helper()
 	_, parent := cgrouptest.Make(t)
-	leaf := filepath.Join(parent, "container")
+	leaf = filepath.Join(parent, "container")
 	if err := os.Mkdir(leaf, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -55,10 +57,14 @@ func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
 	if r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
-	const mib = 1 << 20
 	if r := d.SetMemoryLimits_v1(leaf, 10240*mib, 10240*mib); r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
+	return root, leaf, d
+}
+
+func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
+	root, leaf, d := limitedCgroup(t)
 	first, second, outside := start(t, root), start(t, root), start(t, root)
 	first.join(leaf)
 	second.join(leaf)
@@ -80,7 +86,7 @@ func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
 	if r := d.SetMemoryLimits_v1(leaf, 0, nvml.DEVICE_MEMORY_LIMIT_MAX); r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
-	if r := d.SetMemoryLimits_v1(parent, 0, 11264*mib); r != nvml.SUCCESS {
+	if r := d.SetMemoryLimits_v1(filepath.Dir(leaf), 0, 11264*mib); r != nvml.SUCCESS {
 		t.Fatal(r)
 	}
 	second.say(fmt.Sprintf("alloc %d", 1024*mib+1), "2")
@@ -93,20 +99,7 @@ func TestDriverLimitsACgroupToItsMemory(t *testing.T) {
 // nvml.h calls the soft limit guaranteed. The guarantee remains for a cgroup that was removed before the limit was released (NVIDIA
 // Dynamo's documentation).
 func TestDriverDeniesReservedMemoryToOthers(t *testing.T) {
-	_, parent := cgrouptest.Make(t)
-	leaf := filepath.Join(parent, "container")
-	if err := os.Mkdir(leaf, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	root, lib := newest(t)
-	d, r := lib.DeviceGetHandleByIndex(0)
-	if r != nvml.SUCCESS {
-		t.Fatal(r)
-	}
-	const mib = 1 << 20
-	if r := d.SetMemoryLimits_v1(leaf, 10240*mib, 10240*mib); r != nvml.SUCCESS {
-		t.Fatal(r)
-	}
+	root, leaf, d := limitedCgroup(t)
 	inside, outside := start(t, root), start(t, root)
 	inside.join(leaf)
 	for _, c := range []*client{inside, outside} {

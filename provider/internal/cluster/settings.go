@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -290,7 +291,7 @@ func (s Settings) override(config *rest.Config) error {
 			Args:            s.Exec.Args,
 			InteractiveMode: api.NeverExecInteractiveMode,
 		}
-		for _, name := range sortedKeys(s.Exec.Env) {
+		for _, name := range slices.Sorted(maps.Keys(s.Exec.Env)) {
 			config.ExecProvider.Env = append(config.ExecProvider.Env, api.ExecEnvVar{Name: name, Value: s.Exec.Env[name]})
 		}
 	}
@@ -358,14 +359,5 @@ func names[V any](m map[string]V) string {
 	if len(m) == 0 {
 		return "(none)"
 	}
-	return strings.Join(sortedKeys(m), ", ")
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
+	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 }

@@ -5,6 +5,7 @@ package maintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -95,7 +96,7 @@ func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, no
 		}
 		return nil, &StuckError{"the restart of the IMEX daemons of " + key.String(), []string{waiting}, err}
 	}
-	return sortedKeys(old), nil
+	return slices.Sorted(maps.Keys(old)), nil
 }
 
 // daemons returns the domain's daemon pods by node, of the nodes wanted.
@@ -123,7 +124,7 @@ func daemons(ctx context.Context, client *cluster.Client, selector string, key o
 		if !ok {
 			return nil, &MissingError{
 				fmt.Sprintf("ComputeDomain %s has no IMEX daemon on %s", key, node),
-				"it has some on " + strings.Join(sortedKeys(all), ", "),
+				"it has some on " + strings.Join(slices.Sorted(maps.Keys(all)), ", "),
 			}
 		}
 		chosen[node] = pod
@@ -199,7 +200,7 @@ func notYet(pods []any, old map[string]*corev1.Pod) []string {
 		}
 	}
 	waiting := make([]string, 0, len(why))
-	for _, node := range sortedKeys(why) {
+	for _, node := range slices.Sorted(maps.Keys(why)) {
 		waiting = append(waiting, why[node])
 	}
 	return waiting
@@ -210,13 +211,4 @@ func ready(pod *corev1.Pod) bool {
 		pod.Status.Conditions,
 		func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue },
 	)
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

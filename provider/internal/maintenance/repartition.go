@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,7 +75,7 @@ func Repartition(ctx context.Context, client *cluster.Client, name string, evict
 		}
 		done, err := r.step(ctx, &layout)
 		if err != nil || done {
-			return Repartitioned{nodeNames(&layout), sortedKeys(r.evicted)}, err
+			return Repartitioned{nodeNames(&layout), slices.Sorted(maps.Keys(r.evicted))}, err
 		}
 	}
 }

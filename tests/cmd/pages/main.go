@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,12 +34,7 @@ func run(check bool) error {
 		return err
 	}
 	var stale []error
-	var paths []string
-	for path := range pages {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
-	for _, path := range paths {
+	for _, path := range slices.Sorted(maps.Keys(pages)) {
 		file := filepath.Join(root, path)
 		if now, err := os.ReadFile(file); err == nil && string(now) == pages[path] {
 			continue

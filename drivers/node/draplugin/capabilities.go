@@ -95,18 +95,20 @@ func (p *Plugin) followCapabilities(ctx context.Context) {
 	tick := time.NewTicker(capability.VersionInterval)
 	defer tick.Stop()
 	for {
-		before := p.capabilities.now()
+		var dropped *resourceslice.DroppedFieldsError
 		select {
-		case dropped := <-p.capabilities.dropped:
-			p.capabilities.learn(ctx)
-			p.capabilities.drop(dropped.DisabledFeatures()) // of several API servers, another one may have answered
+		case dropped = <-p.capabilities.dropped:
 		case <-tick.C:
 			if !p.capabilities.stale() {
 				continue
 			}
-			p.capabilities.learn(ctx)
 		case <-ctx.Done():
 			return
+		}
+		before := p.capabilities.now() // not earlier: the first publication queries the server too
+		p.capabilities.learn(ctx)
+		if dropped != nil {
+			p.capabilities.drop(dropped.DisabledFeatures()) // of several API servers, another one may have answered
 		}
 		if p.capabilities.now() != before {
 			p.passMissing(ctx)

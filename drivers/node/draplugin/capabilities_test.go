@@ -1,11 +1,13 @@
 package draplugin
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
@@ -23,6 +27,7 @@ import (
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/capability"
 	"gpufabric.io/drivers/node/capability/capabilitytest"
 	"gpufabric.io/drivers/node/metrics"
@@ -98,6 +103,36 @@ func TestPublishWithholdsBrokenDeviceWhenDryRunsAreDenied(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The plugin has queried the server for its first publication, while its loop already waited.
+func TestPluginReportsFeaturesOfAServerThatIsUpgradedAndRolledBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir(), atomicfile.Writer{})
+		all := capability.Missing{Taints: true, Counters: true, Shares: true}
+		missing := all
+		capabilitytest.DryRuns(b.client, func() capability.Missing { return missing })
+		discovery := b.client.Discovery().(*fakediscovery.FakeDiscovery)
+		discovery.FakedServerVersion = &version.Info{GitVersion: "v1.35.4"}
+		var reported []capability.Missing
+		b.config.Missing = func(m capability.Missing) { reported = append(reported, m) }
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go b.followCapabilities(ctx)
+		synctest.Wait()
+		b.Learn()
+		for _, step := range []struct {
+			version string
+			missing capability.Missing
+		}{{"v1.36.3", capability.Missing{}}, {"v1.35.4", all}} {
+			missing, discovery.FakedServerVersion = step.missing, &version.Info{GitVersion: step.version}
+			time.Sleep(capability.VersionInterval + time.Second)
+			synctest.Wait()
+		}
+		if want := []capability.Missing{all, {}, all}; !slices.Equal(reported, want) {
+			t.Errorf("reported are %+v; want %+v", reported, want)
+		}
+	})
 }
 
 // A kubelet may be three minor versions older than the API server. Kubelets before 1.34 have the plugin API v1beta1, later ones v1 too.

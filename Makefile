@@ -204,7 +204,8 @@ test-versions: prerequisites toolchain-sim ## Run each part against the programs
 	$(GO) run ./build/cmd/toolchain kube-apiserver-$$v kube-controller-manager-$$v kube-scheduler-$$v >/dev/null; \
 	(cd tests/simcluster && export GOWORK=off SIMCLUSTER_KUBERNETES=$$v && $(GO) test $(TESTFLAGS) -p 1 -tags versions ./versions/ ./computedomains/ ./deviceplugins/ && \
 	case $$v in 1.35) SIMCLUSTER_GATES=$(GATES) $(GO) test $(TESTFLAGS) -p 1 ./versions/ ./dra/ ./cliques/ ;; \
-	1.37) $(GO) test $(TESTFLAGS) -p 1 ./dra/ ./cliques/ ./hostimex/ ;; esac); done
+	1.37) $(GO) test $(TESTFLAGS) -p 1 ./dra/ ./cliques/ ./hostimex/ ;; esac); \
+	(cd tests && export TEST_ASSET_KUBE_APISERVER=$$($(GO) run ../build/cmd/toolchain kube-apiserver-$$v) && $(GO) test $(TESTFLAGS) -run TestARoleWritesNoMore ./charts/); done
 
 .PHONY: test-cert-manager
 test-cert-manager: prerequisites ## Have cert-manager make and renew the webhook's certificate under load (its first build takes minutes).

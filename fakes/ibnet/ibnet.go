@@ -1,5 +1,5 @@
-// Package ibnet describes the InfiniBand network of fake nodes in the form of ibnetdiscover: leaf, spine and core switches, and each HCA's cable.
-// Topograph's provider infiniband reads it, and ibsim, on which ibnetdiscover itself and the rest of infiniband-diags run.
+// Package ibnet describes the InfiniBand network of fake nodes in the form of ibnetdiscover: leaf, spine and core switches, and each HCA's
+// cable. Topograph's provider infiniband reads it, and ibsim, on which ibnetdiscover itself and the rest of infiniband-diags run.
 package ibnet
 
 import (

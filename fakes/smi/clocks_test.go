@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What nvidia-smi -q -x of seven machines gave at the highest memory clock (see testdata/machines.tsv): the number of graphics clocks, the first
-// three and the last two, in MHz.
+// The cases have the output of nvidia-smi -q -x of seven machines (see testdata/machines.tsv) at the highest memory clock: the number of
+// graphics clocks, the first three and the last two.
 func TestQueryListsTheSupportedClocksOfSevenRealMachines(t *testing.T) {
 	for name, want := range map[string]struct {
 		memory         string

@@ -1,7 +1,7 @@
 package state
 
-// GraphicsClocks lists the graphics clocks in MHz that a GPU of the model supports at its highest memory clock, the highest first: steps of 15
-// MHz down to the lowest clock of the architecture, and from Blackwell on steps of 7.5 MHz, cut to whole ones (nvidia-smi -q -x of seven
+// GraphicsClocks lists the graphics clocks in MHz that a GPU of the model supports at its highest memory clock, the highest first: steps of
+// 15 MHz down to the lowest clock of the architecture, and from Blackwell on steps of 7.5 MHz, cut to whole ones (nvidia-smi -q -x of seven
 // machines, smi/testdata/machines.tsv). nvml/engine.c has the same.
 func (m *Model) GraphicsClocks() []uint32 {
 	const turing, hopper, blackwell = 6, 9, 10

@@ -54,6 +54,8 @@ type network struct {
 	// pods has the leaves of each, which follow each other.
 	pods  [][]leaf
 	hosts int
+	// perNode is how many NICs a node has.
+	perNode int
 	// spines is how many a pod has; 0 for a single leaf.
 	spines int
 	// cores is how many a group has; 0 for a single pod.
@@ -105,7 +107,7 @@ func plan(o Options) (*network, error) {
 	if len(o.Names) > 0 && len(o.Names) != o.Nodes {
 		return nil, fmt.Errorf("%d names for %d nodes", len(o.Names), o.Nodes)
 	}
-	n := &network{Options: o}
+	n := &network{Options: o, perNode: len(o.Profile.Node(0).NICs)}
 	down := o.Ports / 2
 	for first := 0; first < o.Nodes; first += down {
 		rails := map[int]int{} // the leaf of each rail
@@ -210,7 +212,7 @@ func (n *network) ports(node int) (all []port) {
 
 // lid is the LID of a switch, behind those of the nodes.
 func (n *network) lid(number int) int {
-	return 1 + n.Nodes*len(n.Profile.Node(0).NICs) + number
+	return 1 + n.Nodes*n.perNode + number
 }
 
 // guid is that of a switch: leaves first, then spines, then cores.

@@ -16,7 +16,7 @@ import (
 // for eight at once. The API server is in this process, so its answers cost little.
 func BenchmarkPrepare(b *testing.B) {
 	for _, parallel := range []int{1, 8} {
-		b.Run(fmt.Sprintf("claims=%d", parallel), func(b *testing.B) {
+		b.Run(fmt.Sprintf("claims-%d", parallel), func(b *testing.B) {
 			plugin := newBench(b, gputest.New(b, 8))
 			plugin.slices()
 			var prepare, unprepare []time.Duration

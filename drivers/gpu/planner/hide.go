@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// pack hides the free devices of the emptiest GPUs that are cut, as long as more than twice the reserve and two stay free of each shape. Idle
-// ones are among them: each published free device costs the scheduler CEL for every pod of another shape. Idle whole GPUs stay published.
+// pack hides the free devices of the emptiest GPUs that are cut, as long as more than twice the reserve and two stay free of each shape.
+// Idle ones are among them: each published free device costs the scheduler CEL for every pod of another shape. Idle whole GPUs stay
+// published.
 func (t *turn) pack() {
 	spare := make([]int, len(t.free))
 	some := false

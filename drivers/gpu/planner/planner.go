@@ -178,7 +178,8 @@ const (
 
 // served reports whether a claim has taken a device that the last of the cuts made.
 func (v vainCuts) served(d Device) bool {
-	return (d.Busy || d.Taken) && slices.ContainsFunc(v.devices, func(made Device) bool { return made.Shape == d.Shape && made.Start == d.Start })
+	made := func(m Device) bool { return m.Shape == d.Shape && m.Start == d.Start }
+	return (d.Busy || d.Taken) && slices.ContainsFunc(v.devices, made)
 }
 
 // pause is how long the GPU is not cut after the last of its vain cuts: Settle, twice as long after each further one.

@@ -41,9 +41,6 @@ func TestSharedGPUIsWithdrawnWhileNothingOfItIsLeft(t *testing.T) {
 	if got := b.sliceWrites() - before; got != 1 {
 		t.Errorf("%d writes of slices for one GPU that is full, want one", got)
 	}
-	b.stop()
-	b.start()
-	b.awaitPublished("gpu-1")
 	before = b.sliceWrites()
 	if problem := b.unprepare(first); problem != "" {
 		t.Fatal(problem)
@@ -52,6 +49,20 @@ func TestSharedGPUIsWithdrawnWhileNothingOfItIsLeft(t *testing.T) {
 	if got := b.sliceWrites() - before; got != 1 {
 		t.Errorf("%d writes of slices for one share that ends, want one", got)
 	}
+}
+
+func TestFullSharedGPUIsWithdrawnAgainAfterRestart(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2), withForms(`{"default": {"form": "shareable"}}`), fullAfter(100*time.Millisecond))
+	b.mustPrepare(b.claim("u1", nil, half("s1", "gpu-0")))
+	b.mustPrepare(b.claim("u2", nil, half("s2", "gpu-0")))
+	b.awaitPublished("gpu-1")
+	b.stop()
+	b.start()
+	b.await(func() bool {
+		s := b.running().serving.Load()
+		return s != nil && len(s.kind.Hardware().Offer.Full) == 1
+	}, "the restarted role to find the GPU full")
+	b.awaitPublished("gpu-1")
 }
 
 func TestFullSharedGPUIsPublishedWithItsTaints(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// givenAway are the units of each node that are given away: a part of all, node after node in this order; of a mixed row all that pods have.
-// free is how many pods find a free one.
+// givenAway are the units of each node that are given away: a part of all, node after node in this order; of a mixed row all that pods
+// have. free is how many pods find a free one.
 func givenAway(m *Machine, row Row, d *day, order []int, part float64) (units [][]unit, free int) {
 	units = make([][]unit, len(order))
 	if d != nil {

@@ -47,8 +47,8 @@ func (s *scenario) play(during func(round int)) {
 }
 
 // round ends the pods but for two, in random order, and makes others: in turn of whole GPUs, for which GPUs that are cut have to be merged,
-// and of MIG profiles, for which whole ones have to be cut. The pods that stay are on two of the eight GPUs at most, and small pods that come
-// with whole ones on two more, so there is room.
+// and of MIG profiles, for which whole ones have to be cut. The pods that stay are on two of the eight GPUs at most, and small pods that
+// come with whole ones on two more, so there is room.
 func (s *scenario) round(round int) {
 	s.t.Helper()
 	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })

@@ -262,7 +262,8 @@ func killAnyTime(s *scenario) {
 	s.prove(append(plugins, planner)...)
 }
 
-// silenceAndReboot cuts a node off from the API server while GPUs are cut, until it counts as lost, and boots it: its MIG instances are gone.
+// silenceAndReboot cuts a node off from the API server while GPUs are cut, until it counts as lost, and boots it: its MIG instances are
+// gone.
 func silenceAndReboot(s *scenario) {
 	at, victim := s.random.IntN(rounds), s.random.IntN(nodes)
 	s.play(func(round int) {

@@ -58,6 +58,9 @@ func vacant(root string) error {
 			return err
 		}
 		if len(entries) > 0 {
+			if ours, err := owned(root); err != nil || ours { // another rendering made its mark meanwhile, before these files
+				return err
+			}
 			return fmt.Errorf("%s has files that are not a fake node's and would be replaced; give a directory of the node's own", path)
 		}
 	}

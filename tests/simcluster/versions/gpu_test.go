@@ -123,7 +123,10 @@ func TestShareHasTheMemoryThatItsClaimRequests(t *testing.T) {
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata: {name: share}
-spec: {spec: {devices: {requests: [{name: share, exactly: {deviceClassName: gpu-share.gpufabric.io, capacity: {requests: {memory: 8Gi}}}}]}}}
+spec:
+  spec:
+    devices:
+      requests: [{name: share, exactly: {deviceClassName: gpu-share.gpufabric.io, capacity: {requests: {memory: 8Gi}}}}]
 `)
 	for _, name := range []string{"one", "two"} {
 		n.ClaimPod(name, cluster.NodeName(formsNode), "share")

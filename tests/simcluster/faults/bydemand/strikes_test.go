@@ -141,7 +141,7 @@ func killPlannerAtEachStep(s *scenario) {
 func loseLease(s *scenario) {
 	before := s.awaitLeader("")
 	var mu sync.Mutex
-	at, lost := 1+s.random.IntN(4), false
+	at, lost := 1+s.random.IntN(2), false
 	stop := shared.Proxy.Tap(apiproxy.Tap{Before: func(w apiproxy.Write) bool {
 		mu.Lock()
 		defer mu.Unlock()

@@ -135,7 +135,8 @@ func (e *drainer) quiesce(ctx context.Context, roles drain.Directory, report ord
 	case ctx.Err() != nil:
 		return resume, fmt.Errorf("given up: %w", err)
 	case err != nil:
-		report("taint %s is not published (%v): pods whose claims are allocated a GPU of this node now wait for gpufabric undrain", drain.Taint, err)
+		report("taint %s is not published (%v): pods whose claims are allocated a GPU of this node now wait for gpufabric undrain",
+			drain.Taint, err)
 	default:
 		report("taint %s is published: no new claim gets a GPU of this node", drain.Taint)
 	}

@@ -30,8 +30,8 @@ const (
 	orderUndrain = "undrain"
 )
 
-// Quiesce keeps new claims off the GPUs of a role, and waits until no pod has one through it. resume offers them again; it is valid after an
-// error, too.
+// Quiesce keeps new claims off the GPUs of a role, and waits until no pod has one through it. resume offers them again; it is valid
+// after an error, too.
 type Quiesce func(ctx context.Context, report orders.Report) (resume func(), err error)
 
 // Role is what the coordinating role does with its own GPUs.
@@ -58,8 +58,8 @@ type Coordinator struct {
 }
 
 // NewCoordinator reads the state of an earlier run. A drain that was waiting then is over: its command has ended with the role. One for a
-// label goes on: other roles have closed NVML for it, and the label, which is not read yet, decides. The Coordinator is valid after an error,
-// too.
+// label goes on: other roles have closed NVML for it, and the label, which is not read yet, decides. The Coordinator is valid after an
+// error, too.
 func NewCoordinator(d Directory, role Role) (*Coordinator, error) {
 	c := &Coordinator{Directory: d, Role: role}
 	c.Operator = &Operator{Directory: d, Pause: &observed.Value[Pause]{}, Drain: c.drainFor, Undrain: c.undrain}

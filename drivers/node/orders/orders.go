@@ -62,7 +62,8 @@ func Serve(ctx context.Context, path string, orders map[string]Order, failed fun
 
 // serve takes orders from a listener until ctx ends. http.Server goes on after a connection that failed, as for want of a descriptor.
 func serve(ctx context.Context, listener net.Listener, orders map[string]Order) error {
-	return httpserver.Server{Handler: handler(orders), Connections: connections, PerAddress: connections, WriteTimeout: -1}.Serve(ctx, listener)
+	server := httpserver.Server{Handler: handler(orders), Connections: connections, PerAddress: connections, WriteTimeout: -1}
+	return server.Serve(ctx, listener)
 }
 
 func handler(orders map[string]Order) http.Handler {

@@ -136,6 +136,7 @@ func (p Programs) prepare(dir string) (*Server, error) {
 		"--etcd-servers=" + client,
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", // 1.37 refuses a loopback address for the endpoints of the `kubernetes` service
 		fmt.Sprintf("--secure-port=%d", ports[2]),
 		"--cert-dir=" + filepath.Join(dir, "certificates"),
 		"--token-auth-file=" + tokens,

@@ -11,6 +11,7 @@ const (
 	Kubernetes    = "v1.36.3"
 	Etcd          = "v3.6.8"
 	Containerd    = "v2.3.4"
+	Containerd1   = "v1.7.35" // the last minor version before 2.0: `make test-runtimes`
 	CoreDNS       = "v1.14.3"
 	CRITools      = "v1.36.0"
 	Kind          = "v0.33.0"
@@ -201,6 +202,11 @@ func catalogue() map[string]Tool {
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
 	never := []string{} // the PATH's command has another version, or does not report it
+	for name, program := range map[string]string{"containerd-1.7": "containerd", "containerd-shim-runc-v2-1.7": "containerd-shim-runc-v2"} {
+		add(Tool{Name: name, Version: Containerd1, onPath: never, named: true, binary: program, minutes: 4,
+			module: "containerd-1.7", main: "github.com/containerd/containerd/cmd/" + program, tags: "no_btrfs,no_zfs,no_devmapper,no_aufs",
+			settings: []string{"github.com/containerd/containerd/version.Version=" + Containerd1}})
+	}
 	for minor, version := range OtherKubernetes {
 		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
 			add(Tool{Name: OfKubernetes(program, minor), Version: version, onPath: never, named: true, minutes: 8,

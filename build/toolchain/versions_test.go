@@ -18,6 +18,7 @@ import (
 // reason.
 var apart = map[string]string{
 	"build/toolchain/modules/cert-manager":               "long suite alone; its authors test it with these versions",
+	"build/toolchain/modules/containerd-1.7":             "`make test-runtimes` alone; its authors test it with these versions",
 	"build/toolchain/modules/controller-gen":             "`make generate` alone; newer k8s.io/kube-openapi than Kubernetes 1.36",
 	"build/toolchain/modules/cosign":                     "long suite alone; its authors test it with these versions",
 	"build/toolchain/modules/dra-driver-nvidia-gpu":      "a peer, unmodified: its authors test it with these versions",

@@ -72,7 +72,25 @@ func TestContainerdConfigurationShowsCDIAndNRI(t *testing.T) {
 		"another's keys": {runtime: "containerd://2.1.0",
 			files: map[string]string{"/etc/containerd/config.toml": "[plugins.other]\nenable_cdi = false\ndisable = true\n"}, cdi: "on", nri: "on"},
 		"no configuration at all": {runtime: "containerd://2.1.0",
-			files: map[string]string{"/etc/containerd/config.toml": "\x00\xff[[[= =\n]enable_cdi=\nimports = [\n"}, cdi: "on", nri: "on"},
+			files:  map[string]string{"/etc/containerd/config.toml": "\x00\xff[[[= =\n]enable_cdi=\nhunter2 = [\n"},
+			unread: "config.toml cannot be read from line 1 on"},
+		"containerd 1.7 by a configuration without a version": {runtime: "containerd://1.7.27", files: map[string]string{
+			"/etc/containerd/config.toml": strings.TrimPrefix(cri2, "version = 2\n") + "enable_cdi = true\n"},
+			cdi: "off", nri: "off", why: "is not set"},
+		"containerd 1.7 by version 1's names": {runtime: "containerd://1.7.27", files: map[string]string{
+			"/etc/containerd/config.toml": "[plugins.cri]\nenable_cdi = true\n[plugins.nri]\ndisable = false\n"}, cdi: "on", nri: "on"},
+		"containerd 1.7 with the table of containerd 2": {runtime: "containerd://1.7.27", files: map[string]string{
+			"/etc/containerd/config.toml": strings.Replace(cri3, "3", "2", 1) + "enable_cdi = true\n"}, cdi: "off", nri: "off", why: "is not set"},
+		"containerd 2.2 with the table of containerd 1 in version 3": {runtime: "containerd://2.2.1", files: map[string]string{
+			"/etc/containerd/config.toml": strings.Replace(cri2, "2", "3", 1) + "enable_cdi = false\n"}, cdi: "on", nri: "on"},
+		"containerd 2.3 with the table of containerd 1 in version 3": {runtime: "containerd://2.3.4", files: map[string]string{
+			"/etc/containerd/config.toml": strings.Replace(cri2, "2", "3", 1) + "enable_cdi = false\n"},
+			cdi: "off", nri: "on", why: "enable_cdi = false"},
+		"an inline table": {runtime: "containerd://1.7.27", files: map[string]string{
+			"/etc/containerd/config.toml": "version = 2\n[plugins]\n'io.containerd.grpc.v1.cri' = { \"enable_cdi\" = true }\n"},
+			cdi: "on", nri: "off"},
+		"no directory of specs": {runtime: "containerd://2.1.0", files: map[string]string{
+			"/etc/containerd/config.toml": cri3 + "cdi_spec_dirs = []\n"}, cdi: "off", nri: "on", why: "cdi_spec_dirs is empty in /etc/"},
 		"a runtime that is not known": {runtime: "docker://29.0.0", unread: "docker"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,14 +3,15 @@
 // How a domain forms: a user creates a ComputeDomain; the controller makes the ResourceClaimTemplate that it names, and a DaemonSet
 // for nodes that carry the domain's label. A pod with a claim from that template lands on a node; the node plugin there labels the
 // node, which brings the domain's IMEX daemon, and lets the pod start once that daemon is ready. The controller sees the daemon
-// pods, numbers the nodes of each clique and writes them into the domain's status, where the daemons read their peers. Watches, not polls,
-// carry all of this, and each node costs two writes: its label, and its part in a status patch.
+// pods, numbers the nodes of each clique and writes them into the domain's status, where the daemons read their peers. Watches, not
+// polls, carry all of this, and each node costs two writes: its label, and its part in a status patch.
 //
-// In clique mode the daemons are those of a ComputeDomain that the controller makes for each clique, and live as long as the node. A user's
-// domain is a channel of each clique that its pods run in. A node plugin labels its node with the domain, the controller enters the domain
-// into the clique's table of channels, and the plugin hands out the number that it reads there: the table is in the controller's
-// namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes. The entry goes when the
-// domain is being deleted or gone and no node has its label. So a number is reserved from before its first use until after its last.
+// In clique mode the daemons are those of a ComputeDomain that the controller makes for each clique, and live as long as the node.
+// A user's domain is a channel of each clique that its pods run in. A node plugin labels its node with the domain, the controller
+// enters the domain into the clique's table of channels, and the plugin hands out the number that it reads there: the table is in
+// the controller's namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes.
+// The entry goes when the domain is being deleted or gone and no node has its label. So a number is reserved from before its first
+// use until after its last.
 //
 // In host mode the same holds, but the controller runs no daemons: each node's own nvidia-imex serves. Its node plugin queries it for
 // READY, labels the node with the answer, and gives a claim its channel when the service is READY and lists the nodes of the domain.
@@ -49,7 +50,8 @@ const (
 	AttributeClique resourceapi.QualifiedName = "cliqueID"
 	// AttributeChannels is the number of IMEX channels behind a channel that several domains share.
 	AttributeChannels resourceapi.QualifiedName = "channels"
-	// AttributeAllHeld is true, of a channel that several domains share, where domains hold all channels behind it. HeldBy names them then.
+	// AttributeAllHeld is true, of a channel that several domains share, where domains hold all channels behind it. HeldBy names
+	// them then.
 	AttributeAllHeld resourceapi.QualifiedName = "allHeld"
 	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value reports why.
 	TaintFabric = "compute-domain.nvidia.com/fabric"
@@ -132,8 +134,8 @@ func ChannelOf(clique *v1beta1.ComputeDomain, domain types.UID) *v1beta1.Compute
 	return nil
 }
 
-// HeldBy is the attribute, true, of a channel without a free number that a domain holds one of. The name of an attribute has 32 characters
-// at most, which a UID is too long for.
+// HeldBy is the attribute, true, of a channel without a free number that a domain holds one of. The name of an attribute has 32
+// characters at most, which a UID is too long for.
 func HeldBy(domain types.UID) resourceapi.QualifiedName {
 	sum := sha256.Sum256([]byte(domain))
 	return resourceapi.QualifiedName("heldBy_" + hex.EncodeToString(sum[:8]))
@@ -163,8 +165,8 @@ const (
 	EnvUID       = "COMPUTE_DOMAIN_UUID"
 	EnvName      = "COMPUTE_DOMAIN_NAME"
 	EnvNamespace = "COMPUTE_DOMAIN_NAMESPACE"
-	// EnvProgram and EnvControl are nvidia-imex and nvidia-imex-ctl, EnvLoader what starts them: the node's own loader, with the
-	// libraries beside it. It is not set for programs that need none.
+	// EnvProgram and EnvControl are nvidia-imex and nvidia-imex-ctl, EnvLoader the dynamic loader that starts them: the node's own
+	// loader, with the libraries beside it. It is not set for programs that need none.
 	EnvProgram = "IMEX_PROGRAM"
 	EnvControl = "IMEX_CONTROL"
 	EnvLoader  = "IMEX_LOADER"
@@ -187,7 +189,7 @@ const ConnectionsPath = "/connections"
 const (
 	// HealthPort serves /readyz, /connections and /metrics.
 	HealthPort = 8095
-	// MetricsPort serves /metrics instead of HealthPort where they are for those alone who may read them.
+	// MetricsPort serves /metrics instead of HealthPort where metrics.authentication is on.
 	MetricsPort = 8096
 	// ServerPort is where IMEX daemons reach each other, CommandPort where nvidia-imex-ctl reaches its daemon.
 	ServerPort  = 50000

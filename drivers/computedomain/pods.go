@@ -19,7 +19,7 @@ func PodReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// WhyNotReady reports what an IMEX daemon's pod that is not ready is waiting for.
+// WhyNotReady returns the reason for which an IMEX daemon's pod is not ready.
 func WhyNotReady(pod *corev1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "its pod is ending"

@@ -1,6 +1,6 @@
-// Package doctor is `gpufabric doctor`. It follows the chain from the hardware to a running workload. It reports the first cause of
-// what waits or is broken, the source of that finding, what to do, and what waits behind it. It reads the API server with the
-// user's rights, and changes nothing.
+// Package doctor is `gpufabric doctor`. It follows the chain from the hardware to a running workload. It reports the first cause
+// for which something waits or is broken, the source of that finding, the remedy, and the objects that wait for it. It reads the
+// API server with the user's rights, and changes nothing.
 package doctor
 
 import (

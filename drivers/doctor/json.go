@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// writeJSON writes JSON that cannot control a terminal. encoding/json escapes ASCII's control characters; the rest (C1, and what
-// changes the direction of text) is escaped here, as in JSON.
+// writeJSON writes JSON that cannot control a terminal. encoding/json escapes ASCII's control characters; the rest (C1, and
+// characters that change the direction of text) is escaped here, as in JSON.
 func writeJSON(to io.Writer, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {

@@ -67,7 +67,7 @@ func one(message string) string {
 	return message
 }
 
-// lacking names what could not be read: rights on one line, the rest on lines of their own.
+// lacking names the objects that could not be read: rights on one line, the rest on lines of their own.
 func lacking(out *strings.Builder, unread []snapshot.Unread) {
 	rights := map[string]bool{}
 	var names, rest []string

@@ -242,8 +242,7 @@ func (g *gpu) describe(h *Allocation) bool {
 	return true
 }
 
-// addNodes puts what was collected by node into the nodes, and every node of the cluster with a part in the fabric into the
-// picture.
+// addNodes sorts the collected objects by node, and adds every node of the cluster with a part in the fabric to the picture.
 func (d *drawing) addNodes() {
 	for name, known := range d.labels {
 		if known.Clique != "" || known.Domain != "" {
@@ -286,7 +285,7 @@ func (d *drawing) addNodes() {
 	}
 }
 
-// finish decides what is available of a GPU.
+// finish computes the available part of a GPU.
 func (g *gpu) finish(n *NodeState) {
 	for _, p := range g.placements {
 		if offer := "MIG " + p.Profile; !slices.Contains(g.Offers, offer) {

@@ -3,7 +3,7 @@
 //
 // The picture is made from facts, the relevant parts of the API server's objects (a ResourceSlice of 128 devices takes 400 KB, its
 // facts a few). A reader of the cluster makes facts from each object (OfSlice, OfClaim and so on) and calls Draw with all of them.
-// This package does not talk to an API server.
+// This package does not call an API server.
 package fabric
 
 import (

@@ -144,7 +144,7 @@ type Allocation struct {
 	Device  string   `json:"device"`
 	Pods    []string `json:"pods,omitempty"` // names, in the claim's namespace
 	Driver  string   `json:"driver,omitempty"`
-	Pool    string   `json:"pool,omitempty"` // where nothing around the hold says it
+	Pool    string   `json:"pool,omitempty"` // where nothing around the entry shows it
 	ShareID string   `json:"shareID,omitempty"`
 	// Form is whole, share, MIG and a profile, or port.
 	Form string `json:"form,omitempty"`

@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// preparing limits the time of the work before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log lists
-	// what was left.
+	// preparing limits the time of the work before an uninstall. It is below the Job's activeDeadlineSeconds, so that the Job's log
+	// lists the remaining objects.
 	preparing = 100 * time.Second
 	// ending is how long the controller has to end users' domains, and then those of cliques, where the uninstall goes on anyway. Pods that
 	// use a domain may keep it for ever.
@@ -122,8 +122,8 @@ func endAll(ctx context.Context, client kubernetes.Interface, domains *computedo
 	return end(ctx, domains, objects, func(*v1beta1.ComputeDomain) bool { return true })
 }
 
-// end deletes those ComputeDomains that which selects, and waits until they are gone. It removes the controller's finalizer from what the
-// controller has not ended in time. Another's finalizer may hold a domain still, and then the error names it.
+// end deletes those ComputeDomains that which selects, and waits until they are gone. It removes the controller's finalizer from
+// domains that the controller has not ended in time. Another's finalizer may hold a domain still, and then the error names it.
 func end(ctx context.Context, domains *computedomain.Client, objects metadata.Interface, which func(*v1beta1.ComputeDomain) bool) error {
 	requested := sets.New[types.UID]()
 	var left []string
@@ -172,7 +172,7 @@ func stillThere(err error, left []string) error {
 		"uninstall waits again: %w", len(left), preparing, listed(left), err)
 }
 
-// keepNoCliques stops the controller from keeping ComputeDomains for cliques. It would make again what is deleted.
+// keepNoCliques stops the controller from keeping ComputeDomains for cliques. It would create deleted domains again.
 func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) error {
 	deployments := client.AppsV1().Deployments(d.Namespace)
 	controller, err := deployments.Get(ctx, d.Controller, metav1.GetOptions{})

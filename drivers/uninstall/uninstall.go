@@ -1,6 +1,7 @@
-// Package uninstall is the role that runs once, after the drivers were uninstalled. It removes from the cluster's nodes what the
-// node plugins wrote on them, and from ComputeDomains the finalizer that only the controller could remove. A plugin cannot do so
-// when it ends, since it cannot distinguish an uninstall from a restart or an upgrade, and an uninstall removes its rights before it ends.
+// Package uninstall is the role that runs once, after the drivers were uninstalled. It removes the labels and annotations of the
+// node plugins from the cluster's nodes, and from ComputeDomains the finalizer that only the controller could remove. A plugin
+// cannot do so when it ends, since it cannot distinguish an uninstall from a restart or an upgrade, and an uninstall removes its
+// rights before it ends.
 //
 // RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check:
 // resource.k8s.io resourceclaims: list; core namespaces, its own: get; with --end-compute-domains or --controller
@@ -141,7 +142,7 @@ func prepare(ctx context.Context, client kubernetes.Interface, config *rest.Conf
 	return persevere(ctx, func() error { return EndDomains(ctx, client, domains, objects, s.ends) })
 }
 
-// persevere tries again, until ctx ends, what failed for a passing reason: an API server that does not answer, or that has not taken up
+// persevere repeats, until ctx ends, steps that failed for a temporary reason: an API server that does not answer, or that has not taken up
 // the Job's rights yet, which are made just before the Job.
 func persevere(ctx context.Context, attempt func() error) error {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.1, Steps: 6, Cap: 10 * time.Second}

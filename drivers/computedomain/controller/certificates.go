@@ -19,19 +19,20 @@ import (
 )
 
 const (
-	// AuthoritySecret has, under seedKey, what the keys of the domains' authorities are derived from. The chart makes it, empty.
+	// AuthoritySecret has, under seedKey, the seed from which the keys of the domains' authorities are derived. The chart makes it,
+	// empty.
 	AuthoritySecret = "gpufabric-imex-authority"
 	seedKey         = "seed"
 
-	// annotationRenewal on a DaemonSet is the time when its daemons' certificate is replaced; its presence means that they have one. So the
-	// controller needs no right to read the Secret.
+	// annotationRenewal on a DaemonSet is the time when its daemons' certificate is replaced; its presence means that they have
+	// one. So the controller needs no right to read the Secret.
 	annotationRenewal = "gpufabric.io/imex-certificate-renewal"
 
 	certificates = "certificates" // the volume
 
-	// startPatience is the wait for a daemon's container to start before its certificate is considered deleted. The controller has no right
-	// to read it, so it creates it, which fails if it exists; missingPause is the time between two attempts. Running daemons do not need
-	// it: they have its files.
+	// startPatience is the wait for a daemon's container to start before its certificate is considered deleted. The controller has
+	// no right to read it, so it creates it, which fails if it exists; missingPause is the time between two attempts. Running
+	// daemons do not need it: they have its files.
 	startPatience = 20 * time.Second
 	missingPause  = time.Minute
 )
@@ -191,8 +192,8 @@ func (r *Reconciler) issue(ctx context.Context, p *pass) (*corev1.Secret, error)
 	}, nil
 }
 
-// seed reads the controller's secret, and makes it where there is none. Another controller that makes one at the same time is noticed: one
-// of the two writes is refused.
+// seed reads the controller's secret, and makes it where there is none. Another controller that makes one at the same time is
+// noticed: one of the two writes is refused.
 func (r *Reconciler) seed(ctx context.Context) ([]byte, error) {
 	secret, err := r.readSecret(ctx)
 	if err != nil {

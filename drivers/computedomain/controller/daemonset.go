@@ -55,7 +55,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 		volumes, mounts = append(volumes, volume), append(mounts, mount)
 	}
 	claim := daemonName(domain.UID)
-	// nvidia-imex releases what others have mapped before it ends; there is no reason to hurry when a node leaves a domain.
+	// nvidia-imex releases the memory that others have mapped before it ends; there is no reason to hurry when a node leaves a domain.
 	grace := int64(30)
 	ndots := "1"
 	template := &corev1.PodTemplateSpec{

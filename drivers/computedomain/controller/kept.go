@@ -38,7 +38,7 @@ func (r *Reconciler) recall(domain *v1beta1.ComputeDomain) *v1beta1.ComputeDomai
 	return domain.Status.DeepCopy()
 }
 
-// lacking reports whether the API server shows less of a status than is known.
+// lacking reports whether the API server returns less of a status than was written.
 func lacking(read, known *v1beta1.ComputeDomainStatus) bool {
 	return read.IMEX == "" && known.IMEX != ""
 }
@@ -69,7 +69,7 @@ func (r *Reconciler) keep(ctx context.Context, p *pass) error {
 	return r.writeMetadata(ctx, p, before, "keep the status in an annotation")
 }
 
-// checkDropped reports whether the API server has dropped fields of a status, by an Event too, and remembers it whole.
+// checkDropped reports whether the API server has dropped fields of a status, by an Event too, and stores the complete status.
 func (r *Reconciler) checkDropped(domain *v1beta1.ComputeDomain, want *v1beta1.ComputeDomainStatus) bool {
 	if !lacking(&domain.Status, want) {
 		r.memory.lose(domain.UID, nil)

@@ -93,7 +93,7 @@ func hostService(node *metav1.PartialObjectMetadata) (ready bool, why string) {
 	}
 }
 
-// servedBy adds to a member what its clique provides: the node's daemon, and the domain's channel.
+// servedBy adds to a member the fields that its clique provides: the node's daemon, and the domain's channel.
 func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain, node *metav1.PartialObjectMetadata, m *member) error {
 	clique, err := r.clique(ctx, m.clique)
 	if err != nil {
@@ -123,7 +123,7 @@ func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain
 	return nil
 }
 
-// noChannel returns the reason why a domain has no channel of a clique. told is the controller's mode.
+// noChannel returns the reason why a domain has no channel of a clique. told is the mode in the controller's flags.
 func noChannel(clique, domain *v1beta1.ComputeDomain, configured v1beta1.IMEXMode) string {
 	held := len(clique.Status.Channels)
 	switch {

@@ -22,7 +22,7 @@ type member struct {
 	// address is empty until the node's daemon has one.
 	address string
 	ready   bool
-	// why reports what a member that is not ready waits for.
+	// why returns the reason for which a member is not ready.
 	why string
 }
 
@@ -48,8 +48,8 @@ func membersOf(nodes []metav1.PartialObjectMetadata, pods []corev1.Pod) []member
 			m = &member{name: name}
 			members[name] = m
 		}
-		// Of an old and a new pod of one node, the living one counts, and of two that are not being deleted one that has not ended: one that
-		// failed, as by an eviction, stays beside its successor for a while.
+		// Of an old and a new pod of one node, the living one counts, and of two that are not being deleted one that has not ended:
+		// one that failed, as by an eviction, stays beside its successor for a while.
 		if over(pod) && m.address != "" {
 			continue
 		}

@@ -14,8 +14,8 @@ import (
 // lag is how long a created object may be missing from the cache before it counts as deleted.
 const lag = 10 * time.Second
 
-// memory has the controller's own writes before its caches have them. Without it the reconcile that a write causes would often work on the
-// state from before, and write again. It contains only facts that are in the cluster too: losing it is harmless.
+// memory has the controller's own writes before its caches have them. Without it the reconcile that a write causes would often work
+// on the state from before, and write again. It contains only facts that are in the cluster too: losing it is harmless.
 type memory struct {
 	mu      sync.Mutex
 	domains map[types.UID]*remembered
@@ -65,14 +65,14 @@ func (m *memory) newest(cached *v1beta1.ComputeDomain) *v1beta1.ComputeDomain {
 	return cached
 }
 
-// wrote remembers the answer to a write.
+// wrote stores the answer to a write.
 func (m *memory) wrote(domain *v1beta1.ComputeDomain) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(domain.UID).newest = domain.DeepCopy()
 }
 
-// lose remembers a status of which the API server drops fields; nil: it keeps all.
+// lose stores a status of which the API server drops fields; nil: it keeps all.
 func (m *memory) lose(uid types.UID, status *v1beta1.ComputeDomainStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +86,7 @@ func (m *memory) lost(uid types.UID) *v1beta1.ComputeDomainStatus {
 	return m.of(uid).lost.DeepCopy()
 }
 
-// statusWritten remembers when a domain's status was written.
+// statusWritten stores the time at which a domain's status was written.
 func (m *memory) statusWritten(uid types.UID, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,7 +111,7 @@ func (m *memory) deletingSince(uid types.UID, now time.Time) time.Time {
 	return known.deleting
 }
 
-// made remembers that an object was created.
+// made records that an object was created.
 func (m *memory) made(uid types.UID, object string, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +133,7 @@ func (m *memory) seen(uid types.UID, object string) {
 	delete(m.of(uid).created, object)
 }
 
-// once reports whether an action is the first of its kind for a domain, and remembers it.
+// once reports whether an action is the first of its kind for a domain, and records it.
 func (m *memory) once(uid types.UID, one action) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -142,8 +142,8 @@ func (m *memory) once(uid types.UID, one action) bool {
 	return !done
 }
 
-// refuses reports whether an owner is another one than the domain's last that was refused. It remembers no text of the domain's author, who
-// may write as many as they like.
+// refuses reports whether an owner is another one than the domain's last that was refused. It does not store text of the domain's
+// author, whose length has no limit.
 func (m *memory) refuses(uid types.UID, owner string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,7 +152,7 @@ func (m *memory) refuses(uid types.UID, owner string) bool {
 	return before != now
 }
 
-// atMostEach reports whether an action was last taken for a domain longer ago than pause, and remembers this time.
+// atMostEach reports whether an action was last taken for a domain longer ago than pause, and stores this time.
 func (m *memory) atMostEach(uid types.UID, one action, pause time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -44,8 +44,8 @@ const (
 	byClique = "clique"
 )
 
-// Reconciler creates what domains need, and removes it again. A request is a domain's UID: every object of a domain carries it, so that
-// the leftovers of a deleted domain are found too.
+// Reconciler creates the objects of each domain, and removes them again. A request is a domain's UID: every object of a domain
+// carries it, so that the leftovers of a deleted domain are found too.
 type Reconciler struct {
 	client   client.Client
 	live     client.Reader
@@ -59,8 +59,8 @@ type Reconciler struct {
 	features *features
 	// consumers are the pods that use domains which are being deleted.
 	consumers consumers
-	// modes is held while a domain goes to another mode, and read-held while a clique's table of channels is written: a domain that gets a
-	// channel keeps its mode.
+	// modes is held while a domain goes to another mode, and read-held while a clique's table of channels is written: a domain that
+	// gets a channel keeps its mode.
 	modes sync.RWMutex
 }
 
@@ -195,7 +195,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	return ctrl.Result{RequeueAfter: soonest(p.again, after)}, nil
 }
 
-// steps returns the steps that create what a domain needs. They depend on whose daemons serve it.
+// steps returns the steps that create the objects of a domain. They depend on whose daemons serve it.
 func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
 	steps := []func(context.Context, *pass) error{r.ensureFinalizer}
 	if p.ownDaemons() {
@@ -358,7 +358,7 @@ func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Obj
 	case !apierrors.IsAlreadyExists(err):
 		return nil, fmt.Errorf("create %s: %w", name, err)
 	}
-	// The cache holds only what carries the label, so the holder of the name may be anything.
+	// The cache has only objects with the label, so any object may have the name.
 	if err := r.live.Get(ctx, key, found); err != nil {
 		return nil, fmt.Errorf("look up %s: %w", name, err)
 	}

@@ -114,8 +114,8 @@ func (s *Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Caches describes what the manager's cache holds for this controller: only what belongs to a domain, so that its memory grows with domains
-// and not with the cluster.
+// Caches describes what the manager's cache holds for this controller: only what belongs to a domain, so that its memory grows with
+// domains and not with the cluster.
 func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 	ours, err := labels.NewRequirement(v1beta1.LabelComputeDomain, selection.Exists, nil)
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 	return held, nil
 }
 
-// keepLabels keeps of a node what the controller looks at.
+// keepLabels removes the parts of a node that the controller does not read.
 func keepLabels(obj any) (any, error) {
 	node, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -152,7 +152,7 @@ func keepLabels(obj any) (any, error) {
 	return kept, nil
 }
 
-// keepDaemonPod keeps of a pod what the controller looks at.
+// keepDaemonPod removes the parts of a pod that the controller does not read.
 func keepDaemonPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {

@@ -18,25 +18,26 @@ import (
 )
 
 const (
-	// roundPause is the time between two questions to a clique of a domain. A cut is named after that time and confirmPause, and the time in
-	// which nvidia-imex notices it.
+	// roundPause is the time between two questions to a clique of a domain. A cut is named after that time and confirmPause, and
+	// the time in which nvidia-imex detects it.
 	roundPause = 5 * time.Second
 	// confirmPause is how long a connection must be missing before it is reported: one that is lost for a moment comes back by itself.
 	confirmPause = 2 * time.Second
 	// settled is how long a daemon must be READY before its connections count. It connects after that.
 	settled = 10 * time.Second
-	// surveyedAtOnce is how many cliques are queried side by side. 560 of them, one each 5 s, are 112 a second: that many wait for each other
-	// only where an answer takes longer than half a second.
+	// surveyedAtOnce is how many cliques are queried side by side. 560 of them, one each 5 s, are 112 a second: that many wait for
+	// each other only where an answer takes longer than half a second.
 	surveyedAtOnce = 64
 	// silentLimit is the longest time between two queries of a group in which no daemon answers.
 	silentLimit = time.Minute
 )
 
-// survey queries IMEX daemons for their connections with each other. nvidia-imex is READY with or without them. The daemons report nothing
-// by themselves: for that they would need a right to write. Of each clique of a domain one daemon is queried in roundPause, another each
-// time, and all of them where a connection is missing. Each clique has its own times of queries, so that a cut of one is confirmed without
-// queries of the others, and none waits for all others. A node that is cut off is seen by any of them. A cut between two nodes is seen at
-// once if the queried daemon has the connections of the others too, and else when one of the two is queried.
+// survey queries IMEX daemons for their connections with each other. nvidia-imex is READY with or without them. The daemons report
+// nothing by themselves: for that they would need a right to write. Of each clique of a domain one daemon is queried in roundPause,
+// another each time, and all of them where a connection is missing. Each clique has its own times of queries, so that a cut of one
+// is confirmed without queries of the others, and none waits for all others. A node that is cut off is seen by any of them. A cut
+// between two nodes is seen at once if the queried daemon has the connections of the others too, and else when one of the two is
+// queried.
 type survey struct {
 	reader client.Reader
 	// namespace is the controller's.
@@ -283,7 +284,7 @@ func (s *survey) answer(ctx context.Context, node v1beta1.ComputeDomainNode) ime
 	return answer
 }
 
-// judge takes in what a visit has found, and says whether something else is reported now. The caller has locked s.mu.
+// judge stores the result of a visit, and reports whether it changes the status. The caller has locked s.mu.
 func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDomainNode,
 	rows map[string]map[string]imex.ConnectionStatus) (changed bool) {
 	now := s.now()
@@ -304,7 +305,7 @@ func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDom
 			pair := pair{from.Name, to.Name}
 			before, had := g.missing[pair]
 			state, is := row[to.Name]
-			if !answered && had { // nothing new is known of it
+			if !answered && had { // nothing about it has changed
 				state, is = before.state, true
 			}
 			if !is {

@@ -1,12 +1,12 @@
-// Package driverfiles finds the files of a node's driver that an IMEX daemon's container needs: NVIDIA's programs, the driver's libraries,
-// and the C library with which both run.
+// Package driverfiles finds the files of a node's driver that an IMEX daemon's container needs: NVIDIA's programs, the driver's
+// libraries, and the C library with which both run.
 //
 // The programs are the node's, and the image that they run in is ours: two C libraries. A program that is started by the image's loader
 // with libraries of the node fails wherever the two differ ("undefined symbol: __tunable_is_initialized, version GLIBC_PRIVATE" is one
-// way), and an image that happens to be newer helps only until a node is newer still, or the program wants a library that the image lacks.
-// So nothing is mixed: the container gets the node's own loader and every library that the programs name, each as a file of its own in one
-// directory, and the programs are started by that loader with that directory. No file of the image takes part, and the container sees no
-// other file of the node.
+// way), and an image that happens to be newer helps only until a node is newer still, or the program wants a library that the image
+// lacks. So nothing is mixed: the container gets the node's own loader and every library that the programs name, each as a file of
+// its own in one directory, and the programs are started by that loader with that directory. No file of the image takes part, and
+// the container sees no other file of the node.
 package driverfiles
 
 import (
@@ -33,8 +33,8 @@ type File struct {
 
 // Set is the files and links that a container needs.
 type Set struct {
-	// Daemon and Control are nvidia-imex and nvidia-imex-ctl, Loader what starts them; paths of the container. Without a Loader the programs
-	// need none, and start as they are.
+	// Daemon and Control are nvidia-imex and nvidia-imex-ctl, Loader the dynamic loader that starts them; paths of the container.
+	// Without a Loader the programs need none, and start as they are.
 	Daemon, Control, Loader string
 	Files                   []File
 	// Problems lists the missing files that a daemon may need.
@@ -44,8 +44,8 @@ type Set struct {
 // ErrNoIMEX marks a driver root without nvidia-imex.
 var ErrNoIMEX = errors.New("no nvidia-imex")
 
-// driverLibraries are opened by name while a daemon runs. The first is IMEX's own; public PR #1222 of NVIDIA's DRA driver lists it among
-// what the daemon does not work without.
+// driverLibraries are opened by name while a daemon runs. The first is IMEX's own; public PR #1222 of NVIDIA's DRA driver lists it
+// among the files without which the daemon does not work.
 func driverLibraries() []string {
 	return []string{"libnvidia-imex", "libnvidia-ml", "libnvidia-cfg", "libcuda"}
 }
@@ -163,7 +163,7 @@ func (f *finder) library(name, from string) bool {
 	return false
 }
 
-// open adds a file under a name, with what it needs, if it is a library of the programs' kind.
+// open adds a file under a name, with its dependencies, if it is a library of the programs' architecture.
 func (f *finder) open(name, found, from string) bool {
 	if f.set.Loader == "" {
 		f.add(name, found)

@@ -1,9 +1,9 @@
 // Package hostimex looks at the nvidia-imex that a node runs by itself (computeDomains.imex: host): whether it can serve compute domains,
 // and if not why. It starts, stops and configures nothing of the node.
 //
-// The service is queried by its control socket, since no more of it is needed: no network of the node, and no file but the socket. NVIDIA's
-// DRA driver queries a host's service in the same way, and has the administrator set the same two keys of its configuration (its page on
-// prerequisites, "Host-managed IMEX"): IMEX_CMD_ENABLED=1 and IMEX_CMD_UNIX_DOMAIN_PATH.
+// The service is queried by its control socket, since no more of it is needed: no network of the node, and no file but the socket.
+// NVIDIA's DRA driver queries a host's service in the same way, and has the administrator set the same two keys of its
+// configuration (its page on prerequisites, "Host-managed IMEX"): IMEX_CMD_ENABLED=1 and IMEX_CMD_UNIX_DOMAIN_PATH.
 package hostimex
 
 import (
@@ -30,7 +30,7 @@ const (
 	NotRunning = "HostIMEXNotRunning"
 	// NoSocket: it runs, and has no control socket where one is expected.
 	NoSocket = "HostIMEXNoSocket"
-	// NotAnswering: it has the socket, and gives no answer by it.
+	// NotAnswering: it has the socket, and does not answer.
 	NotAnswering = "HostIMEXNotAnswering"
 	// NotReady: its state is not READY.
 	NotReady = "HostIMEXNotReady"

@@ -19,15 +19,15 @@ type Peer struct {
 	Addresses []string
 }
 
-// is reports whether a line of a service's list, or what the node on it calls itself, is this node.
+// is reports whether a line of a service's list, or the host name that its node reports, is this node.
 func (p Peer) is(node imex.Node) bool {
 	names := append([]string{p.Name}, p.Addresses...)
 	return slices.Contains(names, node.Host) || node.HostName != "" && slices.Contains(names, node.HostName)
 }
 
-// Peers reports whether the service can be connected with those of other nodes of a domain, and if not why. It reports what keeps two
-// services apart for good. A peer that is not connected yet is no finding, since a service is READY without it. An error: the
-// list could not be read.
+// Peers reports whether the service can be connected with those of other nodes of a domain, and if not why. It reports causes for
+// which two services never connect. A peer that is not connected yet is no finding, since a service is READY without it. An error:
+// the list could not be read.
 //
 // Lists may have addresses of a network that is not in Kubernetes. Where the list lacks even the own node, by the names and
 // addresses of its Node object, no other node counts as missing.

@@ -86,7 +86,7 @@ func nodesFile(group Group) []byte {
 // node.
 func nobody(index int, likeThis netip.Addr) netip.Addr {
 	if likeThis.Is6() {
-		// IPv6 has but one loopback address. Routers drop what goes to this prefix (RFC 6666, discard-only).
+		// IPv6 has but one loopback address. Routers drop packets to this prefix (RFC 6666, discard-only).
 		return netip.AddrFrom16([16]byte{0: 0x01, 14: byte(index >> 8), 15: byte(index)}) //nolint:gosec // two bytes of it
 	}
 	return netip.AddrFrom4([4]byte{127, 255, byte(254 - index>>8), byte(index)}) //nolint:gosec // two bytes of it

@@ -22,22 +22,22 @@ const (
 	firstPause     = 25 * time.Millisecond
 	steadyInterval = time.Second
 
-	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before it is replaced: it does not recover by itself. With
-	// the query that notices it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
+	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before it is replaced: it does not recover by itself.
+	// With the query that detects it (2 s, package imex), hungPatience and restartPause the next daemon runs within 15 s.
 	unwellLimit = 8 * time.Second
 	unwellStep  = 250 * time.Millisecond
-	// starvedLimit is the same limit where the time counts too in which the node gave the daemon no processor or no disk (package threads).
-	// That is no fault of the daemon, its end would take the memory of the node's jobs, and another would get no more. It is the time after
-	// which Linux itself reports a process that cannot be interrupted (kernel.hung_task_timeout_secs).
+	// starvedLimit is the same limit where the time counts too in which the node gave the daemon no processor or no disk (package
+	// threads). That is no fault of the daemon, its end would take the memory of the node's jobs, and another would get no more. It
+	// is the time after which Linux itself reports a process that cannot be interrupted (kernel.hung_task_timeout_secs).
 	starvedLimit = 2 * time.Minute
 	// overdue is how long a daemon has not answered when the supervisor begins to look at its threads: longer than the pause between two
 	// queries.
 	overdue = steadyInterval + 2*unwellStep
 	// starvedPause is the time between two reports that a daemon is starved.
 	starvedPause = time.Minute
-	// silentLimit is how long a READY daemon may leave the queries unanswered until it counts as not ready: longer than one query takes to
-	// give up, shorter than two. A node without a processor to spare delays one now and then. Readiness that comes and goes costs writes of
-	// the pod's status, the domain's and, in clique mode, the node's ResourceSlice.
+	// silentLimit is how long a READY daemon may leave the queries unanswered until it counts as not ready: longer than one query
+	// takes to give up, shorter than two. A node without a processor to spare delays one now and then. Readiness that comes and
+	// goes costs writes of the pod's status, the domain's and, in clique mode, the node's ResourceSlice.
 	silentLimit = 3500 * time.Millisecond
 	// hungPatience is how long such a daemon gets to end cleanly; stopPatience is for a healthy one, which first releases its
 	// importers.
@@ -62,7 +62,7 @@ const (
 type Status struct {
 	// Ready reports whether this node is ready for the domain: its daemon is READY, or it needs none.
 	Ready bool
-	// Reason reports what it waits for, or what went wrong; empty when Ready.
+	// Reason is the missing condition, or the error; empty when Ready.
 	Reason string
 	// State is the state that the daemon reports.
 	State imex.State
@@ -169,7 +169,7 @@ func (s *Supervisor) set(change func(*Status)) {
 func (s *Supervisor) fail(err error) { s.failure = err }
 
 // Run supervises until ctx ends, then stops the daemon and removes its start files. It ends by itself with imex.ErrNoPrograms where
-// this container cannot run a daemon: the container that the kubelet makes next gets what the node has by then.
+// this container cannot run a daemon: the container that the kubelet makes next gets the node's files of that time.
 func (s *Supervisor) Run(ctx context.Context) error {
 	group, ok := s.next(ctx)
 	for ok {

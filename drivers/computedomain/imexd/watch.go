@@ -23,18 +23,20 @@ type watch struct {
 
 	answers chan answer // of the single query in progress
 	pause   time.Duration
-	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep, without the steps in which it was starved.
-	// Those are starvedFor.
+	// unwellFor is how long ago the daemon last reported that it is well, in steps of unwellStep, without the steps in which it was
+	// starved. Those are starvedFor.
 	unwellFor, starvedFor time.Duration
 	// silentFor is how long ago it last reported anything, in the same steps, and unansweredFor how much of unwellFor the present query
 	// has taken, with the pause before it.
 	silentFor, unansweredFor time.Duration
-	// threads is the last sample of a daemon that is overdue, and lacks what it lacked when it was last starved.
+	// threads is the last sample of a daemon whose answer is overdue, and lacks is the resource that was missing when it was last
+	// starved.
 	threads threads.Sample
 	lacks   threads.Shortage
 	// starvedReported is when the daemon was last reported as starved.
 	starvedReported time.Time
-	// answered means that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler for it.
+	// answered means that the daemon has answered. Before that, SIGUSR1 would end it: the signal kills a process without a handler
+	// for it.
 	answered bool
 	// stale means that the daemon does not have its newest peers yet. signalled is when it was last notified.
 	stale     bool

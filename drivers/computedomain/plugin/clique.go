@@ -71,8 +71,8 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 // mostHolders is how many domains can be named on a device, beside its other attributes.
 const mostHolders = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 8
 
-// holders are the domains that hold all of a node's channels, by the table of a clique. It returns none where a channel is free. Where they
-// are too many to be named, pods of other domains wait on their node.
+// holders are the domains that hold all of a node's channels, by the table of a clique. It returns none where a channel is free.
+// Where they are too many to be named, pods of other domains wait on their node.
 func holders(object *v1beta1.ComputeDomain, channels int) []types.UID {
 	if object == nil || len(object.Status.Channels) > mostHolders {
 		return nil
@@ -97,8 +97,8 @@ type cliqueChannel struct {
 	mode    v1beta1.IMEXMode
 }
 
-// await returns the entry of a domain in the clique's table. Until there is one it reports to waiting what is missing. When ctx ends
-// first, the error names it.
+// await returns the entry of a domain in the clique's table. Until there is one it reports the missing condition to waiting. When
+// ctx ends first, the error names it.
 func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string)) (cliqueChannel, error) {
 	for {
 		object, changed := c.object.Get()

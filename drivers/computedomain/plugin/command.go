@@ -128,7 +128,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	if p.hostIMEX.service == nil {
 		p.hostIMEX.state.Set(hostState{known: true}) // removes the label of an earlier mode
 	}
-	// A driver that does not answer must not keep the plugin from serving what is prepared already.
+	// A driver that does not answer must not keep the plugin from serving claims that are prepared already.
 	served := make(chan struct{})
 	follow := &follower{
 		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served,
@@ -216,25 +216,25 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 // publish updates the node's ResourceSlice by the fabric until the plugin stops.
 func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *preparer) error {
 	type offered struct {
-		fabric fabric
-		shared bool
-		lame   string
-		held   string // by whom, where no channel is free
-		none   bool
+		fabric  fabric
+		shared  bool
+		unready string
+		held    string // the domains that use the channels, where no channel is free
+		none    bool
 	}
 	var last offered // claims come and go far more often than the offer changes
 	for {
 		f, changed := k.fabric.Get()
-		lame, lameChanged := k.lame.Get()
+		unready, lameChanged := k.unready.Get()
 		shared, sharingChanged := k.sharing()
 		table, tableChanged := k.clique.object.Get()
 		held := holders(table, f.channelCount())
-		if now := (offered{f, shared, lame, fmt.Sprint(held), k.offersNone(f)}); f.known && now != last {
+		if now := (offered{f, shared, unready, fmt.Sprint(held), k.offersNone(f)}); f.known && now != last {
 			last = now
 			pools := map[string]resourceslice.Pool{}
 			if !now.none {
 				pools[computedomain.PoolName(nodeName)] = resourceslice.Pool{
-					Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, lame, held)}}}
+					Slices: []resourceslice.Slice{{Devices: devicesOf(f, shared, unready, held)}}}
 			}
 			err := plugin.Publish(resourceslice.DriverResources{Pools: pools})
 			if ctx.Err() != nil {

@@ -32,8 +32,8 @@ const (
 	resolverText = "hosts: files dns\n"
 )
 
-// domainEdits give a daemon's container the domain's directory, and what is in its private one. The container can replace each file of the
-// former, also by a link: the runtime would follow it on the node when it mounts one for the next container.
+// domainEdits give a daemon's container the domain's directory, and the files of its private one. The container can replace each
+// file of the former, also by a link: the runtime would follow it on the node when it mounts one for the next container.
 func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	dir, private := k.domainDir(domain), k.privateDir(domain)
 	persist := filepath.Join(private, persistName)
@@ -80,7 +80,7 @@ func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 	return writer.Write(path, []byte(boot+"\n"), 0o644)
 }
 
-// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the
+// driverEdits give a daemon's container the files of the driver that nvidia-imex needs: its files, nvidiactl, every GPU's node and the
 // capability to manage the fabric (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't
 // work properly"). problems are reported, and do not prevent the daemon.
 func (k *preparer) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {

@@ -52,8 +52,8 @@ func (d *daemons) follow(ctx context.Context) {
 	informer.RunWithContext(ctx)
 }
 
-// await returns nil as soon as the node's daemon for domain is ready. Until then it reports to waiting what is missing. When ctx ends
-// first, the error names it.
+// await returns nil as soon as the node's daemon for domain is ready. Until then it reports the missing condition to waiting. When
+// ctx ends first, the error names it.
 func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(message string)) error {
 	for {
 		pods, changed := d.pods.Get()
@@ -70,11 +70,11 @@ func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(mess
 	}
 }
 
-// lameAfter is how long the clique's daemon may be not ready before new pods are kept away. A daemon that ended by itself is READY again
-// sooner, and each change of the taint costs a write on each node.
-const lameAfter = 5 * time.Second
+// unreadyAfter is how long the clique's daemon may be not ready before new pods are kept away. A daemon that ended by itself is
+// READY again sooner, and each change of the taint costs a write on each node.
+const unreadyAfter = 5 * time.Second
 
-// followDaemon keeps lame current until ctx ends. Without the taint the scheduler would send pods here that wait for their channel and
+// followDaemon keeps unready current until ctx ends. Without the taint the scheduler would send pods here that wait for their channel and
 // could run elsewhere.
 func (k *preparer) followDaemon(ctx context.Context) {
 	var limit <-chan time.Time // nil: there is no wait
@@ -82,20 +82,20 @@ func (k *preparer) followDaemon(ctx context.Context) {
 		object, objectChanged := k.clique.object.Get()
 		pods, podsChanged := k.daemons.pods.Get()
 		ready := object != nil && missingOf(pods, object.UID) == ""
-		switch lame := k.lame.Now() != ""; {
+		switch unready := k.unready.Now() != ""; {
 		case ready:
-			if limit = nil; lame {
-				k.lame.Set("")
+			if limit = nil; unready {
+				k.unready.Set("")
 			}
-		case limit == nil && !lame:
-			limit = time.After(lameAfter)
+		case limit == nil && !unready:
+			limit = time.After(unreadyAfter)
 		}
 		select {
 		case <-objectChanged:
 		case <-podsChanged:
 		case <-limit:
 			limit = nil
-			k.lame.Set(problemDaemon)
+			k.unready.Set(problemDaemon)
 		case <-ctx.Done():
 			return
 		}

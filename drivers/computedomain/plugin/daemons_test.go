@@ -32,7 +32,7 @@ func TestDaemonsTaintTheNodeUntilTheCliqueDaemonIsReady(t *testing.T) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if got := k.lame.Now() != ""; got != want {
+			if got := k.unready.Now() != ""; got != want {
 				t.Errorf("%s: tainted %t", what, got)
 			}
 		}
@@ -40,13 +40,13 @@ func TestDaemonsTaintTheNodeUntilTheCliqueDaemonIsReady(t *testing.T) {
 		k.daemons.pods.Set(daemonPod(corev1.ConditionTrue))
 		after(time.Hour, false, "while it is ready")
 		k.daemons.pods.Set(daemonPod(corev1.ConditionFalse))
-		after(lameAfter-time.Second, false, "while it starts again")
+		after(unreadyAfter-time.Second, false, "while it starts again")
 		k.daemons.pods.Set(daemonPod(corev1.ConditionTrue))
 		after(time.Hour, false, "after it started again")
 		k.daemons.pods.Set(daemonPod(corev1.ConditionFalse))
-		after(lameAfter/2, false, "when it ended once more")
+		after(unreadyAfter/2, false, "when it ended once more")
 		k.daemons.pods.Set(nil)
-		after(lameAfter, true, "when its pod is gone and has not come back")
+		after(unreadyAfter, true, "when its pod is gone and has not come back")
 		k.daemons.pods.Set(daemonPod(corev1.ConditionTrue))
 		after(0, false, "when it is ready at last")
 	})
@@ -57,10 +57,10 @@ func TestDaemonsTaintOnlySharedChannelsOfAFabric(t *testing.T) {
 	troubled := joined
 	troubled.problem, troubled.problemKind = "the GPU fell off the bus", problemGPU
 	for name, c := range map[string]struct {
-		fabric fabric
-		shared bool
-		lame   string
-		taint  string
+		fabric  fabric
+		shared  bool
+		unready string
+		taint   string
 	}{
 		"a shared channel whose daemon is not ready":      {joined, true, problemDaemon, problemDaemon},
 		"a shared channel whose daemon is ready":          {joined, true, "", ""},
@@ -70,7 +70,7 @@ func TestDaemonsTaintOnlySharedChannelsOfAFabric(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if taints := devicesOf(c.fabric, c.shared, c.lame, nil)[0].Taints; len(taints) > 0 {
+			if taints := devicesOf(c.fabric, c.shared, c.unready, nil)[0].Taints; len(taints) > 0 {
 				got = taints[0].Value
 			}
 			if got != c.taint {

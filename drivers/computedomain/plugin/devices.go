@@ -26,9 +26,9 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 }
 
 // devicesOf are the devices of a node with this fabric. A shared channel represents all channels of the node: any number of claims
-// may have it, and each gets the number that its domain holds. lame is the value of a taint where the daemon that serves the channel is
+// may have it, and each gets the number that its domain holds. unready is the value of a taint where the daemon that serves the channel is
 // not ready. holders are the domains that hold all of the channels; none: some are free.
-func devicesOf(f fabric, shared bool, lame string, holders []types.UID) []resourceapi.Device {
+func devicesOf(f fabric, shared bool, unready string, holders []types.UID) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {
 		count := int64(f.channelCount())
@@ -43,7 +43,7 @@ func devicesOf(f fabric, shared bool, lame string, holders []types.UID) []resour
 	}
 	value := f.taint()
 	if value == "" && shared && f.state == nvml.Joined {
-		value = lame
+		value = unready
 	}
 	if value != "" {
 		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value,

@@ -20,8 +20,9 @@ type holdings struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
-// admit records what a claim for a channel is for, unless claims of another domain keep it off the node; then it returns that domain, and
-// a channel that is closed when they may have ended. joined: the node is in an NVLink fabric. undo takes the record back.
+// admit records the domain of a claim for a channel, unless claims of another domain keep it off the node; then it returns that
+// domain, and a channel that is closed when they may have ended. joined: the node is in an NVLink fabric. undo takes the record
+// back.
 //
 // The scheduler keeps claims that exclude each other apart while the node's slice is right (preparer.sharing), but a slice may be older
 // than the claims.
@@ -60,7 +61,7 @@ func (h *holdings) sharing() (own, shared bool, changed <-chan struct{}) {
 	return own, shared, h.watch()
 }
 
-// hold records what a claim is for; namespace is the claim's.
+// hold records the domain of a claim; namespace is the claim's.
 func (h *holdings) hold(claim types.UID, namespace string, data claimData) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -55,8 +55,8 @@ type hostIMEX struct {
 	runs func() bool
 }
 
-// followHost keeps hostState and lame until ctx ends, and calls changed when the service stops serving, begins to serve, or fails to for
-// another reason. A service that answers once that it is not READY is not reported until lameAfter has passed: each change is a write of
+// followHost keeps hostState and unready until ctx ends, and calls changed when the service stops serving, begins to serve, or fails to for
+// another reason. A service that answers once that it is not READY is not reported until unreadyAfter has passed: each change is a write of
 // the node and of its clique.
 func (k *preparer) followHost(ctx context.Context, changed func(hostimex.Finding)) {
 	var bad time.Time // since when the service has not been READY; zero: it is
@@ -67,7 +67,7 @@ func (k *preparer) followHost(ctx context.Context, changed func(hostimex.Finding
 			// Without a fabric there is nothing to serve.
 			if bad = (time.Time{}); f.known && !f.passing() && k.hostIMEX.state.Now() != (hostState{known: true}) {
 				k.hostIMEX.state.Set(hostState{known: true})
-				k.lame.Set("")
+				k.unready.Set("")
 			}
 		} else {
 			finding := k.hostIMEX.service.Look(ctx)
@@ -86,9 +86,9 @@ func (k *preparer) followHost(ctx context.Context, changed func(hostimex.Finding
 			}
 			before := k.hostIMEX.state.Now()
 			wasReady := before.known && before.label == computedomain.HostIMEXReady
-			if settled := finding.Reason == "" || !wasReady || time.Since(bad) >= lameAfter; settled && now != before {
+			if settled := finding.Reason == "" || !wasReady || time.Since(bad) >= unreadyAfter; settled && now != before {
 				k.hostIMEX.state.Set(now)
-				k.lame.Set(finding.Reason)
+				k.unready.Set(finding.Reason)
 				changed(finding)
 			}
 		}

@@ -169,8 +169,8 @@ func TestHostServiceReportsWhyItCannotServe(t *testing.T) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if got := k.hostIMEX.state.Now(); got != (hostState{known: true, label: label}) || k.lame.Now() != taint {
-				t.Errorf("label %+v, taint %q, want %q and %q", got, k.lame.Now(), label, taint)
+			if got := k.hostIMEX.state.Now(); got != (hostState{known: true, label: label}) || k.unready.Now() != taint {
+				t.Errorf("label %+v, taint %q, want %q and %q", got, k.unready.Now(), label, taint)
 			}
 		}
 		after(0, hostimex.NotInstalled, hostimex.NotInstalled)
@@ -183,7 +183,7 @@ func TestHostServiceReportsWhyItCannotServe(t *testing.T) {
 		service.is("")
 		after(2*hostSteadyInterval, computedomain.HostIMEXReady, "")
 		service.is(hostimex.NotReady)
-		after(hostSteadyInterval+2*lameAfter, hostimex.NotReady, hostimex.NotReady)
+		after(hostSteadyInterval+2*unreadyAfter, hostimex.NotReady, hostimex.NotReady)
 		k.fabric.Set(fabric{known: true, state: nvml.NoFabric})
 		after(0, "", "")
 		want := []string{hostimex.NotInstalled, hostimex.NotRunning, "", hostimex.NotReady}

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// lastFabric is the file with the last known clique of the node, across restarts and reboots. Without a driver nothing else distinguishes a
-// node of a rack from one without fabric, and a job without a channel on the former fails with misleading errors.
+// lastFabric is the file with the last known clique of the node, across restarts and reboots. Without a driver nothing else
+// distinguishes a node of a rack from one without fabric, and a job without a channel on the former fails with misleading errors.
 type lastFabric struct {
 	path string
 }
@@ -25,7 +25,7 @@ func newLastFabric(stateDir string) lastFabric {
 	return lastFabric{path: filepath.Join(stateDir, "fabric.json")}
 }
 
-// clique is empty where the node was in none, or nothing is known.
+// clique is empty where the node was in none, or no clique was recorded.
 func (l lastFabric) clique() (string, error) {
 	data, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {

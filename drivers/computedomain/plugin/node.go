@@ -107,7 +107,7 @@ func labelsOf(object *corev1.Node) nodeLabels {
 	}
 }
 
-// keepMetadata drops what a Node object carries beside its labels: the list of its images alone is tens of kilobytes.
+// keepMetadata drops all of a Node object but its labels: the list of its images alone is tens of kilobytes.
 func keepMetadata(obj any) (any, error) {
 	if object, ok := obj.(*corev1.Node); ok {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion,
@@ -206,8 +206,8 @@ func (n *node) patch(ctx context.Context, labels map[string]any) error {
 	return nil
 }
 
-// leave removes the domain's label from the node, unless the node has another domain's by now. It sends the request even where no label was
-// seen: the answer to join may have been lost, and its watch be late.
+// leave removes the domain's label from the node, unless the node has another domain's by now. It sends the request even where no
+// label was seen: the answer to join may have been lost, and its watch be late.
 func (n *node) leave(ctx context.Context, domain types.UID) error {
 	if labels := n.labels.Now(); labels.domain != "" && labels.domain != domain {
 		return nil

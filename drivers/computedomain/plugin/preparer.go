@@ -51,8 +51,8 @@ type preparer struct {
 	// fabricOnly leaves a node without NVLink fabric and without claims unpublished.
 	fabricOnly bool
 	clique     clique
-	// lame is a taint's value while the daemon or service of shared channels has not been ready for lameAfter; else empty.
-	lame observed.Value[string]
+	// unready is a taint's value while the daemon or service of shared channels has not been ready for unreadyAfter; else empty.
+	unready observed.Value[string]
 	// hostIMEX is the node's own nvidia-imex.
 	hostIMEX hostIMEX
 	// joining is held while a node joins or leaves a domain whose channel several claims of the node may have.
@@ -224,8 +224,8 @@ func (k *preparer) prepareChannel(ctx context.Context, claim preparation, config
 	return specs.ContainerEdits{Env: env, DeviceNodes: deviceNodes(channels)}, nil
 }
 
-// intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that
-// fails.
+// intend records the domain of a claim, on disk and in memory. A daemon's claim that is prepared again is recorded already, and
+// stays so if that fails.
 func (k *preparer) intend(claim preparation, data claimData) error {
 	if k.holdings.daemonOf(claim.UID) == data.Daemon && data.Daemon != "" {
 		return nil
@@ -270,7 +270,7 @@ func (k *preparer) readDomain(ctx context.Context, namespace, name string, uid t
 	return domain, err
 }
 
-// prepareDaemon gives a domain's daemon what it needs on this node.
+// prepareDaemon gives a domain's daemon its devices, files and directories on this node.
 func (k *preparer) prepareDaemon(ctx context.Context, claim preparation, data *claimData) (specs.ContainerEdits, error) {
 	if claim.Namespace != k.namespace {
 		return specs.ContainerEdits{}, draplugin.Refuse("NotADaemon",
@@ -319,9 +319,9 @@ func (k *preparer) prepareDaemon(ctx context.Context, claim preparation, data *c
 	return edits, nil
 }
 
-// Outdated implements draplugin.Renewer. A daemon's claim that was prepared before the node was in its fabric, or in another clique,
-// lacks what the daemon needs. The daemon's container gets that when it starts again, and it ends by itself while it lacks it
-// (imexd.Supervisor.Run).
+// Outdated implements draplugin.Renewer. A daemon's claim that was prepared before the node was in its fabric, or in another
+// clique, lacks files or devices of the daemon. The daemon's container gets that when it starts again, and it ends by itself while
+// it lacks it (imexd.Supervisor.Run).
 func (k *preparer) Outdated(record claimstate.Record) bool {
 	data, err := decode(record)
 	current := k.fabric.Now()

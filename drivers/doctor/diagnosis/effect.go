@@ -17,7 +17,7 @@ import (
 	rdma "gpufabric.io/drivers/rdma/dra"
 )
 
-// withoutEffect is the code of configuration that names nothing. Every node has the chart's values and knows of itself alone, so only a
+// withoutEffect is the code of configuration that names nothing. A node has the chart's values and its own state only, so only a
 // look at the whole cluster shows it.
 const withoutEffect = "ConfigWithoutEffect"
 

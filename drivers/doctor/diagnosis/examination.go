@@ -36,7 +36,7 @@ type examination struct {
 	looked bool
 }
 
-// Diagnose says what keeps a subject from working. The error is a *NotFoundError where the subject does not exist.
+// Diagnose returns the causes for which a subject does not work. The error is a *NotFoundError where the subject does not exist.
 func Diagnose(s *snapshot.Snapshot, subject Subject) (*Report, error) {
 	e := &examination{Snapshot: s, nodes: map[string]*corev1.Node{}, pods: map[types.NamespacedName]*corev1.Pod{},
 		claim: map[types.NamespacedName]*resourceapi.ResourceClaim{}, class: map[string]*resourceapi.DeviceClass{},

@@ -43,7 +43,7 @@ func (e *examination) everything() {
 	}
 }
 
-// install checks what the chart installs.
+// install checks the objects that the chart installs.
 func (e *examination) install() {
 	var ours []*appsv1.DaemonSet
 	index(e.DaemonSets, func(d *appsv1.DaemonSet) {
@@ -168,7 +168,7 @@ func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 }
 
 // workload looks for the reason why one of our workloads has too few pods: pods that could not be created, and pods that do not
-// run. lacking says whether pods are missing, rather than not ready: an Event stays for an hour after its pod could be created.
+// run. lacking reports whether pods are missing, rather than not ready: an Event stays for an hour after its pod could be created.
 func (e *examination) workload(object, namespace, name, component string, lacking bool) {
 	index(e.Events, func(v *corev1.Event) {
 		about := v.InvolvedObject

@@ -8,8 +8,8 @@ import (
 )
 
 // keeps reports why a pod cannot go to a node: the code of the finding and a message. With an empty code the pod may go there. It
-// checks what the scheduler checks before devices: the node's state, its taints, the pod's selector and required affinity. A nil
-// pod stands for a claim without a pod, and may go anywhere.
+// checks the conditions that the scheduler checks before devices: the node's state, its taints, the pod's selector and required
+// affinity. A nil pod means a claim without a pod, which may be allocated on any node.
 func keeps(p *corev1.Pod, n *corev1.Node) (code, says string) {
 	if p == nil {
 		return "", ""

@@ -89,7 +89,7 @@ func exhausted(message string) bool {
 	return strings.Contains(message, "Could not allocate IP in range") || strings.Contains(message, "no free addresses in the pool")
 }
 
-// unregistered finds out which plugin the kubelet does not know, and checks its pod.
+// unregistered finds the plugin that is not registered with the kubelet, and checks its pod.
 func (e *examination) unregistered(p *corev1.Pod, v *corev1.Event, object string) {
 	for driver, component := range components() {
 		if n := e.nodes[p.Spec.NodeName]; strings.Contains(v.Message, driver) && n != nil {
@@ -102,7 +102,7 @@ func (e *examination) unregistered(p *corev1.Pod, v *corev1.Event, object string
 	e.find("PluginNotRegistered", object, "Event FailedPrepareDynamicResources of the pod", "%s", v.Message)
 }
 
-// runtime looks for CDI devices that the container runtime does not know.
+// runtime looks for CDI devices that the container runtime cannot resolve.
 func (e *examination) runtime(p *corev1.Pod, object string) {
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		message := ""

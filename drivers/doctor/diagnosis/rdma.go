@@ -103,8 +103,8 @@ func (e *examination) rails(only []string) {
 	}
 }
 
-// peersOf says with which ports of other nodes a port should agree: those of its rail, or, where no PCIe switch makes rails (GB200), those
-// of the same board in the same slot. A port of neither is compared with none.
+// peersOf returns the ports of other nodes with which a port should agree: those of its rail, or, where no PCIe switch makes rails
+// (GB200), those of the same board in the same slot. A port of neither is compared with none.
 func peersOf(d *resourceapi.Device) string {
 	if rail := attributeOf(d, rdma.AttrRail); rail != "" {
 		return "rail " + rail
@@ -116,8 +116,8 @@ func peersOf(d *resourceapi.Device) string {
 	return "boards " + board + " at " + slot
 }
 
-// differs finds the ports whose value differs from that of most. Where no two thirds agree, it names all, since nobody can say
-// which is wrong.
+// differs returns the ports whose value differs from the value of most ports. Where fewer than two thirds agree, it returns all of
+// them, since the wrong ones cannot be identified.
 func (e *examination) differs(code, among, what string, name resourceapi.QualifiedName, ports []port) {
 	values := map[string][]string{}
 	on := map[string]map[string]bool{}

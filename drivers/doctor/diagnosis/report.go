@@ -27,7 +27,7 @@ const (
 // SubjectKinds are all kinds, as a person types them.
 func SubjectKinds() []SubjectKind { return []SubjectKind{Pod, Claim, Node, Domain, Pool, Install} }
 
-// Subject is what the user asks about.
+// Subject is the object of the user's question.
 type Subject struct {
 	Kind      SubjectKind `json:"kind"`
 	Namespace string      `json:"namespace,omitempty"`
@@ -55,7 +55,7 @@ type Found struct {
 	Says string `json:"says"`
 	// From is its source.
 	From string `json:"from"`
-	// Do is what to do, Entry the place of its description.
+	// Do is the remedy, Entry the place of its description.
 	Do    string `json:"do"`
 	Entry string `json:"entry"`
 
@@ -72,9 +72,9 @@ type Report struct {
 	First *Found `json:"first"`
 	// Behind are further findings: they wait for the first, or are broken too.
 	Behind []Found `json:"behind"`
-	// Lacking is what could not be read. Causes that only show there are not found.
+	// Lacking lists objects that could not be read. Causes that only show there are not found.
 	Lacking []snapshot.Unread `json:"lacking"`
-	// Release says in which namespaces gpufabric's own pods and DaemonSets were looked for.
+	// Release lists the namespaces in which gpufabric's own pods and DaemonSets were looked for.
 	Release snapshot.Release `json:"release,omitzero"`
 	Server  snapshot.Server  `json:"server"`
 }
@@ -109,7 +109,7 @@ func (e *NotFoundError) Error() string {
 	return text
 }
 
-// byEffect puts what a pod runs in spite of behind what keeps it from running.
+// byEffect sorts findings that keep a pod from running before those that do not.
 func byEffect(all []Found) {
 	const behindAll = 100 // more than there are stages
 	for i := range all {

@@ -45,7 +45,7 @@ func wants(c *resourceapi.ResourceClaimSpec, object, holder string) []want {
 	return out
 }
 
-// tally counts the devices that match a want, by what keeps the pod from them.
+// tally counts the devices that match a request, by the reason for which the pod cannot have them.
 type tally struct {
 	matched     int
 	counting    int // matched, and consume counters

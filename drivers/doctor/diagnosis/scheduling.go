@@ -175,7 +175,7 @@ func (e *examination) allocatedElsewhere(p *corev1.Pod, c *resourceapi.ResourceC
 	}
 }
 
-// extended are the pod's extended resources. Those that no node and no class knows are a finding.
+// extended are the pod's extended resources. Attributes that neither a node nor a class has are a finding.
 func (e *examination) extended(p *corev1.Pod, object string) []want {
 	var out []want
 	for _, c := range p.Spec.Containers {
@@ -236,7 +236,7 @@ func (e *examination) request(w want, p *corev1.Pod) (enough map[string]bool) {
 	return enough
 }
 
-// unmet says what keeps a request from devices.
+// unmet returns the reason for which a request gets no devices.
 func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 	from := "the ResourceSlices and allocations, by class " + w.class + " and request " + w.name
 	switch {
@@ -287,8 +287,7 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 	}
 }
 
-// elsewhere is for a pod that excludes every node with devices that match. What is wrong with the nodes that it does not exclude comes
-// first.
+// elsewhere is for a pod that excludes every node with devices that match. Problems of the nodes that it does not exclude come first.
 func (e *examination) elsewhere(w want, t tally, p *corev1.Pod, from string) {
 	behind := 0.0
 	if t.allowedOfDriver > 0 {
@@ -312,7 +311,7 @@ func (e *examination) allowed(p *corev1.Pod) {
 	}
 }
 
-// unpublished says why no published device matches: problems of the nodes come first.
+// unpublished returns the reason for which no published device matches: problems of the nodes come first.
 func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	e.allowed(p)
 	switch form := e.class[w.class].Name; {
@@ -327,7 +326,7 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	}
 }
 
-// allHeld says that no IMEX channel is left, where a request for one is not met.
+// allHeld reports that no IMEX channel is left, where a request for one is not met.
 func (e *examination) allHeld(w want) string {
 	if w.class != computedomain.ChannelClass {
 		return ""

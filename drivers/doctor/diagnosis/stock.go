@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// stock is what nodes publish, and who holds it.
+// stock is the devices that nodes publish, with the claims that have them.
 type stock struct {
 	sorted   map[string][]*pool          // by driver; in order of node and name
 	onNode   map[deviceKey][]*pool       // by driver, and the node instead of the pool
@@ -103,7 +103,7 @@ func (s *stock) hold(c *resourceapi.ResourceClaim) {
 			sum.Add(quantity)
 			s.consumed[key][name] = sum
 		}
-		// Those who share a device consume its counters once.
+		// Claims that share a device consume its counters once.
 		if p := s.byDriver[r.Driver][r.Pool]; p != nil && first {
 			p.consume(r.Device)
 		}

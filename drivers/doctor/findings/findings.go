@@ -1,4 +1,4 @@
-// Package findings is the table of what `gpufabric doctor` can find: for each a stable code, its link of the chain, and what to do.
+// Package findings is the table of findings of `gpufabric doctor`: for each a stable code, its link of the chain, and the remedy.
 // Every code has an entry of the same name in docs/troubleshooting.md.
 package findings
 
@@ -17,7 +17,7 @@ const (
 	Healthy Stage = iota
 	// Cluster: the API server, the kubelets and their versions.
 	Cluster
-	// Install: what the chart installs, and what keeps its pods from running.
+	// Install: the objects that the chart installs, and the causes for which its pods do not run.
 	Install
 	// Node: the machine as Kubernetes sees it.
 	Node
@@ -61,7 +61,7 @@ type Finding struct {
 	// Code is stable: programs may depend on it.
 	Code  string
 	Stage Stage
-	// Do is what a person does about it.
+	// Do is the remedy, for a person.
 	Do string
 }
 

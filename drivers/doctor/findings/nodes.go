@@ -80,7 +80,7 @@ func nodes() []Finding {
 	}, taints()...)
 }
 
-// taints are the keys of device taints. Those of a GPU's faults are of the hardware, which what else is wrong on its node follows from.
+// taints are the keys of device taints. Findings of a GPU's faults are of the hardware: other problems on its node follow from them.
 func taints() []Finding {
 	return []Finding{
 		{"gpu.nvidia.com/xid", Driver, "Reset the GPU or reboot the node."},

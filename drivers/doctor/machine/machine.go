@@ -1,5 +1,5 @@
-// Package machine is `gpufabric doctor machine`: what a pod of the Jobs that `doctor preflight --print-jobs` prints reports about
-// its node. It opens no device and changes nothing.
+// Package machine is `gpufabric doctor machine`: the facts of its node that a pod of the Jobs of `doctor preflight --print-jobs`
+// reports. It opens no device and changes nothing.
 package machine
 
 import (
@@ -32,8 +32,8 @@ const display = 0x03
 type Place struct {
 	// Node has the places of the driver, of /sys, of /dev and of /proc.
 	options.Node
-	// Runtime is the container runtime as the kubelet reports it (containerd://2.1.0), and Configuration the directories of its configuration,
-	// each PATH=HOST, separated by commas; empty: they are not read.
+	// Runtime is the container runtime as the kubelet reports it (containerd://2.1.0), and Configuration the directories of its
+	// configuration, each PATH=HOST, separated by commas; empty: they are not read.
 	Runtime, Configuration string
 }
 
@@ -74,7 +74,7 @@ func Command(h host.Host) *cobra.Command {
 	return command
 }
 
-// Look reads the machine. The answer names what could not be read.
+// Look reads the machine. The answer names the files that could not be read.
 func Look(ctx context.Context, p Place) preflight.Facts {
 	var f preflight.Facts
 	unread := func(err error) {

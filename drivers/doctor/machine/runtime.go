@@ -24,7 +24,7 @@ const (
 	maxFiles = 64
 )
 
-// settings are what is kept of a runtime's configuration: a configuration may contain the passwords of registries.
+// settings are the parts of a runtime's configuration that are used: a configuration may contain the passwords of registries.
 type settings struct {
 	cdi, nri string   // "on", "off"; empty: not set
 	dirs     []string // nil: not set

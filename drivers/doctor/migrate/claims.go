@@ -20,7 +20,7 @@ func named(text string) bool {
 		text == "mig.nvidia.com" || strings.HasPrefix(text, "compute-domain-") && strings.HasSuffix(text, ".nvidia.com")
 }
 
-// ofClass finds what changes for a DeviceClass; nil: it is about other devices.
+// ofClass finds the changes of a DeviceClass; nil: it is about other devices.
 func ofClass(name string, spec *resourceapi.DeviceClassSpec) []match {
 	ours := named(name)
 	for _, s := range spec.Selectors {
@@ -42,7 +42,7 @@ func ofClass(name string, spec *resourceapi.DeviceClassSpec) []match {
 	return found
 }
 
-// ofClaim finds what changes for a claim or a template of one; at is the path of the spec. classes are those about our devices.
+// ofClaim finds the changes of a claim or its template; at is the path of the spec. classes are those about our devices.
 func ofClaim(spec *resourceapi.ResourceClaimSpec, at *field.Path, classes map[string]bool) []match {
 	var found []match
 	class := func(name string, path *field.Path) {

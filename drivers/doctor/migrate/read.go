@@ -42,7 +42,7 @@ type reading struct {
 	cluster  rivals.Cluster
 }
 
-// Read reads a cluster, or the objects of a namespace with the nodes, and returns what changes. A kind that cannot be read is named in the
+// Read reads a cluster, or the objects of a namespace with the nodes, and returns the changes. A kind that cannot be read is named in the
 // plan; the error is for a cluster of which nothing can be read.
 func Read(ctx context.Context, c client.Reader, namespace string) (*Plan, error) {
 	rules, err := Rules()
@@ -80,7 +80,7 @@ type kind struct {
 	wide bool // it has no namespace, or is read in all of them
 }
 
-// kinds are in the order in which they are needed: nodes and classes decide on what the others mean.
+// kinds are in the order in which they are needed: the meaning of the others depends on nodes and classes.
 func (r *reading) kinds() []kind {
 	all := []kind{
 		{"nodes", &corev1.NodeList{}, r.node, true},
@@ -220,7 +220,7 @@ func (r *reading) claim(o client.Object) {
 	}
 }
 
-// daemonSet keeps its name and images, by which other device plugins are recognised, beside what its pods want.
+// daemonSet keeps its name and images, by which other device plugins are recognised, and its pods' requests.
 func (r *reading) daemonSet(o client.Object) {
 	d, ok := o.(*appsv1.DaemonSet)
 	if !ok {

@@ -31,7 +31,7 @@ type Rule struct {
 //go:embed rules.yaml
 var text []byte
 
-// Rules reads the table, by the rules' names.
+// Rules returns the rules of the table by name.
 func Rules() (map[string]Rule, error) {
 	rules := map[string]Rule{}
 	if err := yaml.UnmarshalStrict(text, &rules); err != nil {
@@ -47,7 +47,7 @@ func plain(markdown string) string {
 	return strings.ReplaceAll(link.ReplaceAllString(markdown, "$1 (docs/$2)"), "`", "")
 }
 
-// Finding is what changes for a field of an object.
+// Finding is the change of a field of an object.
 type Finding struct {
 	// Object is kind and name: "deployment team/train".
 	Object string `json:"object"`

@@ -195,7 +195,7 @@ func others(s *snapshot.Snapshot, v Values) Check {
 	return c.ok("no other driver or device plugin of these devices")
 }
 
-// definitions checks who owns the CustomResourceDefinitions that the chart brings.
+// definitions checks the owners of the chart's CustomResourceDefinitions.
 func definitions(s *snapshot.Snapshot, v Values, namespace string) Check {
 	c := Check{Name: "CRDs"}
 	if !s.Reads("customresourcedefinitions.apiextensions.k8s.io") {
@@ -259,7 +259,7 @@ func quota(s *snapshot.Snapshot, namespace string) Check {
 	return c.ok("no ResourceQuota on the number of pods is too small")
 }
 
-// hardware counts what node-feature-discovery labelled.
+// hardware counts the nodes that node-feature-discovery labelled.
 func hardware(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 	c := Check{Name: "hardware"}
 	gpus, nics, labelled := 0, 0, false

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/doctor/snapshot"
 )
 
-// Facts are what a pod of the Job saw of its node's machine. The pod writes them as JSON to its termination message, which may have
+// Facts are a pod's findings about its node's machine. The pod writes them as JSON to its termination message, which may have
 // 4,096 bytes, so that the pod needs no right at the API server.
 type Facts struct {
 	// GPUs counts NVIDIA's GPUs on the PCI bus, Nodes the device nodes such as /dev/nvidia0.
@@ -34,18 +34,19 @@ type Facts struct {
 	NRI      string   `json:"nri,omitempty"`
 	CDIWhy   string   `json:"cdiWhy,omitempty"`
 	SpecDirs []string `json:"specDirs,omitempty"`
-	// Unread names what could not be read, one sentence each.
+	// Unread names the parts that could not be read, one sentence each.
 	Unread []string `json:"unread,omitempty"`
 }
 
 const (
 	// maxMessage is the kubelet's limit on a termination message, in bytes.
 	maxMessage = 4096
-	// maxWords bounds the texts in Facts, in bytes, so that the whole stays below maxMessage even where JSON escapes every one of them by six.
+	// maxWords bounds the texts in Facts, in bytes, so that the whole stays below maxMessage even where JSON escapes every one of
+	// them by six.
 	maxWords = 400
 )
 
-// Encode is what a pod writes.
+// Encode returns the text that a pod writes.
 func (f Facts) Encode() []byte {
 	f.Says = f.Says[:min(len(f.Says), maxWords)]
 	f.Says = strings.ToValidUTF8(f.Says, "")

@@ -62,7 +62,7 @@ func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.
 	return slices.Concat([]Check{c}, driverChecks(all, v), []Check{runtimeConfiguration(all, v)}, rdmaChecks(all, v), unread(all))
 }
 
-// unread names what pods could not read of their nodes: the other checks do not cover it.
+// unread names the parts of their nodes that pods could not read: the other checks do not cover it.
 func unread(all []machine) []Check {
 	var found []string
 	for _, m := range all {
@@ -180,8 +180,8 @@ func acrossNodes(all []machine) Check {
 	return c.is(Warning, "DriverVersionsAcrossNodes", some(texts))
 }
 
-// runtimeConfiguration tells machines whose container runtime reads CDI specs from those where it does not, and from those whose
-// configuration was not seen.
+// runtimeConfiguration separates machines whose container runtime reads CDI specs, machines where it does not, and machines whose
+// configuration was not read.
 func runtimeConfiguration(all []machine, v Values) Check {
 	c := of(all, "runtime configuration", "", Fails, "ContainerRuntimeReadsNoCDI", func(m machine) string {
 		switch {

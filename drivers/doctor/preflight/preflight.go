@@ -1,4 +1,4 @@
-// Package preflight finds what would not work on a cluster before gpufabric is installed. It needs neither NVIDIA's libraries nor
+// Package preflight finds problems of a cluster before gpufabric is installed. It needs neither NVIDIA's libraries nor
 // access to a node, so the Terraform provider can use it too.
 package preflight
 
@@ -20,7 +20,7 @@ const (
 	OK      Result = "ok"
 	Warning Result = "warning"
 	Fails   Result = "fails"
-	// NotSeen: what the check needs cannot be read from outside, or not with these rights.
+	// NotSeen: the facts of the check cannot be read from outside, or not with these permissions.
 	NotSeen Result = "not seen"
 )
 
@@ -32,7 +32,7 @@ type Check struct {
 	// Code is a finding of the doctor, Entry where it is described, from the root of the repository; empty: there is nothing to do.
 	Code  string `json:"code,omitempty"`
 	Entry string `json:"entry,omitempty"`
-	// Do is what to do.
+	// Do is the remedy.
 	Do string `json:"do,omitempty"`
 }
 

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Category is the kind of a rival.
+// Category is the kind of a rival: a driver or device plugin that competes for the same devices.
 type Category int
 
 // The kinds.
@@ -47,24 +47,24 @@ type Rival struct {
 	Component string
 	// Object is the Kubernetes object that shows it, such as "daemonset kube-system/x" or "node n1".
 	Object string
-	// Evidence names what was read.
+	// Evidence names the objects or files that were read.
 	Evidence string
 	// Says is a sentence without its end.
 	Says string
-	// Owner is who installed a definition; empty: it is not written on it.
+	// Owner is the installer of a definition; empty: it is not written on it.
 	Owner string
 }
 
-// Cluster is what the recogniser reads. Lists that could not be read are empty.
+// Cluster is the input of the recogniser. Lists that could not be read are empty.
 type Cluster struct {
 	DaemonSets []appsv1.DaemonSet
 	Nodes      []corev1.Node
 	Slices     []resourceapi.ResourceSlice
 	CRDs       []metav1.PartialObjectMetadata
-	// Namespace is gpufabric's own: what a Helm release of it has installed is no neighbour's.
+	// Namespace is gpufabric's own: an object of its Helm release does not belong to another driver.
 	Namespace string
-	// Selector is the chart's nodePlugins.nodeSelector: on other nodes another driver may serve. Where it is not empty, what the selected
-	// nodes have decides, and not the names of DaemonSets.
+	// Selector is the chart's nodePlugins.nodeSelector: on other nodes another driver may serve. Where it is not empty, the state
+	// of the selected nodes decides, and not the names of DaemonSets.
 	Selector map[string]string
 	// OwnDevicePlugin is whether gpufabric itself serves nvidia.com/gpu by the device plugin API (gpus.devicePlugin).
 	OwnDevicePlugin bool
@@ -101,7 +101,7 @@ func drivers() map[string][2]string {
 	}
 }
 
-// Find returns every rival, those by what nodes have first.
+// Find returns every rival, first those that were found by the state of nodes.
 func Find(c Cluster) []Rival {
 	t := read()
 	found := slices.Concat(c.slices(), c.allocatable(t), c.definitions())
@@ -243,7 +243,7 @@ func (c Cluster) definitions() []Rival {
 	return found
 }
 
-// owner names who installed an object: a Helm release, else what its labels name; empty: neither.
+// owner returns the installer of an object: a Helm release, else what its labels name; empty: neither.
 func owner(o metav1.Object) string {
 	if name := o.GetAnnotations()["meta.helm.sh/release-name"]; name != "" {
 		return fmt.Sprintf("the Helm release %s of namespace %s", name, o.GetAnnotations()["meta.helm.sh/release-namespace"])

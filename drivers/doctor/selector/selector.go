@@ -62,7 +62,7 @@ func Read(text string) Selector {
 	return s
 }
 
-// Judge evaluates the selector for a driver's device. why is the error, or what is unknown.
+// Judge evaluates the selector for a driver's device. why is the error, or the unknown attribute.
 func (s Selector) Judge(driver string, device *resourceapi.Device) (verdict Verdict, why string) {
 	if s.bad != "" {
 		return Unknown, s.bad

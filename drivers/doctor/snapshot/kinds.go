@@ -15,13 +15,13 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// kind is what one goroutine reads.
+// kind is the list of objects that one goroutine reads.
 type kind struct {
 	resource   schema.GroupResource
 	namespaced bool
 	options    []client.ListOption
 	list       func() client.ObjectList
-	// reduce removes from an object what is not kept.
+	// reduce removes the parts of an object that are not kept.
 	reduce func(client.Object)
 	// keep puts an object into a Snapshot.
 	keep func(*Snapshot, client.Object)
@@ -51,7 +51,7 @@ func (k kind) everywhere() kind {
 	return k
 }
 
-// kinds lists what is read, in the order in which the requests start.
+// kinds lists the kinds to read, in the order in which the requests start.
 func kinds(scope Scope) []kind {
 	if scope.Preflight {
 		return append(ground(false), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))

@@ -47,7 +47,7 @@ func (m metered) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// read returns what was counted so far.
+// read returns the count so far.
 func (m *meter) read() (requests, throttled int, skew time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

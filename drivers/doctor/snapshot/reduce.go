@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// The functions below keep of each object what findings need. They build the kept part of tenants' objects, instead of removing known
-// secrets, so that a field of a later Kubernetes is omitted until it is added here.
+// The functions below keep the parts of each object that findings need. They build the kept part of tenants' objects, instead of
+// removing known secrets, so that a field of a later Kubernetes is omitted until it is added here.
 
 // keptAnnotations are the prefixes of annotations that are kept: those that gpufabric, Volcano's shares and Helm write.
 func keptAnnotations() []string {
@@ -135,7 +135,7 @@ func reduceContainers(all []corev1.Container) []corev1.Container {
 	return out
 }
 
-// reduceStatus removes what a container wrote when it ended, and keeps the kubelet's messages on devices and images.
+// reduceStatus removes the termination message of a container, and keeps the kubelet's messages on devices and images.
 func reduceStatus(s *corev1.ContainerStatus, own bool) {
 	s.User, s.VolumeMounts = nil, nil
 	if own {
@@ -209,9 +209,9 @@ func ownComponent(component string) bool {
 }
 
 // The messages below are kept of words that others wrote too, such as a container's termination message or a probe's answer. Of such a
-// message only names that the kubelet, the container runtime and CDI make are kept, in the places where they stand, and never the text.
+// message only names that the kubelet, the container runtime and CDI make are kept, in their places, and never the text.
 var (
-	// unresolved has the CDI devices that containerd and CRI-O do not know: "unresolvable CDI devices a/b=c, a/b=d".
+	// unresolved has the CDI devices that containerd and CRI-O cannot resolve: "unresolvable CDI devices a/b=c, a/b=d".
 	unresolved = regexp.MustCompile(
 		`(unresolvable CDI devices?|failed to inject CDI devices?)[^a-z0-9]*((?:[a-z0-9.-]+/[a-z0-9.-]+=[A-Za-z0-9_.:-]+(?:, ?)?)+)`)
 	// pulled is an image that could not be pulled, as the kubelet writes it.

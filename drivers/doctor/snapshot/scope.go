@@ -2,7 +2,7 @@ package snapshot
 
 import "time"
 
-// Scope is the subject of the user's question, which bounds what is read.
+// Scope is the subject of the user's question, which limits the objects to read.
 type Scope struct {
 	// Namespace is the namespace of the object in question; empty: none.
 	Namespace string
@@ -10,7 +10,7 @@ type Scope struct {
 	Pod string
 	// System is gpufabric's namespace, which is read where reading all namespaces is not allowed.
 	System string
-	// Preflight limits the reading to what an installation depends on, and adds the pods of preflight's Jobs in System.
+	// Preflight limits the reading to objects that an installation depends on, and adds the pods of preflight's Jobs in System.
 	Preflight bool
 	// Timeout bounds each request; 0: DefaultTimeout.
 	Timeout time.Duration

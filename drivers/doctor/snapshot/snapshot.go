@@ -1,5 +1,5 @@
-// Package snapshot is what gpufabric's own commands know of a cluster: the objects at one moment, each kind read once with the
-// user's rights. It omits what the tools must not show: environment variables, arguments and annotations of tenants are never part
+// Package snapshot reads a cluster for gpufabric's own commands: the objects at one moment, each kind read once with the
+// user's rights. It omits data that the tools must not show: environment variables, arguments and annotations of tenants are never part
 // of a Snapshot.
 package snapshot
 
@@ -57,11 +57,11 @@ type Snapshot struct {
 	Namespaces []corev1.Namespace
 	// Leases are the kubelets' heartbeats, one per node, and those of gpufabric's own roles.
 	Leases []coordinationv1.Lease
-	// Unread is what could not be read, and why.
+	// Unread is an object or list that could not be read, and the reason.
 	Unread []Unread
 }
 
-// Server is what is known of the API server.
+// Server has the facts about the API server.
 type Server struct {
 	// URL is its address. It is empty in a Snapshot that is shared.
 	URL string `json:"url,omitempty"`
@@ -97,7 +97,7 @@ const (
 	Silent Why = "Silent"
 	// Broken: any other error.
 	Broken Why = "Broken"
-	// Bounded: there is more than was read.
+	// Bounded: the cluster has more objects than were read.
 	Bounded Why = "Bounded"
 	// Cut: the archive of the Snapshot is truncated.
 	Cut Why = "Cut"

@@ -1,8 +1,9 @@
 // Package console serves the page of the fabric: racks with nodes, GPUs and ports, their holders, domains that form, and pods that wait.
 // The page is live while a viewer has it open.
 //
-// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to everybody with the address
-// that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the viewer sees what it may read.
+// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to everybody with the
+// address that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the page shows the
+// objects that this viewer may read.
 package console
 
 import (

@@ -9,7 +9,7 @@ import (
 // questionsAtOnce is how many questions to the doctor a party may have at once. They are answered one after the other.
 const questionsAtOnce = 4
 
-// party is whom a viewer counts as where one could keep others out: a tenant has as many service accounts as it wishes in its namespace.
+// party is the identity that limits count for a viewer: a tenant has as many service accounts as it wishes in its namespace.
 func party(user string) string {
 	const accounts = "system:serviceaccount:"
 	if account, is := strings.CutPrefix(user, accounts); is {

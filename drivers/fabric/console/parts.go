@@ -9,8 +9,8 @@ import (
 	"gpufabric.io/drivers/fabric"
 )
 
-// parts are a picture, split into what changes by itself: each node, each domain, each rack's list of nodes. Each part has the
-// version in which it last changed. A stream that saw version n is sent what came after, however long it was away: there is no
+// parts are a picture, split into parts that change independently: each node, each domain, each rack's list of nodes. Each part has the
+// version in which it last changed. A stream that has version n receives later changes, however long it was disconnected: there is no
 // queue that could grow.
 type parts struct {
 	version uint64
@@ -185,7 +185,7 @@ func (p *parts) since(seen uint64) []batch {
 	return out
 }
 
-// rank orders parts in messages: nodes and domains come after what contains them.
+// rank orders parts in messages: nodes and domains come after the parts that contain them.
 func rank(name string) int {
 	switch {
 	case len(name) > 5 && name[:5] == "node/":

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/fabric/reader"
 )
 
-// Settings define what is served to whom.
+// Settings define the page's contents and its viewers.
 type Settings struct {
 	// Config reaches the API server. With a Key it has the viewer's credentials; without one it has none, and requests bring their own.
 	Config *rest.Config

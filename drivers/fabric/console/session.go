@@ -72,7 +72,7 @@ type about struct {
 
 var errUnknown = errors.New("the API server does not know this token: it is wrong or has expired")
 
-// who queries the API server for the owner of a token.
+// who returns the owner of a token, from the API server.
 func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error) {
 	select {
 	case s.asking <- struct{}{}:
@@ -97,7 +97,8 @@ func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error)
 	return review.Status.UserInfo.Username, nil
 }
 
-// viewer determines with whose rights a request is answered, and queries the API server who that is. The status is that of a refusal.
+// viewer determines the rights with which a request is answered, and reads the owner of its token from the API server. The status
+// is that of a refusal.
 func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, status int, err error) {
 	token := bearer(r)
 	config = s.settings.Config
@@ -132,7 +133,7 @@ func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, st
 	return config, user, http.StatusOK, nil
 }
 
-// deny refuses a request, and reports what it lacks.
+// deny refuses a request, and reports the missing permission.
 func (s *sessions) deny(w http.ResponseWriter, status int, err error) {
 	wants := "key"
 	if s.settings.Key == "" {

@@ -164,7 +164,7 @@ func writeClusterAPI(w io.Writer, t *Template) error {
 	return write(w, notes, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }
 
-// write writes YAML documents behind comments.
+// write writes YAML documents after leading comments.
 func write(w io.Writer, notes []string, documents ...any) error {
 	var out strings.Builder
 	for _, note := range notes {

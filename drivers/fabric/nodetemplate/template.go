@@ -105,7 +105,7 @@ func (t *Template) slice(s *resourceapi.ResourceSlice, index int, pool string) *
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", t.Node.Name, strings.ReplaceAll(s.Spec.Driver, ".", "-"), index)}, Spec: spec}
 }
 
-// identity reports whether an attribute identifies one machine, one of its devices or who has it, so that no other node has its value.
+// identity reports whether an attribute identifies one machine, one of its devices or its owner, so that no other node has its value.
 func identity(name resourceapi.QualifiedName) bool {
 	switch name {
 	case devices.AttrUUID, dra.AttrNodeGUID, dra.AttrPortGUID, dra.AttrLID, computedomain.AttributeAllHeld:

@@ -174,7 +174,7 @@ func writeJSON(w io.Writer, p *fabric.Picture, nodes []string, _ time.Time) erro
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	// JSON may contain these control characters, and a terminal would obey them.
+	// JSON may contain these control characters, and a terminal would execute them.
 	safe := strings.Map(func(r rune) rune {
 		if r >= 0x7f && r < 0xa0 {
 			return '\uFFFD'

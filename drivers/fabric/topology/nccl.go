@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/fabric"
 )
 
-// The elements of NCCL's topology file, version 1 (src/graph/xml.cc of NCCL 2.30). Only what drivers publish is written. NCCL reads
+// The elements of NCCL's topology file, version 1 (src/graph/xml.cc of NCCL 2.30). Only published attributes are written. NCCL reads
 // the rest (links, CPUs, compute capability, NVLink) from the container's sysfs and from NVML for each element of the file. A NIC has
 // no <net>: NCCL adds it, and reads the NIC's links only then.
 type (
@@ -107,8 +107,8 @@ func WriteNCCL(w io.Writer, n *fabric.NodeState) error {
 
 func byBusID(a, b ncclPCI) int { return cmp.Compare(a.BusID, b.BusID) }
 
-// belowSwitch reports whether what a driver publishes as a function's switch is one. Without a switch it is the root port, whose bus is
-// the root's, or the function itself. NCCL has no element for these: the function is then below the CPU.
+// belowSwitch reports whether the switch that a driver publishes for a function is a switch. Without a switch it is the root port,
+// whose bus is the root's, or the function itself. NCCL has no element for these: the function is then below the CPU.
 func belowSwitch(function, root, above string) bool {
 	if !pciAddress.MatchString(above) || above == function {
 		return false

@@ -36,7 +36,7 @@ func (d Driverless) Prepare(ctx context.Context, _ *draplugin.Claim, progress dr
 // waitingForDriver is the reason of claims that wait for a driver, and of the Event on the node.
 const waitingForDriver = "WaitingForDriver"
 
-// Unprepare ends what needs no driver, and stores the rest.
+// Unprepare releases devices that need no driver, and stores the rest.
 func (d Driverless) Unprepare(ctx context.Context, record claimstate.Record) error {
 	kept, err := decode(record)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // A GPU whose sharing cannot be reset (nvidia-smi fails, or hangs) must not keep a claim or pod from ending. It is reported and
 // remembered, and the next claim on it tries again.
 
-// leave remembers a GPU that could not be reset. The GPU's lock must be held.
+// leave stores a GPU that could not be reset. The GPU's lock must be held.
 func (k *Preparer) leave(s sharingData, why error) {
 	if errors.Is(why, sharing.ErrNotSupported) {
 		return // it cannot have been set
@@ -44,7 +44,7 @@ func notReset(s sharingData) string {
 	return "TimeSliceNotReset"
 }
 
-// catchUp resets what could not be reset when earlier claims ended. A GPU with the wrong time slices is still given out; a GPU that
+// catchUp resets GPUs that could not be reset when earlier claims ended. A GPU with the wrong time slices is still given out; a GPU that
 // allows only one process is not.
 func (k *Preparer) catchUp(ctx context.Context, p *preparation) error {
 	for i, d := range p.devices {

@@ -51,7 +51,7 @@ const (
 	byNothing = "none"
 )
 
-// By describes what holds the containers of shares to their limits.
+// By is the mechanism that limits the containers of shares.
 func (l Limits) By() string {
 	if l.Library == "" {
 		return byNothing
@@ -218,7 +218,7 @@ type Share struct {
 	GPU string
 }
 
-// Shares returns the claims' shares that the library limits. It leaves out what cannot be read.
+// Shares returns the claims' shares that the library limits. It omits entries that cannot be read.
 func (l Limits) Shares() []Share {
 	names, err := l.names()
 	if err != nil {
@@ -238,7 +238,7 @@ func (l Limits) Shares() []Share {
 	return out
 }
 
-// names are those of the shares that have limits by the library: UID_INDEX.
+// names are the names (UID_INDEX) of the shares whose limits the library enforces.
 func (l Limits) names() ([]string, error) { return list(l.Files) }
 
 // list returns the names in a directory, which may be missing.

@@ -17,7 +17,7 @@ import (
 
 // From Hopper on the MIG mode changes at once, so claims switch it: on for a MIG device, off for a whole GPU. A GPU that an
 // administrator switched to MIG mode stays in it: between nvidia-smi -mig 1 and the first instance, no claim may get it whole. So
-// the driver remembers who switched the mode.
+// the driver stores whether it switched the mode.
 
 // modes are the GPUs that claims switched to MIG mode, by UUID.
 type modes struct {
@@ -35,7 +35,7 @@ func modesFormat() store.Format[[]string] {
 	return store.Format[[]string]{Name: "gpufabric-mig-modes", Version: 1}
 }
 
-// openModes reads from a file what the last run stored; without a path nothing is stored. A GPU that is out of MIG mode by now is
+// openModes reads the file that the last run stored; without a path nothing is stored. A GPU that is out of MIG mode by now is
 // dropped: the driver must not switch a later mode off. The modes are valid even with an error.
 func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU) (*modes, error) {
 	m := &modes{own: map[string]bool{}}

@@ -62,7 +62,7 @@ type preparation struct {
 	// first: no earlier try of the claim is recorded. earlier is the record of such a try.
 	first   bool
 	earlier data
-	// stood are the devices at whose placements an instance of the claim existed before this try, by name.
+	// stood are, by name, the devices at whose placements an instance of the claim existed before this try.
 	stood map[string]bool
 	// intended: data was announced in the claim's record.
 	intended bool

@@ -22,7 +22,7 @@ func (k *Preparer) intend(p *preparation) error {
 	return nil
 }
 
-// remember keeps the data of a claim's record in memory.
+// remember stores the data of a claim's record in memory.
 func (k *Preparer) remember(claim types.UID, d data) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -50,9 +50,9 @@ func partitionsOf(d data) map[string]bool {
 	return all
 }
 
-// retract takes out of the claim's record what this try did not do, nor an earlier one. left are the devices at whose placements an
-// instance of the claim may be, by name. The sharing of the first set GPUs was set. refused is why that of the next one was not; nil: it
-// was not tried.
+// retract removes from the claim's record the steps that neither this try nor an earlier one did. left are the devices at whose
+// placements an instance of the claim may be, by name. The sharing of the first set GPUs was set. refused is why that of the next
+// one was not; nil: it was not tried.
 func (k *Preparer) retract(p *preparation, left map[string]bool, set int, refused error) error {
 	if !p.intended {
 		return nil

@@ -259,7 +259,7 @@ func (k *Preparer) removeUnknown(ctx context.Context, held map[string]bool) {
 				k.options.Events.Report("MIGInstanceNotRemoved", err.Error())
 				continue
 			}
-			k.OwnMode(g.UUID) // an administrator who lets them be removed wants the GPU used without them
+			k.OwnMode(g.UUID) // with leftovers: remove the administrator wants the GPU without them
 		}
 	}
 }

@@ -28,8 +28,8 @@ func (s share) String() string {
 	return string(s.strategy)
 }
 
-// planSharing checks that each GPU is shared in one way, by this claim and by the claims that share it already. It records what
-// must be set.
+// planSharing checks that each GPU is shared in one way, by this claim and by the claims that share it already. It records the
+// settings to apply.
 func (k *Preparer) planSharing(p *preparation) error {
 	wanted := map[string]share{}
 	for i, d := range p.devices {
@@ -139,7 +139,7 @@ func (k *Preparer) sharedBy(gpu string, but types.UID) (share, types.UID) {
 	return share{}, ""
 }
 
-// setSharing sets what the claim's GPUs need beyond the defaults.
+// setSharing applies the settings of the claim's GPUs that differ from the defaults.
 func (k *Preparer) setSharing(ctx context.Context, p *preparation) error {
 	all := partitionsOf(p.data)
 	if err := k.catchUp(ctx, p); err != nil {

@@ -23,7 +23,7 @@ func (k *Preparer) Unprepare(ctx context.Context, record claimstate.Record) erro
 	if err != nil {
 		return err
 	}
-	// End the daemon first: it uses what is removed next.
+	// End the daemon first: it uses objects that are removed next.
 	if err := k.endSharing(ctx, record.UID, kept); err != nil {
 		return err
 	}

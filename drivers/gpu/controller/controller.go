@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// fieldManager owns what this controller writes.
+	// fieldManager owns the fields that this controller writes.
 	fieldManager = "gpufabric-controller"
 	// crdPatience is how long it waits for its kinds: for ever, since the manager's other controllers do not need them.
 	crdPatience = 100 * 365 * 24 * time.Hour

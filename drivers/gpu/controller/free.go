@@ -63,7 +63,7 @@ func (h allocatedDevices) add(claim *resourceapi.ResourceClaim) {
 		return
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != devices.Driver || result.AdminAccess != nil && *result.AdminAccess { // admin access does not reduce what is free
+		if result.Driver != devices.Driver || result.AdminAccess != nil && *result.AdminAccess { // admin access does not reduce the free devices
 			continue
 		}
 		id := deviceID{result.Pool, result.Device}

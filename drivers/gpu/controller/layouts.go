@@ -77,7 +77,7 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	return ctrl.Result{RequeueAfter: recount}, nil
 }
 
-// sumUp reports whether every selected node has the layout, and otherwise what the nodes wait for.
+// sumUp reports whether every selected node has the layout, and otherwise the reasons for which nodes wait.
 func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, message string) {
 	if err := l.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
 		return false, "InvalidSpec", err.Error()

@@ -89,7 +89,7 @@ type gpu struct {
 type holder struct {
 	percent int
 	page    string
-	// at and charged are those of the last call of Used, and had what it returned.
+	// at and charged are the values of the last call of Used, and had is its result.
 	at      time.Time
 	charged time.Duration
 	had     float64
@@ -325,7 +325,7 @@ func monotonic() (int64, error) {
 
 // pages are the names of the pages, with or without a container.
 func (g *gpu) pages() (taken, unused []string) {
-	entries, _ := os.ReadDir(g.directory) // add reports what is missing
+	entries, _ := os.ReadDir(g.directory) // add reports the error
 	for _, entry := range entries {
 		switch name := entry.Name(); {
 		case strings.HasPrefix(name, free):

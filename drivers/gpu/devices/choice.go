@@ -88,7 +88,7 @@ type Chosen struct {
 	By string
 }
 
-// Resolve decides for a node with these labels. Its error names what cannot be applied; the node then keeps its forms.
+// Resolve decides for a node with these labels. Its error names the settings that cannot be applied; the node then keeps its forms.
 func (c Choice) Resolve(node labels.Set) (Chosen, error) {
 	chosen, err := c.resolve(node)
 	if err == nil && chosen.mode() == ModeVFIO && !c.Passthrough {

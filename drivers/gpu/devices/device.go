@@ -63,9 +63,9 @@ func (d *Device) multiple() bool {
 	return d.API.AllowMultipleAllocations != nil && *d.API.AllowMultipleAllocations
 }
 
-// As returns the device as one claim has it, given what the claim consumes. A GPU of ModeShareable is whole for a claim that
+// As returns the device as one claim has it, given the claim's consumed capacity. A GPU of ModeShareable is whole for a claim that
 // consumes all of its memory, and shared for any other. A claim that consumes counted shares shares the GPU, even with all of them,
-// since their number may change. Any other device stays what it is.
+// since their number may change. Any other device is returned unchanged.
 func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource.Quantity) *Device {
 	if d.Form != Whole || !shared {
 		return d
@@ -82,7 +82,7 @@ func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource
 // maxText is the API's limit on a string attribute.
 const maxText = resourceapi.DeviceAttributeMaxValueLength
 
-// attributes builds a device's attribute map; it leaves out what is empty.
+// attributes builds a device's attribute map; it omits empty values.
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 func (a attributes) text(name resourceapi.QualifiedName, value string) {

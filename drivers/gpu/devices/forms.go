@@ -20,7 +20,7 @@ const (
 	// ModeShareable offers one device. A plain claim has it whole; claims that request memory share it. It uses no counters.
 	ModeShareable Mode = "shareable"
 	// ModeShares offers one device with a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's
-	// consumableShares does. A share has no limit except the memory that its claim asks for. It uses no counters.
+	// consumableShares does. A share has no limit except the memory that its claim requests. It uses no counters.
 	ModeShares Mode = "shares"
 	// ModeMIG offers only the placements of named MIG profiles. It uses counters where placements exclude each other.
 	ModeMIG Mode = "mig"
@@ -46,7 +46,7 @@ type Forms struct {
 	Shares int `json:"shares,omitempty"`
 }
 
-// MaxShares is the maximum number of shares of a GPU. It is far above what is useful, and serves those who want no limit.
+// MaxShares is the maximum number of shares of a GPU. It is far above useful values, for users who want no limit.
 const MaxShares = 10_000
 
 // ParseForms reads Forms from a label's value: a mode, after mig its profiles, after shares their number, all joined by "_". A

@@ -40,7 +40,7 @@ type Pool struct {
 type Options struct {
 	// Forms are the forms in which they are offered.
 	Forms Forms
-	// HeldDevice are the devices that claims hold. They stay published, whatever Forms say.
+	// HeldDevice are the devices that claims hold. They stay published, whatever the value of Forms is.
 	Held []HeldDevice
 	// Share is the default share of a GPU; the zero value is a tenth of the GPU.
 	Share Share
@@ -72,7 +72,7 @@ type HeldDevice struct {
 	Shared bool
 	// Counted: the claim holds counted shares of a GPU of ModeShares.
 	Counted bool
-	// Consumed is what the claim has of a shared device's capacities.
+	// Consumed is the claim's part of a shared device's capacities.
 	Consumed map[resourceapi.QualifiedName]resource.Quantity
 }
 
@@ -296,7 +296,7 @@ func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Dev
 }
 
 // kept are the devices of a GPU that claims hold, where one of them is not among the wanted ones; else nil. The rest of the GPU
-// is not offered until they end: the wanted devices may exclude them, and the scheduler could not know.
+// is not offered until they end: the wanted devices may exclude them, and the scheduler does not have this fact.
 func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device
 	foreign := false
@@ -460,9 +460,9 @@ func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 // Devices returns all published devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }
 
-// Exhausted returns the names of the published devices of which so little is left beside what claims have that no further claim fits: less
-// of a capacity than the least that each claim takes of it. A device that draws on counters is none of them: while it is not published, the
-// scheduler would count what it draws as free.
+// Exhausted returns the names of the published devices of which claims have left so little that a further claim does not fit: less
+// of a capacity than the least that each claim takes of it. A device that draws on counters is none of them: while it is not
+// published, the scheduler would count the capacity that it uses as free.
 func (p *Pool) Exhausted(held []HeldDevice) []string {
 	consumed := map[string]map[resourceapi.QualifiedName]resource.Quantity{}
 	for _, h := range held {

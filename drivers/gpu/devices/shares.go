@@ -66,7 +66,7 @@ func DescribeWhole(d resourceapi.Device) string {
 }
 
 // canBe reports whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
-// ModeShareable are not the same. The scheduler subtracts what a claim consumes only from capacities of the same names, so it would
+// ModeShareable are not the same. The scheduler subtracts a claim's consumption only from capacities of the same names, so it would
 // give a GPU whole to one claim while others share it by count.
 func (d *Device) canBe(h HeldDevice) bool {
 	return d.Name() == h.Device && (!h.Shared || d.multiple() && (CountedShares(d.API) > 0) == h.Counted)

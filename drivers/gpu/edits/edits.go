@@ -168,7 +168,7 @@ func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 	return e
 }
 
-// parts collects what a driver root without libcuda has, by name. complete handles the device nodes.
+// parts collects the files of a driver root without libcuda, by name. complete handles the device nodes.
 func (o Options) parts() specs.ContainerEdits {
 	var e specs.ContainerEdits
 	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*",

@@ -126,7 +126,7 @@ type traces struct {
 	directories map[string]time.Time
 }
 
-// trace records what containers get, with the paths of this process.
+// trace records the device nodes and files of containers, with the paths of this process.
 func (o Options) trace(common specs.ContainerEdits, gpus ...specs.ContainerEdits) traces {
 	t := traces{procDevices: o.ProcDevices, majors: driver.ReadNumbers(o.ProcDevices), directories: map[string]time.Time{}}
 	for _, e := range append(gpus, common) {

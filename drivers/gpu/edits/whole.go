@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// whole reports what essential file of CUDA a driver root lacks: nvcdi treats a root without libcuda as one without a driver.
+// whole returns the essential file of CUDA that a driver root lacks: nvcdi treats a root without libcuda as one without a driver.
 func (o Options) whole(mounts []*specs.Mount, version string) error {
 	const library = "libcuda.so."
 	if slices.ContainsFunc(mounts, func(m *specs.Mount) bool { return strings.HasPrefix(filepath.Base(m.HostPath), library) }) {

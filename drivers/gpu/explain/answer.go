@@ -61,7 +61,7 @@ type Request struct {
 // shown is how many nodes an answer lists.
 const shown = 3
 
-// Explain reports what each node offers. For each waiting claim it reports where its form is offered, or could be.
+// Explain returns the offer of each node. For each waiting claim it reports where its form is offered, or could be.
 func Explain(c *Cluster) Answer {
 	nodes := nodesOf(c)
 	answer := Answer{Precedence: devices.Precedence()}

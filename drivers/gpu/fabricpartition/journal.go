@@ -67,7 +67,7 @@ func (j *Journal) read() state {
 	return s
 }
 
-// change stores what change makes of a copy.
+// change applies the function change to a copy, and stores the copy.
 func (j *Journal) change(change func(*state)) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

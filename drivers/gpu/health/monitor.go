@@ -50,7 +50,7 @@ type Options struct {
 	Recheck, Settle time.Duration
 }
 
-// Listener receives what a Monitor finds, in the goroutine of its Run.
+// Listener receives the findings of a Monitor, in the goroutine of its Run.
 type Listener interface {
 	// Happened is called for every event on a GPU. first means that it is new. An application's own mistake is reported here, but is
 	// not kept as a fault.
@@ -117,7 +117,7 @@ func (m *Monitor) Watch() ([]Fault, <-chan struct{}) {
 	return append(m.unknown(), m.faults...), m.changed
 }
 
-// announce wakes those who watch the faults.
+// announce wakes the goroutines that watch the faults.
 func (m *Monitor) announce() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +167,7 @@ func (m *follower) readAgain(ctx context.Context) {
 	m.announce()
 }
 
-// Run follows events until ctx ends, and reports to l what it finds.
+// Run follows events until ctx ends, and reports its findings to l.
 func (m *Monitor) Run(ctx context.Context, l Listener) error { return m.follow(l).run(ctx) }
 
 func (m *Monitor) follow(l Listener) *follower {

@@ -10,7 +10,7 @@ import (
 // mostFiles is how many files containers may have in a directory of theirs. The library has one.
 const mostFiles = 128
 
-// LeastBytes is what a directory must have room for: the region for monitors takes 2 MB.
+// LeastBytes is the least capacity of a directory: the region for monitors takes 2 MB.
 const LeastBytes = 4 << 20
 
 // MakeDirectory makes a directory on the node to which containers' users with any ID may write: this many bytes, in a file system of its

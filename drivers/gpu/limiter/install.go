@@ -19,7 +19,7 @@ const (
 	Preload = "ld.so.preload"
 )
 
-// Loaded is where containers have the library. LoadersList is where their loader looks for its list.
+// Loaded is the library's path in containers. LoadersList is the path of ld.so.preload, where the dynamic loader reads it.
 const (
 	Loaded      = "/usr/local/vgpu/" + Library
 	LoadersList = "/etc/" + Preload

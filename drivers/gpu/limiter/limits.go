@@ -43,13 +43,13 @@ const (
 	elsewhere  = "-" // instead of an amount of memory
 )
 
-// The limits of what the library can read (limits.h, limits.c).
+// The maximum sizes that the library reads (limits.h, limits.c).
 const (
 	mostGPUs  = 16
 	mostBytes = 1 << 47
 )
 
-// Limit is what a container may use of one GPU.
+// Limit is the part of one GPU that a container may use.
 type Limit struct {
 	UUID string
 	// Bytes of memory; 0: no limit.
@@ -98,7 +98,7 @@ func Text(limits []Limit, closed bool) ([]byte, error) {
 	return []byte(text.String()), nil
 }
 
-// Parse reads what Text wrote.
+// Parse reads the output of Text.
 func Parse(text []byte) ([]Limit, error) {
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	if lines[0] != heading {

@@ -71,7 +71,7 @@ func (d Driver) gpu(uuid string) (nvml.Device, error) {
 // returns nil.
 func (d Driver) Set(cgroup string, l Limit) error { return d.set(cgroup, l, l.Bytes) }
 
-// GiveUp releases what is reserved for a cgroup. Its maximum stays.
+// GiveUp releases the reservation of a cgroup. Its maximum stays.
 func (d Driver) GiveUp(cgroup string, l Limit) error { return d.set(cgroup, l, 0) }
 
 func (d Driver) set(cgroup string, l Limit, reserved uint64) error {

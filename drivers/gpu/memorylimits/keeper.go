@@ -53,7 +53,7 @@ func kind() store.Format[record] {
 	}}
 }
 
-// Keeper sets the limits of a node's containers, and records what it set. It is safe for concurrent use. Make it with Open.
+// Keeper sets the limits of a node's containers, and records them. It is safe for concurrent use. Make it with Open.
 type Keeper struct {
 	Driver
 	records    *store.Store[record]
@@ -144,7 +144,7 @@ func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late
 	return late, k.hold(c.ID, r, before)
 }
 
-// Release releases what is reserved for a container whose processes have ended. The maximum of its cgroup stays: a process that is
+// Release releases the reservation of a container whose processes have ended. The maximum of its cgroup stays: a process that is
 // yet to be killed gets no more memory, and the limit ends with the cgroup. A container without a limit is no error.
 func (k *Keeper) Release(ctx context.Context, id string) error {
 	unlock, err := k.containers.Lock(ctx, id)

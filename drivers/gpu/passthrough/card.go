@@ -71,7 +71,7 @@ type Identity struct {
 
 // Places are where the node's hardware is.
 type Places struct {
-	// Sysfs stands for /sys, Dev for /dev and Proc for /proc. HostProc is the node's own /proc, which shows the processes of all
+	// Sysfs is used in place of /sys, Dev of /dev and Proc of /proc. HostProc is the node's own /proc, which shows the processes of all
 	// containers; the other files of /proc are the same everywhere.
 	Sysfs, Dev, Proc, HostProc string
 	// Partitions: GPUs behind NVSwitches can have a partition of Fabric Manager.
@@ -236,7 +236,7 @@ func describe(f *pci.Function) string {
 // slot is an address without its function's number.
 func slot(a pci.Address) string { return strings.TrimRight(string(a), "01234567") }
 
-// identity reads what NVIDIA's driver reports of a GPU (/proc/driver/nvidia/gpus/ADDRESS/information).
+// identity reads the facts that NVIDIA's driver reports of a GPU (/proc/driver/nvidia/gpus/ADDRESS/information).
 func (p Places) identity(gpu pci.Address) (id Identity, err error) {
 	if id.UUID, err = p.information(gpu, "GPU UUID"); err == nil {
 		id.Product, err = p.information(gpu, "Model")

@@ -322,7 +322,7 @@ func (k *Kind) give(ctx context.Context, claim types.UID, c takenCard) error {
 	return err
 }
 
-// Recover notes the claims of earlier runs. Return gives back what belongs to none.
+// Recover notes the claims of earlier runs. Return gives back GPUs that belong to no claim.
 func (k *Kind) Recover(_ context.Context, records []claimstate.Record, aside []types.UID) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

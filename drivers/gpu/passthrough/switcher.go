@@ -159,7 +159,7 @@ func (s *Switcher) awaitFree(ctx context.Context, card string, e *Entry, waiting
 	}
 }
 
-// step writes to the journal what is done next, and does it.
+// step writes the next step to the journal, and does it.
 func (s *Switcher) step(ctx context.Context, card string, e *Entry, f pci.Address, words, path, text string) error {
 	e.Step = fmt.Sprintf("%s: %s", f, words)
 	if err := s.Journal.put(card, e); err != nil {

@@ -129,7 +129,7 @@ func (m *Model) waitFor(busy []Device, region uint64, shape Shape) (wait int, ok
 	return wait, keep+shape.Compute <= m.Compute
 }
 
-// rehide hides what is free and published in the cordoned part of a GPU: all of it after the cordon's beginning, later what ends.
+// rehide hides the free published devices in the cordoned part of a GPU: all of them when the cordon begins, later those whose claims end.
 func (t *turn) rehide() {
 	for _, g := range t.gpus {
 		c, ok := t.cordons[g.ID]

@@ -141,7 +141,7 @@ func (t *turn) gets(shape int) {
 	t.lack.urgent[shape] = max(0, t.lack.urgent[shape]-1)
 }
 
-// show offers again what is hidden on the fullest GPU that hides the shape.
+// show publishes hidden devices of the fullest GPU that hides the shape.
 func (t *turn) show(shape int) bool {
 	var best *gpu
 	for id, c := range t.cordons {
@@ -240,7 +240,7 @@ func (t *turn) recut(shape int) bool {
 	return true
 }
 
-// cuttable reports whether something of a GPU is free, and it is not one that is cut again and again in vain.
+// cuttable reports whether a part of a GPU is free, unless earlier cuts of it did not help.
 func (t *turn) cuttable(g *gpu) bool {
 	if len(g.busy) == len(g.devices) && len(g.devices) > 0 {
 		return false

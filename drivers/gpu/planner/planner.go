@@ -1,7 +1,7 @@
 // Package planner decides which MIG layout each GPU of a pool publishes, from the pods that wait and the devices that are free.
 //
 // A GPU publishes one layout at a time, as devices without counters, so that a scheduler considers no alternatives. The planner
-// changes layouts in time for those who wait:
+// changes layouts for pods that wait:
 //
 //   - Show: devices that were hidden are offered again, on the fullest GPU that hides the shape.
 //   - Recut: the free part of a GPU gets another layout while instances in use stay. Over all GPUs and all maximal layouts beside their
@@ -142,8 +142,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Planner remembers between calls how many pods arrived, why devices are hidden, and for whom GPUs are cut. Its memory only
-// makes its decisions better: a new one goes on from any state.
+// Planner stores between calls the number of arrived pods, the reasons for hidden devices, and the pods for which GPUs are cut. Its
+// memory only makes its decisions better: a new one goes on from any state.
 type Planner struct {
 	options Options
 	rates   []float64 // pods a second, by shape

@@ -72,7 +72,7 @@ func (k keptByDemand) get() map[string]devices.Layout {
 	return data.GPUs
 }
 
-// concerning leaves out what the node does not apply: layouts with auto, which the controller turns into one with gpus for each node;
+// concerning omits layouts that the node does not apply: layouts with auto, which the controller turns into one with gpus for each node;
 // and such a one, if an administrator has made a layout for the node since.
 func concerning(selected []v1alpha1.MIGLayout) []v1alpha1.MIGLayout {
 	out := slices.DeleteFunc(slices.Clone(selected), func(l v1alpha1.MIGLayout) bool { return l.Spec.Auto != nil })

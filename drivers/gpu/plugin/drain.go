@@ -148,7 +148,7 @@ func (e *drainer) quiesce(ctx context.Context, roles drain.Directory, report ord
 func (e *drainer) free(ctx context.Context, roles drain.Directory, report orders.Report) error {
 	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""
-	for patience := time.Duration(0); ; patience = drain.ReportInterval { // the first round reports at once what it waits for
+	for patience := time.Duration(0); ; patience = drain.ReportInterval { // the first round reports at once the reason of the wait
 		given := e.handovers.requests.Now()
 		own := slices.DeleteFunc(slices.Clone(e.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
 			owner, is := given[g.UUID]
@@ -185,7 +185,7 @@ func (e *drainer) users(roles drain.Directory) string {
 	}
 	for uuid, plugin := range e.handovers.requests.Now() {
 		if roles.TakesPart(plugin + "-plugin") {
-			continue // that role reports itself what it waits for
+			continue // that role reports the reason of the wait itself
 		}
 		out = append(out, fmt.Sprintf("the device plugin %s has %s: take the GPU from it first", plugin, uuid))
 	}

@@ -28,8 +28,8 @@ import (
 const FormsCondition corev1.NodeConditionType = "GPUForms"
 
 const (
-	// formsSettle is how long a node's labels must stay unchanged before its GPUs change their forms: somebody who sets several labels
-	// is not done with the first.
+	// formsSettle is how long a node's labels must stay unchanged before its GPUs change their forms: an administrator may set
+	// several labels, one after another.
 	formsSettle = 2 * time.Second
 	// formsUnrest is how long labels may change faster than that before the node's condition reports it.
 	formsUnrest = 10 * time.Second
@@ -92,7 +92,7 @@ type forms struct {
 	view   selection.Node
 	events nodeEvents
 	kept   keptForms
-	settle time.Duration // how long labels must stand still
+	settle time.Duration // how long labels must stay unchanged
 	// Only the goroutine of Run sets wish.
 	wish observed.Value[wish]
 }

@@ -27,8 +27,7 @@ import (
 	"gpufabric.io/drivers/node/occupancy"
 )
 
-// retryHold is how long to wait before trying again to take a GPU that claims still hold: the ledger notifies only those who wait
-// in it.
+// retryHold is how long to wait before trying again to take a GPU that claims still hold: the ledger notifies only its waiters.
 const retryHold = time.Second
 
 // handovers hands GPUs over to the device plugins that requested them. The order is: publish the GPU's taint; wait until no claim
@@ -287,7 +286,7 @@ func (h *handovers) take(g *inventory.GPU, owner string) error {
 
 // request requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these
 // first. Requests of an earlier run stay. Pods may have a GPU that does not answer now, or that the flag no longer names; takeBack
-// learns when it is free.
+// is notified when it is free.
 func (h *handovers) request() error {
 	standing, err := h.directory.Requests()
 	if err != nil {

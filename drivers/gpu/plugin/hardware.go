@@ -39,7 +39,7 @@ type reader struct {
 	lacking  atomic.Pointer[string]
 }
 
-// newReader makes a reader. limits reports what holds the containers of shares to their limits.
+// newReader makes a reader. limits returns the mechanism that limits the containers of shares.
 func newReader(p *plugin, limits string) (*reader, error) {
 	offer, err := p.options.offer()
 	if err != nil {

@@ -141,7 +141,7 @@ func (s *starter) records() (passed, others bool, err error) {
 
 // mode is the form of the node's GPUs. Without an answer of the API server it is that of the last run; without one, mode waits.
 func (s *starter) mode(ctx context.Context, p *plugin) (devices.Mode, error) {
-	kept, _ := openForms(p.stateFile("forms.json")) // a run reports what cannot be read
+	kept, _ := openForms(p.stateFile("forms.json")) // a run reports devices that cannot be read
 	s.waits.Store(true)
 	defer s.waits.Store(false)
 	for {
@@ -245,7 +245,7 @@ func (k passedKind) Unprepare(ctx context.Context, record claimstate.Record) err
 // Forms implements formed.
 func (v *passer) Forms() devices.Forms { return devices.Forms{Mode: devices.ModeVFIO} }
 
-// SetForms implements formed: run compares what is wished.
+// SetForms implements formed: run compares the wanted state.
 func (v *passer) SetForms(devices.Forms) {}
 
 // run publishes the GPUs until ctx ends, or until the forms are others and no virtual machine has a GPU. It returns errForms then.
@@ -296,7 +296,7 @@ func (v *passer) run(ctx context.Context) error {
 	}
 }
 
-// giveBack gives back the GPUs that belong to no claim. One that a virtual machine still has must not delay what run publishes.
+// giveBack gives back the GPUs that belong to no claim. A GPU that a virtual machine still has must not delay the publication.
 func (v *passer) giveBack(ctx context.Context) {
 	within, cancel := context.WithTimeout(ctx, returnPatience)
 	defer cancel()
@@ -305,7 +305,7 @@ func (v *passer) giveBack(ctx context.Context) {
 	}
 }
 
-// devices are those to publish. When the forms are others, only those that claims have are left, for no new claim.
+// devices are the devices to publish. When the node's forms exclude vfio, only devices of claims are left, and new claims cannot have them.
 func (v *passer) devices(cards []*passthrough.Card, leaving, draining bool) []resourceapi.Device {
 	taken := v.kind.Switcher.Journal.Entries()
 	var out []resourceapi.Device

@@ -1,5 +1,5 @@
 // Package plugin is the role gpu-plugin: the one owner of a node's GPUs. It publishes every form of them in one pool of the driver
-// gpu.nvidia.com, prepares claims, and taints what is not healthy.
+// gpu.nvidia.com, prepares claims, and taints unhealthy devices.
 //
 // # What a pod of this role needs
 //

@@ -91,7 +91,7 @@ func (s *search) get(ctx context.Context) (*edits.Set, error) {
 	}
 }
 
-// reportLacking reports what containers lack, once until that changes.
+// reportLacking reports the files that containers lack, once until the list changes.
 func (r *reader) reportLacking(logger logr.Logger, problems []error) {
 	var words []string
 	for _, problem := range problems {

@@ -30,7 +30,7 @@ import (
 // shareNotLimited is the reason of the Event about a pod whose container nothing holds to its share.
 const shareNotLimited = "ShareNotLimited"
 
-// mostMounts bounds what is read of a process's list of mounts, in bytes.
+// mostMounts is the most that is read of a process's list of mounts, in bytes.
 const mostMounts = 1 << 20
 
 // unlimitedShares finds containers that use a claim's share without the library. A container with a share has the share's file of limits

@@ -203,7 +203,7 @@ func Reexec(words ...string) func(enclosure, program string, args ...string) *ex
 	}
 }
 
-// Explain reports what to do about an error from starting a command.
+// Explain adds the remedy to an error from starting a command.
 func Explain(err error) error {
 	if errors.Is(err, syscall.EPERM) {
 		return fmt.Errorf("%w: a program of the driver runs in namespaces of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)

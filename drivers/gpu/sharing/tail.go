@@ -7,7 +7,7 @@ const tailBytes = 4 << 10
 // tail keeps the end of a program's output.
 type tail struct{ kept []byte }
 
-// Write accepts everything, and drops what came before the last tailBytes.
+// Write accepts everything, and keeps the last tailBytes.
 func (t *tail) Write(p []byte) (int, error) {
 	t.kept = append(t.kept, p[max(0, len(p)-tailBytes):]...)
 	if excess := len(t.kept) - tailBytes; excess > 0 {

@@ -89,7 +89,7 @@ func (r *reporter) look(ctx context.Context) error {
 		for i := range page.Items {
 			c := &page.Items[i]
 			if c.Status.Allocation != nil {
-				// Of thousands of these only what they hold is kept.
+				// There are thousands of these: only their devices are kept.
 				held := resourceapi.ResourceClaim{}
 				held.Status.Allocation = c.Status.Allocation
 				cluster.Claims = append(cluster.Claims, held)
@@ -161,7 +161,8 @@ func classesOf(claim *resourceapi.ResourceClaim) []string {
 	return names
 }
 
-// tell writes an Event for each claim with a request whose form no GPU is offered in. Where no GPU is published at all, no form is missing.
+// tell writes an Event for each claim with a request for a form in which no GPU is offered. Where no GPU is published at all, no
+// form is missing.
 func (r *reporter) report(answer explain.Answer, due map[string]*resourceapi.ResourceClaim) {
 	if len(answer.Nodes) == 0 {
 		return

@@ -19,7 +19,7 @@ const (
 	VersionsDiffer = "DriverVersionsDiffer"
 )
 
-// Explain reports why no driver was found, or what is wrong with the one that was found. It is empty where nothing is wrong.
+// Explain reports why a driver was not found, or the fault of the one that was found. It is empty where nothing is wrong.
 func (s Search) Explain() string {
 	_, message := s.Trouble()
 	return message
@@ -55,7 +55,7 @@ func (s Search) Trouble() (reason, message string) {
 	return NotFound, message
 }
 
-// lack reports what a root without a driver lacks.
+// lack returns the missing files of a root without a driver.
 func (p Place) lack() string {
 	info, err := os.Stat(p.Path)
 	switch {

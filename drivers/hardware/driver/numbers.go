@@ -19,7 +19,7 @@ const (
 type Numbers map[string]int64
 
 // ReadNumbers reads the file in place of /proc/devices. A file that cannot be read gives no numbers: then only the device nodes
-// themselves tell their numbers.
+// themselves show their numbers.
 func ReadNumbers(procDevices string) Numbers {
 	f, err := os.Open(procDevices)
 	if err != nil {

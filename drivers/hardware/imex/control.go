@@ -139,7 +139,8 @@ func (c Control) Version(ctx context.Context) (string, error) {
 
 // Node is a node in a daemon's list.
 type Node struct {
-	// Host is the line of the list, HostName what that node calls itself, and Version that of its daemon; both are empty until it was reached.
+	// Host is the line of the list, HostName the host name that the node reports, and Version its daemon's version; both are empty
+	// until it was reached.
 	Host     string `json:"host"`
 	HostName string `json:"hostName"`
 	Version  string `json:"version"`

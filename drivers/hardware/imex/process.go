@@ -38,7 +38,7 @@ func (p Programs) command(program string, args ...string) []string {
 // Process runs nvidia-imex as a child process.
 type Process struct {
 	Programs Programs
-	// Output receives what the daemon prints; nil: discarded.
+	// Output receives the daemon's output; nil: discarded.
 	Output io.Writer
 }
 
@@ -75,7 +75,7 @@ type child struct {
 	stopped atomic.Bool
 
 	asking sync.Mutex // one query of the state at a time
-	// limit is how long the next query of the state may take, and last what the daemon's threads did when the last one was not answered.
+	// limit is how long the next query of the state may take, and last the state of the daemon's threads when the last one was not answered.
 	limit time.Duration
 	last  threads.Sample
 

@@ -24,7 +24,7 @@ type madPort struct {
 	port   int
 }
 
-// charDevices reads the classes infiniband_verbs and infiniband_mad. It leaves out an entry that it cannot understand: the RDMA
+// charDevices reads the classes infiniband_verbs and infiniband_mad. It omits an entry that it cannot parse: the RDMA
 // device then has no such character device, so that nothing tries to open it.
 func (f FS) charDevices(ctx context.Context) (*charDevices, error) {
 	found := &charDevices{verbs: map[string]CharDevice{}, umad: map[madPort]CharDevice{}, issm: map[madPort]CharDevice{}}

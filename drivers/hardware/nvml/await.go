@@ -37,7 +37,7 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound fun
 		if code == nvml.SUCCESS {
 			shown, has := 0, bound()
 			if shown, code = lib.DeviceGetCount(); code != nvml.SUCCESS || shown >= has {
-				return nil // errors of one GPU are for those who ask for that GPU
+				return nil // errors of one GPU are returned by the calls for that GPU
 			}
 			if lacking++; shown > 0 && lacking >= awaitLooks {
 				return nil

@@ -15,7 +15,7 @@ import (
 const libraryName = driver.Library
 
 // Load returns the library of the driver that a search finds. Each first Init searches again, so it finds a driver that is
-// installed later; until then Init reports what is missing. A process can hold one such library only: go-nvml binds its symbols
+// installed later; until then Init reports the missing function. A process can hold one such library only: go-nvml binds its symbols
 // globally.
 func Load(search driver.Search) nvml.Interface {
 	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
@@ -129,7 +129,7 @@ func path(at driver.Location) string {
 	case at.Root.Path == "/":
 		return libraryName // the linker's own configuration may list more directories of this machine
 	default:
-		return filepath.Join(at.Root.Path, driver.LibraryDirs()[0], libraryName) // names what is missing
+		return filepath.Join(at.Root.Path, driver.LibraryDirs()[0], libraryName) // names the missing function
 	}
 }
 

@@ -15,7 +15,7 @@ type Identity struct {
 	Class          Class
 }
 
-// identify reads modalias, which holds in one file what class, vendor and device hold in three. uevent would name the driver too,
+// identify reads modalias: one file has the contents of class, vendor and device. uevent would name the driver too,
 // but kernels of 2024 read it under the device's lock, which a driver holds while it probes: a discovery must not wait for that. A
 // tree without modalias, which no kernel makes, has the three files.
 func identify(dir *sysfile.Dir) (Identity, error) {

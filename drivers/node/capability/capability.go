@@ -1,4 +1,4 @@
-// Package capability learns which fields of a ResourceSlice the API server keeps. A server whose feature gates are off drops the fields
+// Package capability finds the fields of a ResourceSlice that the API server keeps. A server whose feature gates are off drops the fields
 // of those features without an error: a device whose taint is dropped is allocated although it is broken, and two devices whose counters
 // are dropped are allocated although they are the same hardware. The server's version does not decide it: gates are switched by hand, and
 // a server emulates earlier versions.
@@ -43,7 +43,7 @@ type Missing struct {
 // Any reports whether a feature is missing.
 func (m Missing) Any() bool { return m != Missing{} }
 
-// Error names what is missing as an administrator finds it: the gates of the API server, and the version.
+// Error names the missing fields by the gates that an administrator sets: the gates of the API server, and the version.
 func (m Missing) Error() string {
 	var gates, words []string
 	for _, g := range []struct {
@@ -63,7 +63,7 @@ func (m Missing) Error() string {
 	return strings.Join(words, ", and ")
 }
 
-// Dropped returns what is missing where also the named gates are off (resourceslice.DroppedFieldsError.DisabledFeatures).
+// Dropped returns the missing fields where also the named gates are off (resourceslice.DroppedFieldsError.DisabledFeatures).
 func (m Missing) Dropped(gates []string) Missing {
 	m.Taints = m.Taints || slices.Contains(gates, gateTaints)
 	m.Counters = m.Counters || slices.Contains(gates, gateCounters)

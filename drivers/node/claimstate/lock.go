@@ -36,8 +36,8 @@ func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := acquire(ctx, file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// The text is only for people, and for the message below; the kernel's lock decides. A plugin on a full disk must still be
-	// able to release what it holds.
+	// The text is only for people, and for the message below; the kernel's lock decides. A plugin on a full disk must still be able
+	// to release its devices.
 	_ = errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n"))
 	return file, nil
 }

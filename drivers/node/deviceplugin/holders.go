@@ -39,7 +39,7 @@ type checkpoint struct {
 //
 // The kubelet forgets a pod that was deleted by force while its containers still run (GetActivePods, which its device manager calls before
 // each allocation), and then allocates its devices again. An allocation does not name its pod, but the kubelet writes the pod's UID to its
-// checkpoint right after it. Holders remembers these UIDs, and looks for the pods among the node's cgroups. Without a checkpoint, or where
+// checkpoint right after it. Holders stores these UIDs, and looks for the pods among the node's cgroups. Without a checkpoint, or where
 // the cgroups do not show pods, it has no holders, and the kubelet's allocation stands.
 type Holders struct {
 	// Cgroups are the node's.

@@ -1,7 +1,7 @@
 // Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It handles no kind of
 // device itself; a Backend does.
 //
-// The package does what the kubelet's protocol leaves to the plugin: it registers again whenever the kubelet restarts or drops the
+// The package has the parts that the kubelet's protocol leaves to the plugin: it registers again whenever the kubelet restarts or drops the
 // stream, it sends the list of devices only when it changed, and it refuses a device that the plugin does not have.
 package deviceplugin
 
@@ -103,7 +103,7 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// unread returns the resources whose CDI spec was not read, and for which containers have waited since before a time.
+// unread returns the resources whose CDI spec the runtime has not read, and for which containers wait since before the given time.
 func (h *Host) unread(before time.Time) ([]string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -114,7 +114,7 @@ func (w *withheld) apply(devices []Device) []Device {
 	return devices
 }
 
-// withhold makes the devices that which selects unhealthy for the kubelet, and the others what they were.
+// withhold reports the devices that which selects as unhealthy to the kubelet, and the others unchanged.
 func (r *Resource) withhold(which func(id string) bool) {
 	w := &r.withheld
 	w.mu.Lock()

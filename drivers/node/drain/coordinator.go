@@ -34,7 +34,7 @@ const (
 // after an error, too.
 type Quiesce func(ctx context.Context, report orders.Report) (resume func(), err error)
 
-// Role is what the coordinating role does with its own GPUs.
+// Role has the coordinating role's steps for its own GPUs.
 type Role interface {
 	// Started reports why the role has not read yet which pods have GPUs. Until then a drain fails, and changes no phase.
 	Started() error

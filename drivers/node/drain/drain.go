@@ -7,7 +7,7 @@
 // which ends with its process) while it runs. A text without a lock is of a role that ended with NVML open. The drain waits for it, since
 // pods may have GPUs that the role gave them.
 //
-// The phases and what moves a node between them:
+// The phases and the transitions between them:
 //
 //	phase     event                                                        next
 //	None      gpufabric drain, or a label of NVIDIA's GPU operator         Draining

@@ -97,7 +97,7 @@ type Operator struct {
 
 	mu     sync.Mutex
 	active bool
-	// followed is the last Pause that was obeyed whole.
+	// followed is the last Pause that was followed completely.
 	followed observed.Value[Pause]
 }
 
@@ -110,7 +110,7 @@ func AllRoles(d Directory, pause *observed.Value[Pause]) *Operator {
 	}
 }
 
-// begin makes the roles of a node close NVML for a label, unless the phase says so already, or another role has ended the drain meanwhile.
+// begin makes the roles of a node close NVML for a label, unless that is the phase already, or another role has ended the drain meanwhile.
 func (d Directory) begin(ctx context.Context) error {
 	return d.locked(ctx, func() error {
 		phase, err := d.Phase()

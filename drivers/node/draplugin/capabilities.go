@@ -19,7 +19,7 @@ const reasonNeedsFeature = "NeedsKubernetesFeature"
 // capabilities are the fields of this node's ResourceSlices that the API server keeps.
 type capabilities struct {
 	server capability.Server
-	// dropped receives what the library found dropped.
+	// dropped receives the fields that the library found dropped.
 	dropped chan *resourceslice.DroppedFieldsError
 
 	once sync.Once
@@ -117,7 +117,7 @@ func (p *Plugin) followCapabilities(ctx context.Context) {
 	}
 }
 
-// Learn waits until it is known what the cluster lacks, and has called Config.Missing with it. The first Publish does it too.
+// Learn waits until the missing features of the cluster are found, and Config.Missing was called with them. The first Publish does it too.
 func (p *Plugin) Learn() {
 	p.capabilities.once.Do(func() {
 		p.capabilities.learn(p.ctx)
@@ -125,7 +125,7 @@ func (p *Plugin) Learn() {
 	})
 }
 
-// passMissing hands the kind what is missing, so that it offers its devices in forms that need less.
+// passMissing passes the missing features to the kind, which then offers its devices in forms that need fewer.
 func (p *Plugin) passMissing(ctx context.Context) {
 	missing := p.capabilities.now()
 	if missing.Any() {

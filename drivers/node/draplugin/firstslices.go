@@ -14,7 +14,7 @@ import (
 // createSlices publishes resources on a node that has none of this driver's slices yet, and does nothing on any other node. The
 // library's controller does all of the publishing, but checks only once a second whether its caches are synced, so a new node's
 // devices would appear a second late. The controller finds these slices and adopts them: they have the names and the content that
-// it would have written. It also repairs what fails here.
+// it would have written. It also repeats writes that fail here.
 func (p *Plugin) createSlices(ctx context.Context, resources resourceslice.DriverResources) error {
 	node, slices := p.config.Node.NodeName, p.config.Client.ResourceV1().ResourceSlices()
 	list, err := slices.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{

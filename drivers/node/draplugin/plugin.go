@@ -47,7 +47,7 @@ type Config struct {
 	Missing func(capability.Missing)
 	// Writer writes state and CDI files; use the zero value outside tests.
 	Writer atomicfile.Writer
-	// Ledger records who holds which device; nil: the plugin's own.
+	// Ledger records which claim has which device; nil: the plugin's own.
 	Ledger *ledger.Ledger
 }
 
@@ -197,7 +197,7 @@ func (p *Plugin) open() error {
 	return nil
 }
 
-// checkSocketPath gives a clear error where bind would say "invalid argument": a socket's path has at most 107 bytes.
+// checkSocketPath returns a clear error where bind would return "invalid argument": a socket's path has at most 107 bytes.
 func checkSocketPath(dir, driver string) error {
 	const limit = 107
 	if path := filepath.Join(dir, driver+"-reg.sock"); len(path) > limit {
@@ -279,8 +279,8 @@ func (p *Plugin) enter() (leave func(), err error) {
 // callPatience is how long the kubelet's calls may run on when the plugin stops.
 const callPatience = 3 * time.Second
 
-// Stop stops the plugin and waits for everything that it runs, including the kubelet's calls. After that the caller may remove what
-// they use. Prepared claims stay prepared.
+// Stop stops the plugin and waits for everything that it runs, including the kubelet's calls. After that the caller may remove the
+// resources of their handlers. Prepared claims stay prepared.
 func (p *Plugin) Stop() {
 	p.cancel(errStopped)
 	// The kubelet's calls must end before their connections close. Otherwise the answer to the call that released a drained node's

@@ -4,8 +4,8 @@
 //
 // A claim is prepared in this order. First the plugin takes its lock and its devices' holds. It waits for a late unprepare of their
 // last holder rather than failing, since a failed prepare costs the pod a minute. Then the Preparer does its work. Then the plugin
-// writes the record and the CDI spec, and answers the kubelet. Unprepare goes the other way. A process that dies at any point finds
-// on restart what to redo or undo. Different claims never wait for each other.
+// writes the record and the CDI spec, and answers the kubelet. Unprepare goes the other way. A process that is killed at any point
+// finds on restart the steps to redo or undo. Different claims never wait for each other.
 package draplugin
 
 import (
@@ -122,7 +122,7 @@ func (d AllocatedDevice) CDIName() string {
 // Admin reports whether the claim only observes the device.
 func (d AllocatedDevice) Admin() bool { return d.AdminAccess != nil && *d.AdminAccess }
 
-// newClaim extracts from a claim what belongs to driver.
+// newClaim extracts the part of a claim that belongs to driver.
 func newClaim(claim *resourceapi.ResourceClaim, driver string) (*Claim, error) {
 	if claim.Status.Allocation == nil {
 		return nil, fmt.Errorf("claim %s/%s is not allocated", claim.Namespace, claim.Name)

@@ -37,7 +37,7 @@ type waiter struct {
 	reason string
 }
 
-// forReason sets what the claim waits for from now on.
+// forReason sets the reason of the claim's wait.
 func (w *waiter) forReason(reason string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

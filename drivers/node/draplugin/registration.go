@@ -8,8 +8,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// noticePatience is how long a kubelet may take to notice a plugin. It watches the directory of the plugin's socket, and answers within
-// milliseconds. A kubelet that starts and gets no inotify instance logs that its watcher failed, works on, and never notices any plugin.
+// noticePatience is how long a kubelet may take to detect a plugin. It watches the directory of the plugin's socket, and answers within
+// milliseconds. A kubelet that starts and gets no inotify instance logs that its watcher failed, continues, and never detects a plugin.
 const noticePatience = time.Minute
 
 // registration is the kubelet's last answer to a plugin's registration. The helper library keeps it too, but without a lock. The answer
@@ -23,7 +23,7 @@ type registration struct {
 	why      string
 }
 
-// offered starts the time in which the kubelet has to notice the plugin.
+// offered starts the time in which the kubelet has to detect the plugin.
 func (r *registration) offered(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

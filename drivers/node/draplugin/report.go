@@ -41,7 +41,7 @@ func newReporter(config Config) *reporter {
 	return &reporter{config: config, waits: waits{claim: map[types.UID]*claimWait{}}}
 }
 
-// waiting reports what a claim waits for, but not every variant of the message.
+// waiting reports the reason of a claim's wait, but not every variant of the message.
 func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message string) {
 	if r.waits.due(claim.UID, reason, message, time.Now()) {
 		r.events(claim, corev1.EventTypeNormal, reason, message)

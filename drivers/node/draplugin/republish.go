@@ -10,7 +10,7 @@ import (
 )
 
 // republishInterval is how often the library's controller compares the published slices with the wanted ones. A comparison sends no
-// request to the API server. The interval is longer than the library remembers its own writes
+// request to the API server. The interval is longer than the library keeps its own writes
 // (resourceslice.DefaultMutationCacheTTL, a minute).
 const republishInterval = 75 * time.Second
 

@@ -32,7 +32,7 @@ func Tune(config *rest.Config, role string) *rest.Config {
 	return config
 }
 
-// Connect gives a role what it starts with: access to the API server, and a client for built-in kinds. It reports wrong flags
+// Connect returns the clients with which a role starts: access to the API server, and a client for built-in kinds. It reports wrong flags
 // first, since there may be no API server.
 func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.Config, kubernetes.Interface, error) {
 	if err := flags.Validate(); err != nil {
@@ -46,7 +46,7 @@ func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.C
 	return config, client, err
 }
 
-// MetricsAccess decides who may read the metrics of a role that otherwise does not use the API server. It returns nil, which lets
+// MetricsAccess checks the readers of the metrics of a role that otherwise does not use the API server. It returns nil, which lets
 // everybody read, unless the check is enabled.
 func (h Host) MetricsAccess(enabled bool, role string) (*metrics.Access, error) {
 	if !enabled {

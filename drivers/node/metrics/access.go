@@ -24,8 +24,7 @@ import (
 const (
 	// remembered is how long the API server's answer about a token is cached. A scraper comes about every 15 s.
 	remembered = time.Minute
-	// mostTokens bounds the number of cached tokens, separately for accepted and refused ones: anybody who reaches the port may send
-	// new tokens.
+	// mostTokens bounds the number of cached tokens, separately for accepted and refused ones: every client of the port may send new tokens.
 	mostTokens = 64
 	// reviewPatience bounds one request to the API server. Prometheus gives a scrape ten seconds.
 	reviewPatience = 5 * time.Second
@@ -33,7 +32,7 @@ const (
 	longestToken = 16 << 10
 )
 
-// Access lets only those read metrics whom the cluster allows it, as kube-rbac-proxy does. The caller must show a token that the
+// Access serves metrics only to clients that the cluster authorizes, as kube-rbac-proxy does. The caller must show a token that the
 // API server accepts (TokenReview), and be allowed to get the path /metrics (SubjectAccessReview). The role's own client makes the
 // two reviews: controller-runtime's filters for the same task would load k8s.io/apiserver into every role's memory.
 type Access struct {

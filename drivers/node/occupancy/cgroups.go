@@ -56,7 +56,7 @@ func podOf(base string) types.UID {
 }
 
 // Find returns the cgroups of pods, as paths below Root. A pod without a cgroup is missing from the result. With an error, so may be
-// others: ctx has ended, or this process or the kernel lacks what it takes to read the tree.
+// others: ctx has ended, or this process or the kernel lacks memory or file descriptors to read the tree.
 func (c *Cgroups) Find(ctx context.Context, pods ...types.UID) (map[types.UID]string, error) {
 	found := map[types.UID]string{}
 	if c.Root == "" {
@@ -214,8 +214,9 @@ func (s Sight) String() string {
 func (c *Cgroups) Path(below string) string { return filepath.Join(c.Root, below) }
 
 // Live reports whether a cgroup, or one below it, has processes. A cgroup that is gone has none. The kernel counts a process that
-// cannot be killed until it has ended. With an error nothing is known: a cgroup that exists and cannot be read counts as live, since a
-// plugin without a file descriptor left must not give away what a container uses. Where the whole tree is missing, it does not.
+// cannot be killed until it has ended. An error means that the state is unknown: a cgroup that exists and cannot be read counts as
+// live, since a plugin without a file descriptor left must not give away devices that a container uses. Where the whole tree is
+// missing, it does not.
 func (c *Cgroups) Live(below string) (bool, error) {
 	directory := c.Path(below)
 	file, err := os.ReadFile(filepath.Join(directory, Events))

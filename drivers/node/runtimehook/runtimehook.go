@@ -25,7 +25,7 @@ type Settings struct {
 	Socket string
 	// Name is the plugin's name. Index is two digits that give the order in which plugins are called.
 	Name, Index string
-	// Without describes what does not work while the runtime is away.
+	// Without names the function that is missing while the runtime is not connected.
 	Without string
 }
 

@@ -1,7 +1,7 @@
 // Package seccomp refuses system calls that change the machine or reach deep into the kernel, either to a program that is about to
 // be started or to this process. A privileged container has no seccomp profile from the container runtime.
 //
-// The lists name what is refused, not what is allowed: the programs behind the filter are not ours but the NVIDIA driver's.
+// The lists name the refused calls, not the allowed ones: the programs behind the filter are not ours but the NVIDIA driver's.
 package seccomp
 
 import (

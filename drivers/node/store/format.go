@@ -63,7 +63,7 @@ func (k Format[T]) Encode(value T) ([]byte, error) {
 	return json.Marshal(f)
 }
 
-// Read decodes the file of a name. Its error describes what is wrong with the bytes.
+// Read decodes the file of a name. Its error describes the fault of the bytes.
 func (k Format[T]) Read(name string, data []byte) (value T, err error) {
 	var f frame
 	if err := json.Unmarshal(data, &f); err != nil {

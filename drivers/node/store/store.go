@@ -83,8 +83,8 @@ type Options struct {
 }
 
 // Open reads every value. It sets files that cannot be read aside and returns them; they are no error. An error means that the
-// directory itself cannot be used, or that this process or the kernel lacks what it takes to read a file at the moment. Such a file is
-// intact and stays where it is.
+// directory itself cannot be used, or that this process or the kernel lacks memory or file descriptors to read a file at the
+// moment. Such a file is intact and stays where it is.
 func Open[T any](o Options, kind Format[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)

@@ -43,7 +43,7 @@ func Make(path string, mode fs.FileMode, b Bounds) error {
 	return nil
 }
 
-// Remove unmounts what Make mounted, with all its content, and removes the directory. It follows no link. A missing directory is no
+// Remove unmounts the tmpfs of Make, with all its content, and removes the directory. It follows no link. A missing directory is no
 // error.
 func Remove(path string) error {
 	if err := Release(path); err != nil {
@@ -52,7 +52,7 @@ func Remove(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Release unmounts what Make mounted, with all its content. It leaves any other directory alone.
+// Release unmounts the tmpfs of Make, with all its content. It leaves any other directory alone.
 func Release(path string) error {
 	stands, err := mounted(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !stands {

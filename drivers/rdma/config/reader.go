@@ -15,7 +15,7 @@ import (
 type reader struct {
 	problems Error
 	lines    map[string]int  // of each path seen
-	bad      map[string]bool // paths whose value has the wrong type: no further report about them or what is below
+	bad      map[string]bool // paths whose value has the wrong type: no further report about them or fields below
 }
 
 func (r *reader) report(at *field.Path, line int, message string) {

@@ -69,7 +69,7 @@ const (
 // devicesPerSlice is the maximum number of devices in a ResourceSlice if they have taints or consumable capacities.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Options define what to publish for a node.
+// Options define the devices to publish for a node.
 type Options struct {
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int

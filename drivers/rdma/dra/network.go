@@ -19,7 +19,7 @@ type PodNetworks interface {
 	// Closed reports whether the node's devices are in exclusive mode. A pod with its own network namespace can then open only devices
 	// that were moved there.
 	Closed() bool
-	// TakeFrom takes back what a claim (namespace/name) gave to the pod with that UID.
+	// TakeFrom takes back the interfaces that a claim (namespace/name) gave to the pod with that UID.
 	TakeFrom(ctx context.Context, claim, podUID string) error
 }
 

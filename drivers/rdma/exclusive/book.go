@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// grantRecord records on disk what a pod sandbox was given.
+// grantRecord records on disk the devices that a pod sandbox was given.
 type grantRecord struct {
 	Sandbox   string  `json:"sandbox"`
 	Pod       string  `json:"pod"` // namespace/name, for people

@@ -181,7 +181,7 @@ func (h *Hook) StopPodSandbox(ctx context.Context, sandbox *api.PodSandbox) erro
 	return h.Mover.Take(ctx, sandbox.GetId())
 }
 
-// RemovePodSandbox takes back what could not be taken back before.
+// RemovePodSandbox takes back devices that could not be taken back before.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	return h.Mover.Take(ctx, sandbox.GetId())
 }

@@ -39,7 +39,7 @@ func (m *Mover) Collector() prometheus.Collector { return m.book }
 // Exclusive reports whether the kernel's RDMA subsystem is in the mode in which devices can be moved.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
-// Give moves what grants list into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given
+// Give moves the devices of grants into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given
 // something before, which a restarted plugin finds running, keeps it even with an error. Give also returns descriptions of the
 // addresses and routes that the interfaces lack in the pod.
 func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants []Grant) (missing []string, err error) {
@@ -137,7 +137,7 @@ func each(devices []Device, do func(Device) error) []error {
 	return errs
 }
 
-// Take moves back what a sandbox was given; a sandbox that was given nothing is no error.
+// Take moves the devices of a sandbox back; a sandbox that was given nothing is no error.
 func (m *Mover) Take(ctx context.Context, sandbox string) error {
 	m.await(ctx, func(e grantRecord) bool { return e.Sandbox == sandbox })
 	m.mu.Lock()
@@ -186,12 +186,12 @@ func (m *Mover) takeAll(ctx context.Context, e grantRecord) error {
 	return m.book.Delete(e.Sandbox)
 }
 
-// Keep takes back what sandboxes other than live ones were given: those that ended while the plugin was away.
+// Keep takes back the devices of sandboxes other than live ones: those that ended while the plugin was away.
 func (m *Mover) Keep(ctx context.Context, live map[string]bool) error {
 	return m.takeWhere(ctx, func(e grantRecord) bool { return !live[e.Sandbox] })
 }
 
-// TakeFrom takes back what a claim gave, from whatever sandbox has it.
+// TakeFrom takes the devices of a claim back from the sandbox that has them.
 func (m *Mover) TakeFrom(ctx context.Context, claim, podUID string) error {
 	return m.takeWhere(ctx, func(e grantRecord) bool {
 		return slices.ContainsFunc(e.Grants, func(g Grant) bool { return g.Claim == claim && g.PodUID == podUID })

@@ -90,7 +90,7 @@ type Pool struct {
 	// Unmatched are the values of the pool that select no device of this node: selectors.vendors[1] "15b4".
 	Unmatched []string `json:"unmatched,omitempty"`
 	// Closed describes the problem of a pod with its own network where the kernel's RDMA subsystem is in exclusive mode; empty: the
-	// pod can open what it gets.
+	// pod can open its devices.
 	Closed string `json:"closed,omitempty"`
 	// Empty is why the pool has no unit of its devices; empty: it has some.
 	Empty string `json:"empty,omitempty"`

@@ -172,7 +172,7 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 	return inventory, nil
 }
 
-// dropVanished drops what was removed while it was read, such as a virtual function: there is nothing to report about it.
+// dropVanished drops devices that were removed while they were read, such as a virtual function: there is nothing to report about it.
 func (v *Inventory) dropVanished(sysfs string) {
 	gone := func(path string) bool {
 		_, err := os.Lstat(filepath.Join(sysfs, path))

@@ -76,7 +76,7 @@ func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health
 	o.sweep(ctx)
 }
 
-// meaning reports what a pod gets by one unit of a pool. A config.json and an RDMAPool differ in it where deviceNodes is not given.
+// meaning describes the devices of one unit of a pool. A config.json and an RDMAPool differ in it where deviceNodes is not given.
 func meaning(p *pool.Pool) string {
 	switch {
 	case p.Exclusive():

@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// scrapePatience bounds how long one scrape waits for the counters (a read queries the firmware and hangs with it) and the kubelet. It
-// leaves out what is late, and gpufabric_rdma_scrape_complete shows that.
+// scrapePatience bounds how long one scrape waits for the counters (a read queries the firmware and hangs with it) and the kubelet.
+// It omits devices whose answer is late, and gpufabric_rdma_scrape_complete shows that.
 const scrapePatience = 3 * time.Second
 
 // metricsView is the data for the metrics. Any goroutine may call its functions.
@@ -39,7 +39,7 @@ func newPortMetrics(root, kubeletRoot string) *portMetrics {
 	return &portMetrics{sysfs: infiniband.NewFS(root), holders: kubelet.holders}
 }
 
-// Set replaces what is exported.
+// Set replaces the exported devices.
 func (e *portMetrics) Set(v metricsView) { e.view.Store(&v) }
 
 // The descriptions of the metrics.

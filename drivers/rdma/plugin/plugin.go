@@ -131,8 +131,8 @@ func (o *Options) holders() *deviceplugin.Holders {
 		filepath.Join(o.StateDir, "device-plugin-pods.json"), holderKey)
 }
 
-// holderKey names what a unit gives. Units of exclusive pools are named after their HCA, which a pod keeps when it gets into a pool of
-// another name; those of shared pools are numbers of the resource.
+// holderKey is the key of the devices of a unit. Units of exclusive pools are named after their HCA, which a pod keeps when it gets
+// into a pool of another name; those of shared pools are numbers of the resource.
 func holderKey(resource, id string) string {
 	if strings.Trim(id, "0123456789") == "" {
 		return resource + "/" + id
@@ -173,7 +173,7 @@ func newPlugin(o Options, offers *offer.Offers, served *claims) *plugin {
 	return p
 }
 
-// loop takes the parts' results one at a time, and updates what is served.
+// loop takes the parts' results one at a time, and updates the served resources.
 func (p *plugin) loop(ctx context.Context) {
 	p.scanner.Ask()
 	rescan := time.NewTicker(defaultRescan)
@@ -213,7 +213,7 @@ func (p *plugin) loop(ctx context.Context) {
 	}
 }
 
-// apply selects the devices of the pools again, and updates what is served.
+// apply selects the devices of the pools again, and updates the served resources.
 func (p *plugin) apply(ctx context.Context, now picture) picture {
 	if now.devices == nil {
 		return now

@@ -97,7 +97,7 @@ func (v *verbsEvents) hearNew(ctx context.Context, hearing *sync.WaitGroup, devi
 	}
 }
 
-// hear receives the events of one HCA until ctx ends or the HCA is gone. It runs in a goroutine of its own, since opening may hang
+// hear reads the events of one HCA until ctx ends or the HCA is gone. It runs in a goroutine of its own, since opening may hang
 // with the firmware.
 func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) {
 	log := klog.FromContext(ctx)

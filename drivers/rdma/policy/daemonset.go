@@ -165,7 +165,7 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: pod},
-			// A restart of the driver's container takes the node's NICs down. So it is left to the administrator who drains the node,
+			// A restart of the driver's container takes the node's NICs down. So the administrator, who drains the node, does it,
 			// unless the policy has another setting.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{

@@ -32,7 +32,7 @@ import (
 )
 
 const (
-	// label marks what was made for a policy; its value is the policy's name.
+	// label marks the objects of a policy; its value is the policy's name.
 	label = "gpufabric.io/nic-cluster-policy"
 	// owner is the field manager of the controller's objects.
 	owner = "gpufabric-nic-cluster-policy"

@@ -30,7 +30,8 @@ func unserved(stored map[string]any, spec *mellanox.NicClusterPolicySpec) (map[s
 	return sections, nil
 }
 
-// used returns the part of the spec that decides what is made. A test changes each of its fields and sees that the result changes.
+// used returns the part of the spec on which the created objects depend. A test changes each of its fields and sees that the result
+// changes.
 func used(spec *mellanox.NicClusterPolicySpec) *mellanox.NicClusterPolicySpec {
 	u := spec.DeepCopy()
 	if u.DevicePlugin != nil {
@@ -74,7 +75,7 @@ func needsNoAction(path string) bool {
 	return false
 }
 
-// missing reports the highest paths of asked that request something and have no counterpart in used.
+// missing returns the highest paths of asked that request something and are absent from used.
 func missing(path string, asked, used any, report func(path string)) {
 	if asksNothing(asked) || needsNoAction(path) {
 		return

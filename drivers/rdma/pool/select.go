@@ -42,7 +42,7 @@ func (p *Pool) Empty() string {
 	return "the pool has no units: set rdmaHcaMax to the number of pods that may share its devices on a node"
 }
 
-// Closed reports whether the pool gives out what a pod with its own network cannot open while the kernel's RDMA subsystem is in
+// Closed reports whether the pool has devices that a pod with its own network cannot open while the kernel's RDMA subsystem is in
 // exclusive mode: units of a device plugin, and shares. Whole HCAs of claims can move into the pod's network.
 func (p *Pool) Closed(devicePlugin bool) bool {
 	return len(p.Members) > 0 && (devicePlugin || !p.Exclusive())

@@ -116,7 +116,7 @@ func (n Node) take(shares []annotation.Share) {
 	}
 }
 
-// raise makes the used part of each GPU at least what it is in another account of the same GPUs.
+// raise makes the used part of each GPU at least the used part in another account of the same GPUs.
 func (n Node) raise(other Node) {
 	for i := range n {
 		n[i].Sharers = max(n[i].Sharers, other[i].Sharers)

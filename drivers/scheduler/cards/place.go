@@ -214,7 +214,7 @@ func closest(fit []*Card, number int, policy Policy) []*Card {
 	return fit
 }
 
-// Score rates what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. For binpack it is
+// Score rates the choice of Place, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. For binpack it is
 // the used part of the memory, for spread the free part of the places.
 func (n Node) Score(containers [][]annotation.Share, policy Policy) int64 {
 	var sum, count float64

@@ -45,8 +45,7 @@ func (p Policies) Check() error {
 	return nil
 }
 
-// Of returns the policies for a pod, which may have annotations of its own. An error is the pod's mistake and names what is
-// allowed.
+// Of returns the policies for a pod, which may have annotations of its own. An error is the pod's mistake and names the allowed values.
 func (p Policies) Of(pod *corev1.Pod) (Policies, error) {
 	for key, policy := range map[string]*Policy{NodePolicyAnnotation: &p.Node, CardPolicyAnnotation: &p.Card} {
 		if value := pod.Annotations[key]; value != "" {

@@ -12,7 +12,7 @@ import (
 	schedutil "k8s.io/kubernetes/pkg/scheduler/util"
 )
 
-// asks reports whether a pod requests devices of DRA: by claims, or by an extended resource that a DeviceClass serves.
+// asks reports whether a pod has requests for DRA devices: by claims, or by an extended resource that a DeviceClass serves.
 func (c *claims) asks(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || len(c.extendedResources(pod)) > 0
 }
@@ -54,8 +54,8 @@ func (c *claims) extended(pod *corev1.Pod, info fwk.NodeInfo) *resourceapi.Resou
 }
 
 // counts reports how many devices of a resource the scheduler requests. It requests them for each container that keeps its own. For
-// init containers it requests once what the largest needs beyond what the later containers will have: it ends before they start,
-// and uses theirs until then.
+// init containers it requests once the excess of the largest over the later containers: it ends before they start, and uses theirs
+// until then.
 func counts(pod *corev1.Pod, name corev1.ResourceName) []int64 {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	var own []int64

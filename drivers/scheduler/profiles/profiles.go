@@ -178,7 +178,7 @@ type tracker struct {
 	manager *manager
 }
 
-// GatherAllocatedState keeps, for the order, what the stock plugin reads before it lists the slices.
+// GatherAllocatedState keeps, for the order, the claims that the stock plugin reads before it lists the slices.
 func (t tracker) GatherAllocatedState() (*structured.AllocatedState, error) {
 	state, err := t.ResourceClaimTracker.GatherAllocatedState()
 	if c := t.manager.cycle.Load(); c != nil && err == nil {

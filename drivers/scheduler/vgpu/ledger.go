@@ -9,13 +9,12 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// ledger remembers, by pod, the chosen shares until the pod's annotations are seen, and the parsed annotation.
+// ledger stores, by pod, the chosen shares until the pod's annotations are read, and the parsed annotation.
 type ledger struct {
 	resources annotation.Resources
 	mutex     sync.Mutex
 	pods      map[types.UID]podShares
-	// exists queries the watch that calls forget. A cycle sees pods as they were when it began, and otherwise what it reads of a deleted
-	// pod would stay.
+	// exists queries the watch that calls forget. A cycle has pods as they were when it began; otherwise the data of a deleted pod would stay.
 	exists func(*corev1.Pod) bool
 }
 
@@ -58,7 +57,7 @@ func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, boo
 	return e.read, true
 }
 
-// assume books what Reserve chose.
+// assume books the choice of Reserve.
 func (l *ledger) assume(uid types.UID, node string, shares [][]annotation.Share) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -70,7 +70,7 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// New is the plugin's factory. It refuses unknown arguments, and reports what is allowed.
+// New is the plugin's factory. It refuses unknown arguments, and reports the allowed ones.
 func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args := defaults()
 	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {

@@ -130,7 +130,7 @@ func (d *decider) decide(ctx context.Context) (left bool, err error) {
 	return left, d.write(ctx, edits)
 }
 
-// forget drops what is remembered of layouts and GPUs that are gone.
+// forget drops the stored data of layouts and GPUs that are gone.
 func (d *decider) forget(w *world, pools map[string]*pool) {
 	there := map[types.UID]bool{}
 	for i := range w.layouts {

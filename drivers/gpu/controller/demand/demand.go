@@ -1,5 +1,5 @@
 // Package demand gives the GPUs of nodes their MIG layouts by demand, for MIGLayouts with auto. It makes a MIGLayout with an explicit
-// layout for each node, lets package planner decide what to change, and carries the decisions out so that no claim loses its device:
+// layout for each node, lets package planner decide on changes, and carries the decisions out so that claims keep their devices:
 //
 //	Published    -> Withdrawing   the planner orders a cut: the doomed devices are withdrawn
 //	Withdrawing  -> Cutting       the node reports it, its slices lack them, a second has passed, and a consistent list of the claims
@@ -81,7 +81,7 @@ func (r *runner) Start(ctx context.Context) error {
 	}
 }
 
-// active reports whether there is a layout by demand, or what is left of one.
+// active reports whether there is a layout by demand, or objects that one left behind.
 func (r *runner) active(ctx context.Context) (bool, error) {
 	list := &v1alpha1.MIGLayoutList{}
 	if err := r.layouts.List(ctx, list); err != nil {
@@ -162,7 +162,7 @@ func (r *runner) watch() (cache.Cache, error) {
 	return watched, nil
 }
 
-// slimNode keeps of a node what decisions depend on: its images alone are tens of kilobytes.
+// slimNode keeps the parts of a node on which decisions depend: its images alone are tens of kilobytes.
 func slimNode(object any) (any, error) {
 	n, is := object.(*corev1.Node)
 	if !is {
@@ -173,7 +173,7 @@ func slimNode(object any) (any, error) {
 	return n, nil
 }
 
-// slimPod keeps of a pod what decisions depend on.
+// slimPod keeps the parts of a pod on which decisions depend.
 func slimPod(object any) (any, error) {
 	p, is := object.(*corev1.Pod)
 	if !is {

@@ -126,7 +126,7 @@ func usable(n *corev1.Node) bool {
 func (d *decider) describe(w *world, p *pool, g *gpu, unusable bool) {
 	s := &g.state
 	s.ID, s.Node, s.Model, s.Changed = g.id, g.node, &g.model.Model, d.changed[g.id]
-	behind := g.child.Generation < d.written[g.child.UID] // the cache lacks what was written last
+	behind := g.child.Generation < d.written[g.child.UID] // the cache lacks the last write
 	s.Pinned = unusable || behind || d.now().Before(d.blocked[g.id]) || g.status.State == v1alpha1.MIGLayoutFailed
 	planned := g.spec.Instances
 	shapeOf := func(name string) int { return slices.Index(p.shapes.names, name) }
@@ -230,7 +230,7 @@ type edit struct {
 	next    *v1alpha1.MIGLayout // nil: no change yet
 	changes []*change
 	reasons []string
-	// written are called once the layout is written: Events about what it orders.
+	// written are called once the layout is written: Events about its orders.
 	written []func()
 }
 

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/gpu/planner"
 )
 
-// classPrefix begins the names of extended resources for a DeviceClass by its name.
+// classPrefix is the prefix of the extended resource of a DeviceClass, before the class's name.
 const classPrefix = resourceapi.ResourceDeviceClassPrefix
 
 // maxDevices bounds the devices of one pod that are planned for; the API allows a claim 32.
@@ -38,7 +38,7 @@ type wants struct {
 }
 
 const (
-	// maxKnown bounds what is remembered of requests, whose texts tenants write.
+	// maxKnown limits the stored requests, whose texts tenants write.
 	maxKnown = 10_000
 	// maxRead bounds how many requests of a namespace are evaluated in one decision, so that one with many selectors does not keep the
 	// others waiting: its further pods are looked at by the next decisions.

@@ -2,7 +2,7 @@
 // share (library/ledger.h).
 //
 // Containers write the file, so nothing in it is trusted: it is read with pread into a buffer of a fixed size, and counts are bounded
-// before they index anything. The kernel knows which processes live: each has a lock on its slot's byte.
+// before they index anything. The kernel reports which processes live: each has a lock on its slot's byte.
 package account
 
 import (
@@ -67,7 +67,7 @@ func Make(directory string, alone bool) error {
 	return nil
 }
 
-// Account is what the living processes of an account have.
+// Account is the memory and devices of an account's living processes.
 type Account struct {
 	// Opened means that a process has opened the account since it was made.
 	Opened bool

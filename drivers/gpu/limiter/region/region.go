@@ -159,7 +159,7 @@ func (r *Region) Used(i int) uint64 {
 	return total
 }
 
-// readSlot reads one process slot; false says that its writer was inside it each time.
+// readSlot reads one process slot; false means that its writer was inside it each time.
 func readSlot(r io.ReaderAt, slot []byte, layout layout, offset int64) (bool, error) {
 	for range maximumReads {
 		if err := readFull(r, slot, offset); err != nil {

@@ -24,10 +24,10 @@ import (
 // Pause is the time between two looks. A container is reported at the second look that finds it, so within a minute.
 const Pause = 20 * time.Second
 
-// shown is how much of a container's identifier a finding has: what crictl ps prints.
+// shown is how much of a container's identifier a finding has: the columns of crictl ps.
 const shown = 13
 
-// mostText bounds what is read of a process's file of cgroups, in bytes.
+// mostText is the most that is read of a process's file of cgroups, in bytes.
 const mostText = 64 << 10
 
 // GPU is a GPU of which containers have shares.
@@ -54,7 +54,7 @@ type Finding struct {
 	PID       uint32
 }
 
-// Message reports what was found and what to do.
+// Message has the finding and the remedy.
 func (f Finding) Message() string {
 	return fmt.Sprintf("process %d of container %s uses GPU %s, and libvgpu.so has not opened the container's account: nothing holds it "+
 		"to its share. Use an image with glibc and dynamically linked programs of the node's architecture, or a MIG device",
@@ -136,7 +136,7 @@ func (w *Watch) Look(ctx context.Context) {
 	w.count(ctx, found)
 }
 
-// count reports what was found twice in a row.
+// count returns the containers that were found twice in a row.
 func (w *Watch) count(ctx context.Context, found map[string]Finding) {
 	seen, reported := map[string]int{}, 0
 	for id, finding := range found {

@@ -2,7 +2,7 @@
 //
 // A scan of a node with 512 virtual functions reads about eight thousand one-line files. os.ReadFile needs five system calls and a
 // buffer for each. A Dir needs three, relative to an open directory, and reuses its buffer. The kernel takes four fifths of a
-// scan's time, so the way to save time is to read only what is needed.
+// scan's time, so the way to save time is to read only the needed files.
 package sysfile
 
 import (

@@ -102,8 +102,8 @@ func (p Processes) On(t testing.TB) Processes { return Processes{t, p.root} }
 const Tries = 50
 
 // Taken gives a device to pods (by UID) one after the other, each of which is deleted by force while its container runs on. prepare gives
-// it to a pod; forget is what follows the pod's deletion, while the container runs; next gives the device to the next one, which waits
-// for the container's end, and takes it back. A next that returns earlier has given the device to two.
+// it to a pod; forget removes the pod's cgroup as its deletion does, while the container runs; next gives the device to the next
+// one, which waits for the container's end, and takes it back. A next that returns earlier has given the device to two.
 func (p Processes) Taken(prepare func(try int, pod string), forget func(pod string) error, next func(try int)) {
 	p.t.Helper()
 	var longest time.Duration

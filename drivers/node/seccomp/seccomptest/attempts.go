@@ -1,4 +1,4 @@
-// Package seccomptest tries what an attacker would try who controls a program.
+// Package seccomptest tries the calls of an attacker who controls a program.
 package seccomptest
 
 import (

@@ -1,4 +1,4 @@
-// Package accounttest plays the library's processes in tests of what reads their accounts.
+// Package accounttest plays the library's processes in tests of the readers of their accounts.
 package accounttest
 
 import (

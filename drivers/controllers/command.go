@@ -110,7 +110,7 @@ const (
 func run(ctx context.Context, config *rest.Config, s settings) error {
 	manager, err := newManager(ctx, config, s)
 	if err != nil {
-		return fmt.Errorf("set the controller up: %w", err)
+		return fmt.Errorf("set up the controller: %w", err)
 	}
 	kubernetes, err := host.Client(config, role)
 	if err != nil {
@@ -119,7 +119,7 @@ func run(ctx context.Context, config *rest.Config, s settings) error {
 	recorder, stopRecorder := host.Recorder(ctx, kubernetes, role, "")
 	defer stopRecorder()
 	if err := computedomain.Add(ctx, manager, recorder, s.domains); err != nil {
-		return fmt.Errorf("set the controller up: %w", err)
+		return fmt.Errorf("set up the controller: %w", err)
 	}
 	neighbours := s.neighbours
 	if s.waiting {
@@ -130,7 +130,7 @@ func run(ctx context.Context, config *rest.Config, s settings) error {
 	}
 	for _, add := range neighbours {
 		if err := manager.Add(&neighbour{config: manager.GetConfig(), add: add}); err != nil {
-			return fmt.Errorf("set another controller up: %w", err)
+			return fmt.Errorf("set up an additional controller: %w", err)
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -32,7 +32,7 @@ func (n *neighbour) Start(ctx context.Context) error {
 			return nil
 		}
 		pause := backoff.Step()
-		klog.FromContext(ctx).Error(err, "A controller ended; the others go on", "nextStartIn", pause)
+		klog.FromContext(ctx).Error(err, "A controller ended; the others continue", "nextStartIn", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -44,7 +44,7 @@ func (n *neighbour) Start(ctx context.Context) error {
 func (n *neighbour) run(ctx context.Context) error {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		return fmt.Errorf("set another controller up: %w", err)
+		return fmt.Errorf("set up an additional controller: %w", err)
 	}
 	manager, err := ctrl.NewManager(n.config, ctrl.Options{
 		Scheme: scheme, Logger: klog.FromContext(ctx),
@@ -53,13 +53,13 @@ func (n *neighbour) run(ctx context.Context) error {
 		HealthProbeBindAddress: "0",
 	})
 	if err != nil {
-		return fmt.Errorf("set another controller up: %w", err)
+		return fmt.Errorf("set up an additional controller: %w", err)
 	}
 	if err := n.add(ctx, manager); err != nil {
-		return fmt.Errorf("set another controller up: %w", err)
+		return fmt.Errorf("set up an additional controller: %w", err)
 	}
 	if err := manager.Start(ctx); err != nil {
-		return fmt.Errorf("run another controller: %w", err)
+		return fmt.Errorf("run an additional controller: %w", err)
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (o *options) bundleCommand(h host.Host) *cobra.Command {
 func write(name string, taken *snapshot.Snapshot, files []snapshot.File, h host.Host) error {
 	out, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("write the archive: %w; name another with --file", err)
+		return fmt.Errorf("write the archive: %w; choose another file with --file", err)
 	}
 	if err := errors.Join(taken.Save(out, files), out.Close()); err != nil {
 		return fmt.Errorf("write the archive %s: %w", name, errors.Join(err, os.Remove(name)))

@@ -89,11 +89,11 @@ func (o *options) subject(args []string) (diagnosis.Subject, error) {
 	s := diagnosis.Subject{Kind: diagnosis.SubjectKind(args[0])}
 	switch {
 	case !slices.Contains(diagnosis.SubjectKinds(), s.Kind):
-		return s, fmt.Errorf("%q cannot be examined: pod, claim, node, domain, pool and install can", args[0])
+		return s, fmt.Errorf("%q cannot be examined: allowed are pod, claim, node, domain, pool and install", args[0])
 	case s.Kind == diagnosis.Install && len(args) > 1:
 		return s, fmt.Errorf("install takes no name, not %q", args[1:])
 	case s.Kind != diagnosis.Install && len(args) != 2:
-		return s, fmt.Errorf("say which %s: gpufabric doctor %s NAME", s.Kind, s.Kind)
+		return s, fmt.Errorf("the name of the %s is missing: gpufabric doctor %s NAME", s.Kind, s.Kind)
 	case s.Kind == diagnosis.Install:
 		return s, nil
 	}

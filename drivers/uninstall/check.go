@@ -74,7 +74,7 @@ func Check(ctx context.Context, client kubernetes.Interface, namespace string, d
 func goesOnAnyway(ctx context.Context, client kubernetes.Interface, namespace string) (bool, error) {
 	own, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {
-		return false, fmt.Errorf("read from namespace %s whether the uninstall goes on anyway: %w", namespace, err)
+		return false, fmt.Errorf("read from namespace %s whether the uninstall continues anyway: %w", namespace, err)
 	}
 	return own.Annotations[AnnotationAnyway] == valueAnyway, nil
 }

@@ -177,8 +177,8 @@ func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) 
 	deployments := client.AppsV1().Deployments(d.Namespace)
 	controller, err := deployments.Get(ctx, d.Controller, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("no Deployment %s/%s ends the IMEX daemons of the cliques: upgrade the release first, or uninstall with --no-hooks "+
-			"(docs/uninstall.md says what stays)", d.Namespace, d.Controller)
+		return fmt.Errorf("the Deployment %s/%s that ends the IMEX daemons of the cliques does not exist: upgrade the release first, or "+
+			"uninstall with --no-hooks (docs/uninstall.md lists the objects that stay)", d.Namespace, d.Controller)
 	}
 	if err != nil {
 		return fmt.Errorf("look up the controller %s/%s: %w", d.Namespace, d.Controller, err)
@@ -192,7 +192,7 @@ func keepNoCliques(ctx context.Context, client kubernetes.Interface, d Domains) 
 		panic(err) // maps of strings
 	}
 	if _, err := deployments.Patch(ctx, d.Controller, types.JSONPatchType, data, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("have the controller %s/%s keep no ComputeDomains for cliques: %w", d.Namespace, d.Controller, err)
+		return fmt.Errorf("stop the controller %s/%s from keeping ComputeDomains for cliques: %w", d.Namespace, d.Controller, err)
 	}
 	klog.FromContext(ctx).Info("Waiting for the IMEX daemons of the cliques to end", "controller", klog.KObj(controller))
 	return nil

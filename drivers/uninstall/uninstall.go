@@ -93,7 +93,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	case s.check && (s.namespace == "" || len(s.drivers) == 0 && !s.ends.All && s.ends.Controller == ""):
 		return errors.New("--check takes --namespace, the drivers' own, and --driver for each driver, --end-compute-domains or --controller")
 	case !s.check && len(s.keys.Labels)+len(s.keys.Annotations) == 0 && !s.domains:
-		return errors.New("nothing to take off: name it by --node-label, --node-annotation and --compute-domains")
+		return errors.New("nothing to remove: name it by --node-label, --node-annotation and --compute-domains")
 	}
 	config, err := h.Kubernetes()
 	if err != nil {
@@ -182,7 +182,7 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 				continue
 			}
 			if _, err := nodes.Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
-				errs = append(errs, fmt.Errorf("take labels and annotations off node %s: %w", node.Name, err))
+				errs = append(errs, fmt.Errorf("remove labels and annotations from node %s: %w", node.Name, err))
 				continue
 			}
 			klog.FromContext(ctx).Info("Removed the drivers' labels and annotations from a node", "node", node.Name, "patch", string(patch))
@@ -237,9 +237,9 @@ func free(ctx context.Context, domains metadata.Getter, domain *metav1.PartialOb
 	}
 	_, err = domains.Namespace(domain.Namespace).Patch(ctx, domain.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("take the finalizer off ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
+		return fmt.Errorf("remove the finalizer from ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
 	}
-	klog.FromContext(ctx).Info("Took the finalizer off a ComputeDomain", "computeDomain", klog.KObj(domain),
+	klog.FromContext(ctx).Info("Removed the finalizer from a ComputeDomain", "computeDomain", klog.KObj(domain),
 		"goes", domain.DeletionTimestamp != nil)
 	return nil
 }

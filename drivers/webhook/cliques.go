@@ -124,7 +124,7 @@ func (r Reviewer) warnings(ctx context.Context, request *admission.Request) []st
 	}
 	nodes, err := r.Cliques.Nodes(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("It is not known whether a ComputeDomain fits a clique", "namespace", request.Namespace,
+		klog.FromContext(ctx).V(2).Info("Could not determine whether a ComputeDomain fits a clique", "namespace", request.Namespace,
 			"name", request.Name, "reason", err.Error())
 		return nil
 	}

@@ -43,7 +43,7 @@ func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // ready fails until there is a certificate.
 func (c *keyPair) ready() error {
 	if c.pair.Load() == nil {
-		return fmt.Errorf("there is no tls.crt and tls.key in %s (--cert-dir) yet: the controller writes them into the Secret that is mounted "+
+		return fmt.Errorf("%s (--cert-dir) does not have tls.crt and tls.key yet: the controller writes them into the Secret that is mounted "+
 			"there, and the kubelet brings them within two minutes", c.directory)
 	}
 	return nil

@@ -95,7 +95,7 @@ func cliquesOf(h host.Host, enabled bool) (*Cliques, error) {
 	}
 	config, err := h.Kubernetes()
 	if err != nil {
-		return nil, fmt.Errorf("ask which nodes NVLink cliques have (--domain-warnings): %w", err)
+		return nil, fmt.Errorf("list the nodes of NVLink cliques (--domain-warnings): %w", err)
 	}
 	client, err := host.Client(config, "webhook")
 	if err != nil {

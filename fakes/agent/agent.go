@@ -185,7 +185,7 @@ func (a *agent) apply(ctx context.Context, labels map[string]string) {
 func (a *agent) render(ctx context.Context, labels map[string]string) error {
 	name := labels[LabelProfile]
 	if name == "" {
-		a.Log.Info("no profile is asked for; removing the hardware", "label", LabelProfile)
+		a.Log.Info("the node has no profile label; removing the hardware", "label", LabelProfile)
 		return errors.Join(a.removeSpecs(), tree.Remove(a.Root))
 	}
 	o := a.Tree

@@ -16,8 +16,8 @@ func (o Options) check() error {
 			return fmt.Errorf("control address %q: %w, want a loopback address, as in 127.0.0.1:8090", o.Control, err)
 		}
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who "+
-				"they are; listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
+			return fmt.Errorf("control address %q is not of loopback: every client that reaches it could break the node's hardware without "+
+				"authentication; listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
 		}
 	}
 	if o.BesideGPUs {
@@ -28,8 +28,8 @@ func (o Options) check() error {
 		return fmt.Errorf("look for GPUs of this machine: %w", err)
 	}
 	if len(gpus) > 0 {
-		return fmt.Errorf("this machine has GPUs of NVIDIA's (%s): fake ones beside them would be handed out as if they were real; "+
-			"take the node out of the fakes' way, or say --beside-gpus (chart value besideGPUs) on a machine that is only for tests",
+		return fmt.Errorf("this machine has NVIDIA GPUs (%s): fake ones beside them would be allocated as if they were real; exclude the "+
+			"node, or set --beside-gpus (chart value besideGPUs) on a machine that is only for tests",
 			strings.Join(gpus, ", "))
 	}
 	return nil

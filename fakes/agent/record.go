@@ -34,7 +34,7 @@ func readRecord(root string) (record, error) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the FabricFaults that have happened from %s: %w; no other happens until the file is readable or removed",
+		return nil, fmt.Errorf("read the FabricFaults that have happened from %s: %w; others wait until the file is readable or removed",
 			recordPath(root), err)
 	}
 	return r, nil

@@ -133,7 +133,7 @@ func (c *Config) set(key, value string) (err error) {
 		var seconds int
 		seconds, err = strconv.Atoi(value)
 		if err == nil && seconds < 0 {
-			return errors.New("seconds, 0 or more")
+			return errors.New("must be a number of seconds, 0 or more")
 		}
 		c.Grace = time.Duration(seconds) * time.Second
 	case "LOG_FILE_NAME":
@@ -170,7 +170,7 @@ func ReadNodes(path string) ([]string, error) {
 			continue
 		}
 		if strings.ContainsAny(line, " \t") {
-			return nil, fmt.Errorf("IMEX nodes %s: line %d: %q holds more than one address or name", path, n+1, line)
+			return nil, fmt.Errorf("IMEX nodes %s: line %d: %q has more than one address or name", path, n+1, line)
 		}
 		if slices.Contains(nodes, line) {
 			return nil, fmt.Errorf("IMEX nodes %s: line %d: %s is listed twice", path, n+1, line)

@@ -249,7 +249,7 @@ func (d *Daemon) loop(ctx context.Context) error {
 func (d *Daemon) becomeReady() {
 	d.setState(StateInitGPU)
 	if err := d.initGPU(); err != nil {
-		d.options.Log.Error("this daemon is of no use any more", "error", err)
+		d.options.Log.Error("this daemon cannot continue", "error", err)
 		d.setState(StateUnavailable)
 		return
 	}

@@ -30,7 +30,7 @@ func (d *Daemon) remember() {
 		err = os.WriteFile(d.mark(), []byte(strings.Join(now, "\n")), 0o644)
 	}
 	if err != nil {
-		d.options.Log.Warn("cannot leave the mark for recovery", "error", err)
+		d.options.Log.Warn("cannot write the recovery file", "error", err)
 	}
 }
 

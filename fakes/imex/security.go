@@ -54,9 +54,9 @@ func (s *Security) check() error {
 	case !s.Enabled:
 		return nil
 	case s.Mode != "" && s.Mode != "SSL_TLS":
-		return fmt.Errorf("IMEX_AUTH_ENCRYPTION_MODE=%s: this fake supports SSL_TLS alone", s.Mode)
+		return fmt.Errorf("IMEX_AUTH_ENCRYPTION_MODE=%s: this fake supports SSL_TLS only", s.Mode)
 	case s.Source != "FILE":
-		return fmt.Errorf("IMEX_AUTH_SOURCE=%s: this fake supports FILE alone", s.Source)
+		return fmt.Errorf("IMEX_AUTH_SOURCE=%s: this fake supports FILE only", s.Source)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func authorities(path string) (*x509.CertPool, error) {
 			return nil, err
 		}
 		if !cert.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is not an authority's", cert.Subject.CommonName)
+			return nil, fmt.Errorf("the certificate of %q does not belong to an authority", cert.Subject.CommonName)
 		}
 		pool.AddCert(cert)
 		count++

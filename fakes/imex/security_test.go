@@ -202,7 +202,7 @@ func TestSecurityRejectsAWrongAuthority(t *testing.T) {
 	}
 	for lines, want := range map[string]string{
 		"IMEX_ENABLE_AUTH_ENCRYPTION=1":                                                       "IMEX_AUTH_SOURCE=",
-		"IMEX_ENABLE_AUTH_ENCRYPTION=1\nIMEX_AUTH_ENCRYPTION_MODE=GSS_AUTH_ONLY":              "SSL_TLS alone",
+		"IMEX_ENABLE_AUTH_ENCRYPTION=1\nIMEX_AUTH_ENCRYPTION_MODE=GSS_AUTH_ONLY":              "SSL_TLS only",
 		"IMEX_ENABLE_AUTH_ENCRYPTION=yes, please\nIMEX_AUTH_ENCRYPTION_MODE=GSS_AUTH_ENCRYPT": "line 1",
 	} {
 		if _, err := imex.ParseConfig([]byte(lines)); err == nil || !strings.Contains(err.Error(), want) {

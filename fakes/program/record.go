@@ -87,7 +87,7 @@ func recordCommand() *cobra.Command {
 				return err
 			}
 			if _, err := profile.Parse("the profile", text); err != nil {
-				return fmt.Errorf("the machine does not report all that a profile needs; add the rest by hand, then fakefabric validate:\n%w", err)
+				return fmt.Errorf("the machine does not report every field of a profile; add the rest by hand, then fakefabric validate:\n%w", err)
 			}
 			return nil
 		},

@@ -141,10 +141,10 @@ func Profile(m Machine) (*profile.Profile, error) {
 func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 	var r report
 	if err := xml.Unmarshal(m.SMI, &r); err != nil {
-		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; its whole XML, from <?xml to </nvidia_smi_log>, is wanted", err)
+		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; the whole XML, from <?xml to </nvidia_smi_log>, is needed", err)
 	}
 	if len(r.GPUs) == 0 {
-		return errors.New("the output of nvidia-smi -q -x has no GPU; give none of a machine without GPUs (--nvidia-smi= without --xml)")
+		return errors.New("the output of nvidia-smi -q -x has no GPU; omit it for a machine without GPUs (--nvidia-smi= without --xml)")
 	}
 	p.Driver = profile.Driver{Version: r.Driver, CUDA: r.CUDA}
 	first := r.GPUs[0]

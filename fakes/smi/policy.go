@@ -32,7 +32,7 @@ func (c *Command) computePolicy(args []string) error {
 		}
 	}
 	if list == (slice != "") {
-		return errors.New("compute-policy: say either --list or --set-timeslice; see nvidia-smi -h")
+		return errors.New("compute-policy: give either --list or --set-timeslice; see nvidia-smi -h")
 	}
 	selected, err := c.selected(gpus)
 	if err != nil {

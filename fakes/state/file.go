@@ -158,7 +158,7 @@ func mapFile(f *os.File, prot int) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() < int64(unsafe.Sizeof(Header{})) || info.Size() > 1<<30 {
-		return nil, fmt.Errorf("it has %d bytes, which no state file has", info.Size())
+		return nil, fmt.Errorf("it has %d bytes, which is not the size of a state file", info.Size())
 	}
 	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), prot, unix.MAP_SHARED)
 }

@@ -61,7 +61,7 @@ func vacant(root string) error {
 			if ours, err := owned(root); err != nil || ours { // another rendering made its mark meanwhile, before these files
 				return err
 			}
-			return fmt.Errorf("%s has files that are not a fake node's and would be replaced; give a directory of the node's own", path)
+			return fmt.Errorf("%s has files that do not belong to a fake node and would be replaced; give the node its own directory", path)
 		}
 	}
 	return nil

@@ -111,7 +111,7 @@ func TestSchemaRejectsWrongValuesByName(t *testing.T) {
 			[]string{"vgpu.enabled and gpus.devicePlugin=[all]"}},
 		{"all GPUs and some for a device plugin", "gpufabric",
 			map[string]any{"gpus": map[string]any{"enabled": true, "devicePlugin": []any{"all", "GPU-0aa1bb2c"}}},
-			[]string{"gpus.devicePlugin=[all, GPU-0aa1bb2c]: beside all nothing has an effect"}},
+			[]string{"gpus.devicePlugin=[all, GPU-0aa1bb2c]: all includes every GPU"}},
 		{"HAMi-core without its directory", "gpufabric",
 			map[string]any{"gpus": on(), "vgpu": map[string]any{"enabled": true, "limits": "hami-core"}},
 			[]string{"vgpu.limits=hami-core needs vgpu.limiterDir"}},

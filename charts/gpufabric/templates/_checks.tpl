@@ -25,7 +25,7 @@
 {{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
 {{- end }}
 {{- if and (has "all" .Values.gpus.devicePlugin) (gt (len .Values.gpus.devicePlugin) 1) }}
-{{- fail (printf "gpus.devicePlugin=[%s]: beside all nothing has an effect: give all, or the UUIDs" (join ", " .Values.gpus.devicePlugin)) }}
+{{- fail (printf "gpus.devicePlugin=[%s]: all includes every GPU: give all, or the UUIDs" (join ", " .Values.gpus.devicePlugin)) }}
 {{- end }}
 {{- if and .Values.vgpu.enabled (has "all" .Values.gpus.devicePlugin) }}
 {{- fail "vgpu.enabled and gpus.devicePlugin=[all] want the same GPUs: name the UUIDs of those that are handed out as nvidia.com/gpu" }}
@@ -34,13 +34,13 @@
 {{- fail "vgpu.limits=hami-core needs vgpu.limiterDir: name the directory of the nodes that holds HAMi-core's libvgpu.so and ld.so.preload" }}
 {{- end }}
 {{- if and (eq .Values.vgpu.limits "native") .Values.vgpu.limiterDir }}
-{{- fail "vgpu.limits=native and vgpu.limiterDir contradict each other: the directory holds HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
+{{- fail "vgpu.limits=native and vgpu.limiterDir contradict each other: the directory has HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
 {{- end }}
 {{- if and .Values.vgpu.enabled (eq .Values.vgpu.limits "native") (not (and .Values.hardware.privileged .Values.vgpu.nriSocket)) }}
 {{- fail "vgpu.limits=native needs hardware.privileged and vgpu.nriSocket: the driver takes limits from administrators alone, and NRI tells when a container's cgroup is there" }}
 {{- end }}
 {{- if and (eq .Values.vgpu.limits "library") .Values.vgpu.limiterDir }}
-{{- fail "vgpu.limits=library and vgpu.limiterDir contradict each other: the directory holds HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
+{{- fail "vgpu.limits=library and vgpu.limiterDir contradict each other: the directory has HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
 {{- end }}
 {{- if .Values.gpus.enabled }}
 {{- $forms := .Values.gpus.forms | default dict }}

@@ -115,7 +115,7 @@ func Fingerprint(seed []byte, domain types.UID) (string, error) {
 // that no key is noticeably likelier than another (FIPS 186-5, appendix A.2.1).
 func key(seed []byte, domain types.UID) (*ecdsa.PrivateKey, error) {
 	if len(seed) != SeedSize {
-		return nil, fmt.Errorf("the seed has %d bytes, and not %d", len(seed), SeedSize)
+		return nil, fmt.Errorf("the seed has %d bytes, want %d", len(seed), SeedSize)
 	}
 	if domain == "" {
 		return nil, fmt.Errorf("the domain has no UID")

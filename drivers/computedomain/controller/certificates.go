@@ -110,7 +110,7 @@ func (r *Reconciler) keepCertificates(ctx context.Context, p *pass) error {
 	before := p.daemons.DeepCopy()
 	metav1.SetMetaDataAnnotation(&p.daemons.ObjectMeta, annotationRenewal, now.Add(authority.Renewal).UTC().Format(time.RFC3339))
 	if err := r.client.Patch(ctx, p.daemons, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("note when the certificate of DaemonSet %s is replaced: %w", p.daemons.Name, err)
+		return fmt.Errorf("record the time at which the certificate of DaemonSet %s is replaced: %w", p.daemons.Name, err)
 	}
 	r.memory.made(p.domain.UID, renewed, now)
 	return nil

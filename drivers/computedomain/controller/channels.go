@@ -176,7 +176,7 @@ func (r *Reconciler) givenBack(ctx context.Context, channel v1beta1.ComputeDomai
 	domains.SetGroupVersionKind(v1beta1.SchemeGroupVersion().WithKind("ComputeDomainList"))
 	if err := r.live.List(ctx, &domains, client.InNamespace(channel.Namespace),
 		client.MatchingFields{metav1.ObjectNameField: channel.Name}); err != nil {
-		return false, fmt.Errorf("look for the ComputeDomain that holds channel %d: %w", channel.Number, err)
+		return false, fmt.Errorf("look for the ComputeDomain that has channel %d: %w", channel.Number, err)
 	}
 	for _, domain := range domains.Items {
 		if domain.UID == uid && domain.DeletionTimestamp == nil {

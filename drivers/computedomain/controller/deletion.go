@@ -183,7 +183,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 		{"op": "remove", "path": path},
 	})
 	if err != nil {
-		return fmt.Errorf("take the domain's label off its nodes: %w", err)
+		return fmt.Errorf("remove the domain's label from its nodes: %w", err)
 	}
 	var errs []error
 	for i := range nodes {
@@ -194,7 +194,7 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 		err := r.client.Patch(ctx, node, client.RawPatch(types.JSONPatchType, patch))
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
-			errs = append(errs, fmt.Errorf("take the domain's label off node %s: %w", node.Name, err))
+			errs = append(errs, fmt.Errorf("remove the domain's label from node %s: %w", node.Name, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -70,7 +70,7 @@ func (f *features) ask(ctx context.Context) (capability.Missing, error) {
 func (f *features) learn(ctx context.Context, changed func()) bool {
 	missing, err := f.ask(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Every feature of the API server is taken to be as before")
+		klog.FromContext(ctx).Error(err, "Could not detect the API server's features; the last result stays")
 		return capability.Refused(err)
 	}
 	f.mu.Lock()

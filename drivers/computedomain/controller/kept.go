@@ -104,7 +104,7 @@ func (r *Reconciler) modeHeld(ctx context.Context, domain *v1beta1.ComputeDomain
 func (r *Reconciler) channelMode(ctx context.Context, domain types.UID) (v1beta1.IMEXMode, error) {
 	var list v1beta1.ComputeDomainList
 	if err := r.client.List(ctx, &list, client.InNamespace(r.settings.Namespace), client.HasLabels{v1beta1.LabelClique}); err != nil {
-		return "", fmt.Errorf("look for channels that ComputeDomain %s holds: %w", domain, err)
+		return "", fmt.Errorf("look for channels that ComputeDomain %s has: %w", domain, err)
 	}
 	for i := range list.Items {
 		clique := r.memory.newest(&list.Items[i])

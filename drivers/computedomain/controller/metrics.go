@@ -200,7 +200,7 @@ func (c *collector) one(domain *v1beta1.ComputeDomain, collected chan<- promethe
 func (c *collector) serve(ctx context.Context, registry prometheus.Registerer) error {
 	err := registry.Register(c)
 	if other := (prometheus.AlreadyRegisteredError{}); errors.As(err, &other) {
-		klog.FromContext(ctx).V(2).Info("Another controller of this process serves the figures of compute domains")
+		klog.FromContext(ctx).V(2).Info("Another controller of this process exports the metrics of compute domains")
 		return nil
 	}
 	if err != nil {

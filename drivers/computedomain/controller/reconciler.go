@@ -297,7 +297,7 @@ func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	before := found.DeepCopy()
 	found.Spec.Template, found.Spec.UpdateStrategy = want.Spec.Template, want.Spec.UpdateStrategy
 	if err := r.client.Patch(ctx, found, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("bring DaemonSet %s up to date: %w", want.Name, err)
+		return fmt.Errorf("update DaemonSet %s: %w", want.Name, err)
 	}
 	r.memory.made(p.domain.UID, patched, r.now())
 	return nil

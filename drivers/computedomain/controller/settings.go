@@ -108,7 +108,7 @@ func (s *Settings) Validate() error {
 	}
 	for _, dir := range s.HostMounts {
 		if !filepath.IsAbs(dir) {
-			errs = append(errs, fmt.Errorf("--host-mount takes an absolute path of a node, not %q", dir))
+			errs = append(errs, fmt.Errorf("--host-mount %q: must be an absolute path of a node", dir))
 		}
 	}
 	return errors.Join(errs...)

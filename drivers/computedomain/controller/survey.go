@@ -106,7 +106,7 @@ func (s *survey) run(ctx context.Context, changed func(types.UID)) {
 		if now := s.now(); !now.Before(look) {
 			look = now.Add(roundPause)
 			if err := s.look(ctx); err != nil {
-				klog.FromContext(ctx).Error(err, "IMEX daemons are asked for their connections as before: the ComputeDomains are not known")
+				klog.FromContext(ctx).Error(err, "Could not list the ComputeDomains; IMEX daemons are queried as often as before")
 			}
 		}
 		for key, g := range s.due() {
@@ -290,7 +290,7 @@ func (s *survey) judge(ctx context.Context, g *group, nodes []v1beta1.ComputeDom
 	now := s.now()
 	if len(rows) == 0 {
 		if g.silence == 0 {
-			klog.FromContext(ctx).Info("It is not known whether IMEX daemons are connected: none that was asked answers", "nodes", len(nodes))
+			klog.FromContext(ctx).Info("Could not determine whether IMEX daemons are connected: no daemon answered", "nodes", len(nodes))
 		}
 		g.silence = min(max(2*g.silence, roundPause), silentLimit)
 		return false

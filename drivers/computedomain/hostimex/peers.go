@@ -42,8 +42,8 @@ func (s *Service) Peers(ctx context.Context, own Peer, others []Peer) (Finding, 
 	}
 	at := slices.IndexFunc(nodes, own.is)
 	if at < 0 {
-		return Finding{}, fmt.Errorf("the list of the node's nvidia-imex (%d lines) has none of the names and addresses of node %s, so it is "+
-			"not known which nodes it lists", len(nodes), own.Name)
+		return Finding{}, fmt.Errorf("the list of the node's nvidia-imex (%d lines) does not have a name or address of node %s, so its nodes "+
+			"cannot be identified", len(nodes), own.Name)
 	}
 	return judge(nodes, nodes[at], others), nil
 }

@@ -145,7 +145,7 @@ func (s *Supervisor) Alive() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if idle := time.Since(s.turn); !s.turn.IsZero() && idle > StuckAfter {
-		return fmt.Errorf("the supervisor of the IMEX daemon took its last turn %s ago", idle.Round(time.Second))
+		return fmt.Errorf("the supervisor of the IMEX daemon last ran %s ago", idle.Round(time.Second))
 	}
 	return nil
 }
@@ -264,7 +264,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	}
 	// Before the start, which opens the session: if this process does not survive to record its end, the next supervisor does.
 	if err := session.Begin(s.spec.Dir, time.Now()); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods may not learn of the end of this IMEX session")
+		klog.FromContext(ctx).Error(err, "Pods may not be notified of the end of this IMEX session")
 	}
 	daemon, err := s.runner.Start(ctx, s.spec)
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	s.serves(serving{})
 	daemon.Stop(w.patience)
 	if noted := session.Finish(s.spec.Dir, time.Now(), whyEnded(ctx, err)); noted != nil {
-		klog.FromContext(ctx).Error(noted, "Pods do not learn of the end of this IMEX session")
+		klog.FromContext(ctx).Error(noted, "Pods are not notified of the end of this IMEX session")
 	}
 	return group, err
 }

@@ -97,7 +97,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Pods do not know yet that an IMEX session ended", "domain", server)
+			klog.FromContext(ctx).Error(err, "Pods are not notified yet that an IMEX session ended", "domain", server)
 			pause = retry.Step()
 		default:
 			if retry = backoff; reported {
@@ -131,7 +131,7 @@ func (c *casualties) reportEnds(ctx context.Context, server types.UID) (bool, er
 	}
 	last, err := readReported(dir)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Pods may be told twice that an IMEX session ended")
+		klog.FromContext(ctx).Error(err, "Pods may be notified twice that an IMEX session ended")
 	}
 	var affected affected
 	for _, end := range known.Ends {
@@ -162,11 +162,11 @@ func readReported(dir string) (int64, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read which IMEX sessions the pods know of: %w", err)
+		return 0, fmt.Errorf("read of which ended IMEX sessions the pods were notified: %w", err)
 	}
 	last, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("read which IMEX sessions the pods know of: %w", err)
+		return 0, fmt.Errorf("read of which ended IMEX sessions the pods were notified: %w", err)
 	}
 	return last, nil
 }
@@ -200,7 +200,7 @@ func (c *casualties) find(ctx context.Context, server types.UID, affected *affec
 			continue // its pod is gone
 		}
 		if err != nil {
-			return fmt.Errorf("look up which pods claim %s/%s is reserved for: %w", record.Namespace, record.Name, err)
+			return fmt.Errorf("look up the pods for which claim %s/%s is reserved: %w", record.Namespace, record.Name, err)
 		}
 		namespaces[data.Channel] = record.Namespace
 		pods[data.Channel] = append(pods[data.Channel], podsOf(claim)...)

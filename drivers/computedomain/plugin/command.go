@@ -56,7 +56,7 @@ func Command(h host.Host) *cobra.Command {
 				err = errors.Join(err, fmt.Errorf("--imex %q: allowed are %v", mode, v1beta1.IMEXModes()))
 			}
 			if !filepath.IsAbs(socket) {
-				err = errors.Join(err, fmt.Errorf("--host-imex-socket takes an absolute path, not %q", socket))
+				err = errors.Join(err, fmt.Errorf("--host-imex-socket %q: must be an absolute path", socket))
 			}
 			if err != nil {
 				return err

@@ -65,7 +65,7 @@ func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 	}
 	last, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read in which boot the domain's directory was used last: %w", err)
+		return fmt.Errorf("read the boot ID of the last use of the domain's directory: %w", err)
 	}
 	if err == nil && strings.TrimSpace(string(last)) == boot {
 		return nil

@@ -146,7 +146,7 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 		return r.joining(ctx)
 	}
 	if err := r.last.remember(clique); err != nil {
-		klog.FromContext(ctx).Error(err, "The node's place in the fabric is not remembered over a reboot")
+		klog.FromContext(ctx).Error(err, "Could not store the node's NVLink clique for the next boot")
 	}
 	return r.usable(r.withChannels(ctx, fabric{known: true, state: state, clique: clique}))
 }
@@ -155,7 +155,7 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 func (r *fabricReader) missing(ctx context.Context, shown int) int {
 	found, err := r.board(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("It is not known whether the driver's library shows every GPU", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Could not determine whether the driver's library lists every GPU", "reason", err.Error())
 		return 0
 	}
 	return max(0, found.bound-shown)
@@ -167,7 +167,7 @@ func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
 	last := r.lastClique(ctx)
 	found, err := r.board(ctx)
 	if err != nil {
-		logger.Error(err, "It is not known whether the node has GPUs")
+		logger.Error(err, "Could not determine whether the node has GPUs")
 	}
 	if err == nil && found.gpus == 0 && last == "" {
 		logger.V(2).Info("No NVIDIA GPU and no driver on this node", "reason", reason.Error())
@@ -184,14 +184,14 @@ func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
 func (r *fabricReader) joining(ctx context.Context) fabric {
 	found, err := r.board(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known whether the node's NVLink leaves the node")
+		klog.FromContext(ctx).Error(err, "Could not determine whether the node's NVLink leaves the node")
 	}
 	if err != nil || found.multiNode || r.lastClique(ctx) != "" {
 		return fabric{known: true, state: nvml.Joining}
 	}
 	rack, err := r.driver.InRack()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known whether the node's GPUs are in a rack")
+		klog.FromContext(ctx).Error(err, "Could not determine whether the node's GPUs are in a rack")
 	}
 	if err != nil || rack {
 		return fabric{known: true, state: nvml.Joining}
@@ -207,7 +207,7 @@ func (r *fabricReader) withChannels(ctx context.Context, f fabric) fabric {
 	count, err := r.channels()
 	switch {
 	case err != nil:
-		klog.FromContext(ctx).V(2).Info("It is not known how many IMEX channels the node has", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Could not count the node's IMEX channels", "reason", err.Error())
 	case count == 0:
 		f.problemKind = problemNoChannels
 		f.problem = "its NVIDIA driver was told to make no IMEX channels (NVreg_ImexChannelCount=0): load it with another value, or without"
@@ -234,7 +234,7 @@ func (r *fabricReader) usable(f fabric) fabric {
 func (r *fabricReader) lastClique(ctx context.Context) string {
 	clique, err := r.last.clique()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known whether the node was in a fabric")
+		klog.FromContext(ctx).Error(err, "Could not determine whether the node was in a fabric")
 	}
 	return clique
 }

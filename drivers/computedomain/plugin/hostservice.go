@@ -164,7 +164,7 @@ func (k *preparer) serves(ctx context.Context, domain *v1beta1.ComputeDomain, cl
 			return finding
 		}
 	}
-	klog.FromContext(ctx).Error(err, "It is not known whether the node's nvidia-imex lists the nodes of a compute domain", "domain",
+	klog.FromContext(ctx).Error(err, "Could not determine whether the node's nvidia-imex lists the nodes of a compute domain", "domain",
 		klog.KObj(domain))
 	return hostimex.Finding{}
 }

@@ -35,7 +35,7 @@ func (k *preparer) keepLabel(ctx context.Context) {
 		case <-labelsChanged:
 		case <-again:
 			if err := k.mendLabel(ctx, held, labels.domain); err != nil {
-				klog.FromContext(ctx).Error(err, "The node's label does not say which compute domain it is part of", "label", labels.domain, "claims",
+				klog.FromContext(ctx).Error(err, "Could not set the node's label of its compute domain", "label", labels.domain, "claims",
 					held)
 			}
 		case <-ctx.Done():
@@ -57,7 +57,7 @@ func (k *preparer) mendLabel(ctx context.Context, held, label types.UID) error {
 	}
 	domain, err := k.domains.ByUID(ctx, k.holdings.namespaceOf(held), "", held)
 	if err != nil {
-		return fmt.Errorf("put the label of compute domain %s back: %w", held, err)
+		return fmt.Errorf("restore the label of compute domain %s: %w", held, err)
 	}
 	if domain == nil || domain.DeletionTimestamp != nil {
 		return nil // the controller has removed it

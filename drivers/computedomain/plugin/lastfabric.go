@@ -36,7 +36,7 @@ func (l lastFabric) clique() (string, error) {
 		err = json.Unmarshal(data, &file)
 	}
 	if err != nil {
-		return "", fmt.Errorf("read which NVLink clique the node was in (%s; it is written again when its GPUs have joined): %w", l.path, err)
+		return "", fmt.Errorf("read the node's last NVLink clique (%s; it is written again when its GPUs have joined): %w", l.path, err)
 	}
 	return file.Clique, nil
 }
@@ -48,16 +48,16 @@ func (l lastFabric) remember(clique string) error {
 	}
 	if clique == "" {
 		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forget which NVLink clique the node was in: %w", err)
+			return fmt.Errorf("remove the record of the node's last NVLink clique: %w", err)
 		}
 		return nil
 	}
 	data, err := json.Marshal(lastFabricFile{Clique: clique})
 	if err != nil {
-		return fmt.Errorf("write down which NVLink clique the node is in: %w", err)
+		return fmt.Errorf("record the node's NVLink clique: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(l.path), 0o750); err != nil {
-		return fmt.Errorf("write down which NVLink clique the node is in: %w", err)
+		return fmt.Errorf("record the node's NVLink clique: %w", err)
 	}
 	var writer atomicfile.Writer
 	return writer.Write(l.path, append(data, '\n'), 0o600)

@@ -218,7 +218,7 @@ func (n *node) leave(ctx context.Context, domain types.UID) error {
 		{"op": "remove", "path": path},
 	})
 	if err != nil {
-		return fmt.Errorf("take the label of compute domain %s off node %s: %w", domain, n.name, err)
+		return fmt.Errorf("remove the label of compute domain %s from node %s: %w", domain, n.name, err)
 	}
 	object, err := n.client.CoreV1().Nodes().Patch(ctx, n.name, types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
@@ -226,7 +226,7 @@ func (n *node) leave(ctx context.Context, domain types.UID) error {
 		// The node is gone, or the test failed: it is labelled otherwise.
 		return nil
 	case err != nil:
-		return fmt.Errorf("take the label of compute domain %s off node %s: %w", domain, n.name, err)
+		return fmt.Errorf("remove the label of compute domain %s from node %s: %w", domain, n.name, err)
 	}
 	n.see(object)
 	return nil

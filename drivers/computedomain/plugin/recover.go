@@ -20,7 +20,7 @@ func (k *preparer) Recover(ctx context.Context, records []claimstate.Record, asi
 	for _, record := range records {
 		data, err := decode(record)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "It is not known what a claim is for")
+			klog.FromContext(ctx).Error(err, "Could not decode a claim's record")
 			sure = false
 			continue
 		}

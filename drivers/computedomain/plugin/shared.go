@@ -161,7 +161,7 @@ func (k *preparer) keepMembers(ctx context.Context) {
 		case <-again:
 			for _, domain := range append(missing, idle...) {
 				if err := k.mendMember(ctx, domain); err != nil {
-					klog.FromContext(ctx).Error(err, "The node's labels do not say of which compute domains it has channels", "domain", domain)
+					klog.FromContext(ctx).Error(err, "Could not set the node's labels of the compute domains whose channels it has", "domain", domain)
 				}
 			}
 		case <-ctx.Done():

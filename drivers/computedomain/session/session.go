@@ -72,7 +72,7 @@ func Read(dir string) (Record, error) {
 		return Record{}, fmt.Errorf("read the record of IMEX sessions %s: %w", path, err)
 	}
 	if record.Version != version {
-		return Record{}, fmt.Errorf("the record of IMEX sessions %s is of version %d, known is %d: another version of this program wrote it",
+		return Record{}, fmt.Errorf("the record of IMEX sessions %s is of version %d, supported is %d: another version of this program wrote it",
 			path, record.Version, version)
 	}
 	return record, nil

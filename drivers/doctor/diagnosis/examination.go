@@ -117,7 +117,7 @@ func (e *examination) examine(subject Subject) error {
 		}
 		return e.missing(subject, "rdmapools.gpufabric.io", poolNames(e.Snapshot))
 	}
-	return fmt.Errorf("%q cannot be examined: %v can", subject.Kind, SubjectKinds())
+	return fmt.Errorf("%q cannot be examined: allowed are %v", subject.Kind, SubjectKinds())
 }
 
 // find records a finding. object is in the form "node n1"; from is its source.

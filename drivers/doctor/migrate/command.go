@@ -37,7 +37,7 @@ func Command(h host.Host) *cobra.Command {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output %q: allowed are text and json", output)
 			}
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server took more than %s", patience))
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server did not answer within %s", patience))
 			defer cancel()
 			return run(ctx, h, kubeconfig, namespace, output)
 		},

@@ -60,7 +60,7 @@ func Read(ctx context.Context, c client.Reader, namespace string) (*Plan, error)
 		}
 	}
 	if failed == len(kinds) {
-		return nil, fmt.Errorf("no part of the cluster can be read: %w", last)
+		return nil, fmt.Errorf("the cluster cannot be read at all: %w", last)
 	}
 	for _, found := range rivals.Find(r.cluster) {
 		r.add(found.Object, match{rule: "plugin", says: "it " + found.Says})

@@ -31,14 +31,14 @@ const (
 // Run reads it. The API server generates the Jobs' names, so a second request creates new Jobs.
 func Jobs(s *snapshot.Snapshot, v Values, namespace, image string) ([]batchv1.Job, error) {
 	if image = cmp.Or(image, v.image()); image == "" {
-		return nil, errors.New("which image the pods run is not known: name it with --image, or set image.digest or image.tag in the values")
+		return nil, errors.New("the image of the pods is unknown: set it with --image, or set image.digest or image.tag in the values")
 	}
 	if !s.Reads("nodes") {
 		return nil, errors.New("a Job is made for each node, and the nodes cannot be listed: get the right to list nodes")
 	}
 	nodes := selected(s, v)
 	if len(nodes) == 0 {
-		return nil, fmt.Errorf("nodePlugins.nodeSelector %v selects none of the %d nodes", v.NodePlugins.NodeSelector, len(s.Nodes))
+		return nil, fmt.Errorf("nodePlugins.nodeSelector %v does not select any of the %d nodes", v.NodePlugins.NodeSelector, len(s.Nodes))
 	}
 	var out []batchv1.Job
 	for _, n := range nodes {

@@ -39,7 +39,7 @@ func (b *budget) decode(from io.Reader, list any) error {
 	if token, err := decoder.Token(); err != nil || token == nil { // null: an empty list
 		return err
 	} else if token != json.Delim('[') {
-		return fmt.Errorf("want a list, and it begins with %.20q", fmt.Sprint(token))
+		return fmt.Errorf("not a list: it begins with %.20q", fmt.Sprint(token))
 	}
 	into := reflect.ValueOf(list).Elem()
 	kind := into.Type().Elem()

@@ -71,10 +71,10 @@ func Command(h host.Host) *cobra.Command {
 func (o *options) validate() error {
 	var errs []error
 	if !o.viewerTokens && o.server+o.serverCA != "" {
-		errs = append(errs, errors.New("--api-server and --api-server-ca go with --viewer-tokens; a kubeconfig names its server itself"))
+		errs = append(errs, errors.New("--api-server and --api-server-ca need --viewer-tokens; a kubeconfig has its own server"))
 	}
 	if o.viewerTokens && o.kubeconfig != "" {
-		errs = append(errs, errors.New("--kubeconfig and --viewer-tokens: the page reads the cluster with one or the other"))
+		errs = append(errs, errors.New("--kubeconfig and --viewer-tokens: only one of them is allowed"))
 	}
 	if o.viewers < 1 || o.viewers > 1000 {
 		errs = append(errs, fmt.Errorf("--viewers %d: want 1 to 1000", o.viewers))
@@ -83,8 +83,8 @@ func (o *options) validate() error {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("--address %q: want HOST:PORT: %w", o.address, err))
 	} else if ip := net.ParseIP(bound); !o.viewerTokens && bound != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		errs = append(errs, fmt.Errorf("--address %q: with a kubeconfig the page is served to this machine alone, such as 127.0.0.1:8420; "+
-			"others reach it by a tunnel", o.address))
+		errs = append(errs, fmt.Errorf("--address %q: with a kubeconfig the page is served to this machine only, such as at 127.0.0.1:8420; "+
+			"use a tunnel from other machines", o.address))
 	}
 	return errors.Join(errs...)
 }
@@ -125,7 +125,7 @@ func (o *options) reach(h host.Host) (*rest.Config, error) {
 	if server == "" {
 		name, port := h.Env("KUBERNETES_SERVICE_HOST"), h.Env("KUBERNETES_SERVICE_PORT")
 		if name == "" || port == "" {
-			return nil, errors.New("--viewer-tokens: this runs in no pod, so --api-server must name the API server")
+			return nil, errors.New("--viewer-tokens: this process does not run in a pod, so --api-server must name the API server")
 		}
 		server = "https://" + net.JoinHostPort(name, port)
 	}

@@ -96,11 +96,11 @@ func subjectOf(r *http.Request) (diagnosis.Subject, error) {
 	subject := diagnosis.Subject{Kind: diagnosis.SubjectKind(query.Get("kind")), Name: query.Get("name")}
 	switch {
 	case !slices.Contains(diagnosis.SubjectKinds(), subject.Kind):
-		return subject, fmt.Errorf("kind is %q; pod, claim, node, domain, pool and install can be asked about", subject.Kind)
+		return subject, fmt.Errorf("kind is %q; allowed are pod, claim, node, domain, pool and install", subject.Kind)
 	case len(subject.Name) > longestName:
-		return subject, fmt.Errorf("name has %d bytes; no object's has more than %d", len(subject.Name), longestName)
+		return subject, fmt.Errorf("name has %d bytes; at most %d are allowed", len(subject.Name), longestName)
 	case (subject.Kind == diagnosis.Install) != (subject.Name == ""):
-		return subject, fmt.Errorf("name is %q; install has none, and %s does", subject.Name, subject.Kind)
+		return subject, fmt.Errorf("name is %q; install does not take a name, and %s needs one", subject.Name, subject.Kind)
 	}
 	switch subject.Kind {
 	case diagnosis.Pod, diagnosis.Claim, diagnosis.Domain:

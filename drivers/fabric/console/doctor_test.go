@@ -32,7 +32,7 @@ func TestDoctorUsesTheViewersRights(t *testing.T) {
 		{"a domain that is not there", apiserver.AdminToken, "domain", "a/b", http.StatusNotFound, "domain a/b", lacks},
 		{"a hostile name", apiserver.AdminToken, "node", "<script>alert(1)</script>\x1b[2J", http.StatusNotFound, `\u003cscript\u003e`,
 			"<script>"},
-		{"no kind of ours", apiserver.AdminToken, "secret", "a", http.StatusBadRequest, "can be asked about", lacks},
+		{"no kind of ours", apiserver.AdminToken, "secret", "a", http.StatusBadRequest, "allowed are pod", lacks},
 		{"no name", apiserver.AdminToken, "node", "", http.StatusBadRequest, "name is", lacks},
 		{"a name without end", apiserver.AdminToken, "node", strings.Repeat("n", 2000), http.StatusBadRequest, "2000 bytes", lacks},
 	} {

@@ -19,7 +19,7 @@ func party(user string) string {
 	return user
 }
 
-var errPushed = errors.New("another viewer has no place, and your accounts have several")
+var errPushed = errors.New("too many requests of your accounts: other viewers wait")
 
 // makePlace ends a session of the party that has most, where that leaves it no less than the newcomer gets. Call it with the lock.
 func (s *sessions) makePlace(newcomer string) bool {

@@ -71,9 +71,9 @@ func guard(hosts []string, next http.Handler) http.Handler {
 		switch site := r.Header.Get("Sec-Fetch-Site"); {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			h.Set("Allow", "GET, HEAD")
-			refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("method %s: the page is only read, by GET", r.Method))
+			refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("method %s: only GET is allowed", r.Method))
 		case !allowed(r.Host, hosts):
-			refuse(w, http.StatusMisdirectedRequest, errors.New("this name is not one that the page is served under: --host allows more"))
+			refuse(w, http.StatusMisdirectedRequest, errors.New("the page is not served under this host name: allow it with --host"))
 		case strings.HasPrefix(r.URL.Path, "/api/") && site != "" && site != "same-origin":
 			refuse(w, http.StatusForbidden, errors.New("request from another site; only the page itself may send it"))
 		case hasBody(r):

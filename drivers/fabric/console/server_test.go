@@ -261,7 +261,7 @@ func TestCommandNamesAWrongFlag(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--address=0.0.0.0:80"}, "served to this machine alone"},
+		{[]string{"--address=0.0.0.0:80"}, "served to this machine only"},
 		{[]string{"--address=8420"}, "want HOST:PORT"},
 		{[]string{"--viewers=0"}, "want 1 to 1000"},
 		{[]string{"--api-server=https://a"}, "go with --viewer-tokens"},

@@ -70,7 +70,7 @@ type about struct {
 	Settled bool `json:"settled"`
 }
 
-var errUnknown = errors.New("the API server does not know this token: it is wrong or has expired")
+var errUnknown = errors.New("the API server rejects this token: it is wrong or has expired")
 
 // who returns the owner of a token, from the API server.
 func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error) {
@@ -104,9 +104,10 @@ func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, st
 	config = s.settings.Config
 	switch {
 	case token == "":
-		return nil, "", http.StatusUnauthorized, errors.New("the request brings no key")
+		return nil, "", http.StatusUnauthorized, errors.New("the request has no key")
 	case s.settings.Key != "" && !same(token, s.settings.Key):
-		return nil, "", http.StatusUnauthorized, errors.New("the key is not this page's: open the address that `gpufabric console` printed")
+		return nil, "", http.StatusUnauthorized, errors.New("the key does not belong to this page: open the address that `gpufabric console` " +
+			"printed")
 	case s.settings.Key == "":
 		config = rest.AnonymousClientConfig(config)
 		config.BearerToken = token
@@ -157,8 +158,8 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	current := s.all[key]
 	if current == nil || current.ctx.Err() != nil {
 		if len(s.all) >= s.settings.Viewers && !s.makePlace(party(user)) {
-			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers); "+
-				"the service accounts of a namespace count as one viewer", len(s.all))
+			return nil, http.StatusServiceUnavailable, fmt.Errorf("the page has %d viewers, and more would take more memory (--viewers); the "+
+				"service accounts of a namespace count as one viewer", len(s.all))
 		}
 		if current, err = s.begin(key, config, user); err != nil {
 			return nil, http.StatusInternalServerError, err
@@ -193,7 +194,7 @@ func (s *sessions) begin(key [sha256.Size]byte, config *rest.Config, user string
 			delete(s.all, key)
 		}
 	})
-	klog.FromContext(s.ctx).Info("A viewer looks", "user", user, "viewers", len(s.all))
+	klog.FromContext(s.ctx).Info("A viewer opened the page", "user", user, "viewers", len(s.all))
 	return current, nil
 }
 
@@ -213,7 +214,7 @@ func (s *sessions) leave(current *session) {
 					delete(s.all, key)
 				}
 			}
-			current.end(errors.New("no viewer is left"))
+			current.end(errors.New("the last viewer left"))
 		})
 	}
 }
@@ -297,7 +298,7 @@ func (s *session) show(ctx context.Context, picture *fabric.Picture, settled boo
 	s.about.Settled = s.about.Settled || settled
 	changed, err := s.parts.update(picture, s.about)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "A part of the picture is left as it was")
+		klog.FromContext(ctx).Error(err, "Could not update a part of the picture")
 	}
 	if !changed {
 		return
@@ -395,7 +396,7 @@ func (e *events) send(event string, value any) error {
 
 func (e *events) write(text string) error {
 	if err := e.control.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return fmt.Errorf("bound how long a page may take: %w", err)
+		return fmt.Errorf("set the time limit of a page: %w", err)
 	}
 	if _, err := e.w.Write([]byte(text)); err != nil {
 		return fmt.Errorf("write to a page: %w", err)

@@ -36,7 +36,7 @@ func Command(h host.Host) *cobra.Command {
 			"It lists miglayouts, nodes, pods, resourceclaims, resourceslices and deviceclasses with the rights of whoever runs it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server took more than %s", patience))
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server did not answer within %s", patience))
 			defer cancel()
 			return run(ctx, h, kubeconfig)
 		},

@@ -51,7 +51,7 @@ func Command(h host.Host) *cobra.Command {
 			"node comes from objects in a file, such as those of a machine profile.\n\n" +
 			"It gets a node and lists its resourceslices (and nodes, where the name is unknown) with the rights of whoever runs it.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server took more than %s", patience))
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, fmt.Errorf("the API server did not answer within %s", patience))
 			defer cancel()
 			return o.run(ctx, h)
 		},

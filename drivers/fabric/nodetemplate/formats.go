@@ -80,7 +80,7 @@ func layoutOf(t *Template) (*layout, error) {
 		out := sliceTemplate{Driver: s.Spec.Driver, PoolName: s.Spec.Pool.Name, SharedCounters: s.Spec.SharedCounters}
 		for _, d := range s.Spec.Devices {
 			if other, twice := seen[d.Name]; twice {
-				return nil, fmt.Errorf("drivers %s and %s both have a device %s, and Karpenter's template names devices alone", other,
+				return nil, fmt.Errorf("drivers %s and %s both have a device %s, and Karpenter's template has the names of devices only", other,
 					s.Spec.Driver, d.Name)
 			}
 			seen[d.Name] = s.Spec.Driver
@@ -134,7 +134,7 @@ const clusterAPI = "capacity.cluster-autoscaler.kubernetes.io/"
 func writeClusterAPI(w io.Writer, t *Template) error {
 	count, err := t.gpus()
 	if err != nil {
-		return fmt.Errorf("-o cluster-api: %w, and annotations describe whole GPUs alone; keep one node of the group (minimum size 1), "+
+		return fmt.Errorf("-o cluster-api: %w, and annotations describe whole GPUs only; keep one node of the group (minimum size 1), "+
 			"from which the autoscaler copies the ResourceSlices", err)
 	}
 	annotations := map[string]string{clusterAPI + "dra-driver": devices.Driver, clusterAPI + "gpu-count": fmt.Sprint(count)}

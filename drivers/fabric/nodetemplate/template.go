@@ -39,7 +39,7 @@ func pools(node string) map[string]string {
 // for the node, or a pool is not complete: an autoscaler would take the rest for the whole.
 func Of(name string, node *corev1.Node, published []resourceapi.ResourceSlice) (*Template, error) {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return nil, fmt.Errorf("--name %q: it is the name of a Node: %s", name, strings.Join(problems, "; "))
+		return nil, fmt.Errorf("--name %q is not a valid name of a Node: %s", name, strings.Join(problems, "; "))
 	}
 	t := &Template{Node: nodeOf(name, node)}
 	own := map[string][]*resourceapi.ResourceSlice{}

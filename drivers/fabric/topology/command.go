@@ -76,7 +76,7 @@ func (o *options) run(ctx context.Context, h host.Host) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the API server took more than %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the API server did not answer within %s", patience))
 	defer cancel()
 	facts, err := source.List(ctx)
 	if err != nil {
@@ -105,7 +105,7 @@ func (o *options) scope() error {
 		return nil
 	}
 	if (o.pod == "") == (len(o.nodes) == 0) || len(o.nodes) > 1 {
-		return errors.New("--output nccl: NCCL's file is about one machine; give one --node, or a --pod")
+		return errors.New("--output nccl: NCCL's file describes one machine; give one --node, or a --pod")
 	}
 	if o.pod != "" && !strings.Contains(o.pod, "/") {
 		o.pod = cmp.Or(o.namespace, "default") + "/" + o.pod

@@ -83,7 +83,8 @@ func WriteNCCL(w io.Writer, n *fabric.NodeState) error {
 		add(port.NUMA, port.Root, port.Switch, ncclPCI{BusID: port.PCI, Class: classNIC, NIC: &struct{}{}})
 	}
 	if len(seen) == 0 {
-		return fmt.Errorf("node %s: no driver publishes a GPU or a NIC with a PCI address there, so a file for NCCL would be empty", n.Name)
+		return fmt.Errorf("node %s: the drivers do not publish a GPU or a NIC with a PCI address there, so a file for NCCL would be "+
+			"empty", n.Name)
 	}
 	out := ncclSystem{Version: 1, Name: line(n.Name)}
 	for _, numa := range slices.Sorted(maps.Keys(cpus)) {
@@ -148,7 +149,8 @@ func ofPod(p *fabric.Picture, pod string) (*fabric.Picture, string, error) {
 		}
 	}
 	if few == nil {
-		return nil, "", fmt.Errorf("--pod %q: no claim of such a pod has a GPU or a NIC%s", pod, similar(pod, slices.Sorted(maps.Keys(holders))))
+		return nil, "", fmt.Errorf("--pod %q: claims of such a pod do not have a GPU or a "+
+			"NIC%s", pod, similar(pod, slices.Sorted(maps.Keys(holders))))
 	}
 	return &fabric.Picture{Racks: []fabric.Rack{{Nodes: []fabric.NodeState{*few}}}, Missing: p.Missing}, few.Name, nil
 }

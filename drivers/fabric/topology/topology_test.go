@@ -150,14 +150,14 @@ func TestTopologyPrintsDevicesOfAPodsClaims(t *testing.T) {
 	if got := written(t, "nccl", own, node); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	for pod, want := range map[string]string{"tenant/pod": "near ones are tenant/pod-a", "other/x": `"other/x": no claim of such a pod`} {
+	for pod, want := range map[string]string{"tenant/pod": "near ones are tenant/pod-a", "other/x": `"other/x": claims of such a pod do not have`} {
 		if _, _, err := ofPod(picture(), pod); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", pod, err, want)
 		}
 	}
 	bare := picture()
 	err = WriteNCCL(io.Discard, &bare.Racks[0].Nodes[1])
-	if err == nil || !strings.Contains(err.Error(), "node node-1: no driver publishes") {
+	if err == nil || !strings.Contains(err.Error(), "node node-1: the drivers do not publish") {
 		t.Error(err)
 	}
 }

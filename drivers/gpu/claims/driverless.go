@@ -44,7 +44,7 @@ func (d Driverless) Unprepare(ctx context.Context, record claimstate.Record) err
 	}
 	if kept.MPS != nil {
 		if err := d.Options.MPS.Stop(ctx, record.UID); err != nil {
-			return fmt.Errorf("ending the MPS control daemon: %w", err)
+			return fmt.Errorf("end the MPS control daemon: %w", err)
 		}
 	}
 	if err := d.Options.Limits.remove(record.UID); err != nil {
@@ -53,12 +53,12 @@ func (d Driverless) Unprepare(ctx context.Context, record claimstate.Record) err
 	if err := addTo(d.Options.LeftFile, leftFormat(), d.Options, kept.Sharing, func(a, b sharingData) bool {
 		return a.GPU == b.GPU
 	}); err != nil {
-		return fmt.Errorf("store how GPUs are still shared: %w", err)
+		return fmt.Errorf("store the remaining sharing of GPUs: %w", err)
 	}
 	if err := addTo(d.Options.PartitionsFile, partitionsFormat(), d.Options, kept.Partitions, func(a, b partitionData) bool {
 		return a.place() == b.place()
 	}); err != nil {
-		return fmt.Errorf("store which MIG instances are left: %w", err)
+		return fmt.Errorf("store the remaining MIG instances: %w", err)
 	}
 	return nil
 }

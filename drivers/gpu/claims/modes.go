@@ -112,7 +112,7 @@ func (m *modes) keep() error {
 	list := slices.AppendSeq([]string{}, maps.Keys(m.own))
 	slices.Sort(list)
 	if err := m.file.Put(list); err != nil {
-		return fmt.Errorf("which GPUs claims brought into MIG mode is not kept: %w", err)
+		return fmt.Errorf("store the GPUs that claims brought into MIG mode: %w", err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 func (k *Preparer) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	k.aside = aside
 	if err := k.options.Limits.keep(records, aside); err != nil {
-		klog.FromContext(ctx).Error(err, "Limits of claims that are gone are left")
+		klog.FromContext(ctx).Error(err, "Could not remove the limits of claims that are gone")
 	}
 	if err := k.options.Limits.resume(ctx); err != nil {
 		k.options.Events.Report("ShareNotCounted", err.Error())

@@ -248,7 +248,7 @@ func (k *Preparer) endSharing(ctx context.Context, claim types.UID, kept data) e
 	if kept.MPS != nil {
 		k.resuming.end(claim)
 		if err := k.options.MPS.Stop(ctx, claim); err != nil {
-			return fmt.Errorf("ending the MPS control daemon: %w", err)
+			return fmt.Errorf("end the MPS control daemon: %w", err)
 		}
 	}
 	for _, s := range kept.Sharing {

@@ -97,6 +97,6 @@ func unlessLost(ctx context.Context, g *inventory.GPU, err error) error {
 	if err == nil || g.Answers() {
 		return err
 	}
-	klog.FromContext(ctx).Info("Left undone on a GPU that is lost", "gpu", g.UUID, "reason", err.Error())
+	klog.FromContext(ctx).Info("Skipped a step on a lost GPU", "gpu", g.UUID, "reason", err.Error())
 	return nil
 }

@@ -134,7 +134,7 @@ func (r *profiles) make(ctx context.Context, want, now client.Object, owner meta
 		return fmt.Errorf("look for %s: %w", what, err)
 	}
 	if !metav1.IsControlledBy(now, &metav1.ObjectMeta{UID: owner.UID}) {
-		return fmt.Errorf("%s is there and does not belong to this VGPUProfile: rename one of the two", what)
+		return fmt.Errorf("%s exists and does not belong to this VGPUProfile: rename one of the two", what)
 	}
 	if same(now, want) {
 		return nil

@@ -60,7 +60,7 @@ const (
 )
 
 // ErrFull marks a GPU on which no further container can have a percentage.
-var ErrFull = fmt.Errorf("%d containers have percentages of the GPU, which is as many as can have", most)
+var ErrFull = fmt.Errorf("%d containers have percentages of the GPU, which is the maximum", most)
 
 // Seats are those of a node's containers. With its fields set it has none; Resume finds those of an earlier run of this program.
 type Seats struct {
@@ -153,7 +153,7 @@ func (s *Seats) Resume(ctx context.Context, names []string, limits func(name str
 			err = s.Open(name, had)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			klog.FromContext(ctx).Error(err, "The processes of a container hold themselves to its limit of cores, each for itself",
+			klog.FromContext(ctx).Error(err, "Each process of a container enforces the container's limit of cores by itself",
 				"container", name)
 		}
 	}
@@ -161,7 +161,7 @@ func (s *Seats) Resume(ctx context.Context, names []string, limits func(name str
 	defer s.mu.Unlock()
 	entries, err := os.ReadDir(s.Directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Seats of containers that are gone stay", "directory", s.Directory)
+		klog.FromContext(ctx).Error(err, "Could not remove the seats of containers that are gone", "directory", s.Directory)
 	}
 	for _, entry := range entries {
 		g, err := s.gpu(entry.Name())
@@ -171,7 +171,7 @@ func (s *Seats) Resume(ctx context.Context, names []string, limits func(name str
 			err = g.write(s.Lend)
 		}
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Seats of containers that are gone stay", "gpu", entry.Name())
+			klog.FromContext(ctx).Error(err, "Could not remove the seats of containers that are gone", "gpu", entry.Name())
 		}
 	}
 }

@@ -118,7 +118,7 @@ func (c Choice) resolve(node labels.Set) (Chosen, error) {
 	first := c.Nodes[found[0]]
 	if i := slices.IndexFunc(found, func(i int) bool { return !c.Nodes[i].Forms.Equal(first.Forms) }); i >= 0 {
 		other := found[i]
-		return Chosen{}, fmt.Errorf("gpus.forms.nodes[%d] of the chart says %s and nodes[%d] says %s, and both select this node: narrow one "+
+		return Chosen{}, fmt.Errorf("gpus.forms.nodes[%d] of the chart is %s and nodes[%d] is %s, and both select this node: narrow one "+
 			"of the two selectors, or set the node's label %s",
 			found[0], first.Forms, other, c.Nodes[other].Forms, FormsLabel)
 	}

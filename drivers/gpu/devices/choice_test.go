@@ -32,7 +32,7 @@ func TestChoicePrefersLabelThenRuleThenDefault(t *testing.T) {
 		"a rule":                  {labels.Set{"team": "a"}, "flexible", "ChartRule", ""},
 		"two rules of one answer": {labels.Set{"pool": "mig"}, "mig_1g.10gb_1g.10gb-me", "ChartRule", ""},
 		"two rules of two answers": {labels.Set{"pool": "mig", "team": "a"}, "", "",
-			"nodes[0] of the chart says mig_1g.10gb_1g.10gb-me and nodes[1] says flexible"},
+			"nodes[0] of the chart is mig_1g.10gb_1g.10gb-me and nodes[1] is flexible"},
 		"a label beside such rules": {labels.Set{"pool": "mig", "team": "a", devices.FormsLabel: "whole"}, "whole", "NodeLabel", ""},
 		"a label with profiles":     {labels.Set{devices.FormsLabel: "mig_3g.40gb"}, "mig_3g.40gb", "NodeLabel", ""},
 		"a label that says nothing": {labels.Set{devices.FormsLabel: "both"}, "", "",

@@ -84,7 +84,7 @@ func (f Forms) Validate() error {
 	}
 	for i, name := range f.MIGProfiles {
 		if name == "" || slices.Contains(f.MIGProfiles[:i], name) {
-			return fmt.Errorf("MIG profile %q: must be a name, and stand there once", name)
+			return fmt.Errorf("MIG profile %q: must be a name, and be listed once", name)
 		}
 	}
 	return nil

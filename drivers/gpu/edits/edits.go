@@ -76,7 +76,7 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 			s.Problems = append(s.Problems, err)
 		}
 	} else {
-		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is not whole, so containers get the parts of it that are there: %s",
+		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is incomplete, so containers get the parts of it that exist: %s",
 			o.DriverRoot, strings.Join(strings.Split(err.Error(), "\n"), "; ")))
 		s.common = o.parts()
 	}

@@ -56,13 +56,13 @@ func (h Hook) Install() (string, error) {
 		err = atomicfile.Runnable(h.Directory)
 	}
 	if err != nil {
-		return "", fmt.Errorf("installing the container runtime's hook (gpus.cdiHook: none does without): %w", err)
+		return "", fmt.Errorf("install the container runtime's hook (gpus.cdiHook: none skips it): %w", err)
 	}
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, program) {
 		return path, os.Chmod(path, 0o755)
 	}
 	if err := h.Writer.Write(path, program, 0o755); err != nil {
-		return "", fmt.Errorf("installing the container runtime's hook: %w", err)
+		return "", fmt.Errorf("install the container runtime's hook: %w", err)
 	}
 	return path, nil
 }

@@ -28,7 +28,7 @@ func (o Options) whole(mounts []*specs.Mount, version string) error {
 	if len(others) > 0 {
 		there = "there is " + strings.Join(others, ", ")
 	}
-	return fmt.Errorf("the driver under %s is installed by half, or has parts of two versions: containers get no %s%s, the version of the "+
+	return fmt.Errorf("the driver under %s is incomplete, or has parts of two versions: containers do not get %s%s, the version of the "+
 		"kernel's driver; %s: install all of "+
 		"version %s, or unload the kernel's modules and load those of the version that is installed", o.DriverRoot, library, version, there,
 		version)

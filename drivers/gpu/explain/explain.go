@@ -156,7 +156,7 @@ func (c *Cluster) check(name string) error {
 			for _, r := range claim.Status.Allocation.Devices.Results {
 				has = append(has, fmt.Sprintf("%s of pool %s", r.Device, r.Pool))
 			}
-			return fmt.Errorf("claim %s does not wait: it has %s", name, strings.Join(has, ", "))
+			return fmt.Errorf("claim %s is not waiting: it has %s", name, strings.Join(has, ", "))
 		}
 		return nil
 	}

@@ -84,7 +84,8 @@ func (k *Keeper) Refresh(ctx context.Context, gpus []pci.Address) (lost []int, e
 				places[a] = GPU{Module: p.GPUs[i].Module, Partitions: map[int]int{}}
 			}
 			if other, twice := places[a].Partitions[len(members)]; twice {
-				return nil, fmt.Errorf("GPU %s is in the partitions %d and %d of %d GPUs each: a GPU must be in one of a size", a, other, p.ID,
+				return nil, fmt.Errorf("GPU %s is in the partitions %d and %d of %d GPUs each: a GPU must be in one partition of each "+
+					"size", a, other, p.ID,
 					len(members))
 			}
 			places[a].Partitions[len(members)] = p.ID
@@ -227,7 +228,7 @@ func (k *Keeper) Activate(ctx context.Context, claim types.UID, id int) error {
 	claims := k.Journal.read().Claims
 	for other, h := range claims {
 		if h.Partition == id && other != claim {
-			return fmt.Errorf("partition %d is that of claim %s, which has not been released", id, other)
+			return fmt.Errorf("partition %d belongs to claim %s, which has not been released", id, other)
 		}
 	}
 	if h, has := claims[claim]; has && h.Partition != id { // the board's partitions have changed
@@ -250,7 +251,7 @@ func (k *Keeper) Activate(ctx context.Context, claim types.UID, id int) error {
 	if !slices.Contains(active(all), id) {
 		err := k.Manager.Activate(ctx, id)
 		if errors.Is(err, nvfm.InUse) {
-			return fmt.Errorf("%w; active are the partitions %v: one that no claim has was activated by others (fmpm -d ID deactivates it)",
+			return fmt.Errorf("%w; active are the partitions %v: one without a claim was activated by another program (fmpm -d ID deactivates it)",
 				err, active(all))
 		}
 		if err != nil {

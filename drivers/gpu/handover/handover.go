@@ -55,7 +55,7 @@ func (d Directory) Request(owner string, uuids ...string) error {
 	}
 	for _, uuid := range uuids {
 		if !IsGPU(uuid) {
-			return fmt.Errorf("request a GPU: %q is not the UUID of a GPU", uuid)
+			return fmt.Errorf("request a GPU: %q is not a GPU's UUID", uuid)
 		}
 		if other, taken := standing[uuid]; taken && other != owner {
 			return fmt.Errorf("request %s: %s has it; take it out of %s's configuration first", uuid, other, other)
@@ -124,7 +124,7 @@ func (d Directory) Confirm(uuids ...string) error {
 func (d Directory) Confirmed() (map[string]bool, error) {
 	entries, err := os.ReadDir(string(d))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read which GPUs are tainted: %w", err)
+		return nil, fmt.Errorf("read the tainted GPUs: %w", err)
 	}
 	out := map[string]bool{}
 	for _, entry := range entries {

@@ -252,7 +252,7 @@ func (m *follower) register(ctx context.Context, set nvml.EventSet) {
 func (m *follower) event(ctx context.Context, e nvml.EventData) {
 	g := m.gpu(e.Device)
 	if g == nil {
-		klog.FromContext(ctx).Info("Event on a GPU that is not this node's, or not to be asked", "type", e.EventType, "data", e.EventData)
+		klog.FromContext(ctx).Info("Event on a GPU that is not on this node, or does not answer", "type", e.EventType, "data", e.EventData)
 		m.probe(ctx)
 		return
 	}
@@ -358,7 +358,7 @@ func (m *follower) add(ctx context.Context, f Fault, stands bool) {
 // keep stores the faults. mu must be held.
 func (m *Monitor) keep(ctx context.Context) {
 	if err := m.record.Put(kept{Faults: m.faults}); err != nil {
-		klog.FromContext(ctx).Error(err, "Faults are not kept on disk; a restart would forget them")
+		klog.FromContext(ctx).Error(err, "Could not store the faults on disk; a restart would lose them")
 	}
 }
 

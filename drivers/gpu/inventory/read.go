@@ -39,7 +39,7 @@ func (r Reader) Read() (*Node, error) {
 	for index := range count {
 		handle, ret := r.NVML.DeviceGetHandleByIndex(index)
 		if ret != nvml.SUCCESS {
-			n.Problems = append(n.Problems, fmt.Errorf("GPU %d: asking NVML for its handle: %w", index, ret))
+			n.Problems = append(n.Problems, fmt.Errorf("GPU %d: get its handle from NVML: %w", index, ret))
 			n.Missing = append(n.Missing, index)
 			continue
 		}
@@ -68,10 +68,10 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 	}
 	var ret nvml.Return
 	if g.UUID, ret = handle.GetUUID(); ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("its UUID: %w", ret)
+		return nil, fmt.Errorf("read its UUID: %w", ret)
 	}
 	if g.Minor, ret = handle.GetMinorNumber(); ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("%s: its minor number: %w", g.UUID, ret)
+		return nil, fmt.Errorf("%s: read its minor number: %w", g.UUID, ret)
 	}
 	memory, ret := handle.GetMemoryInfo()
 	switch ret {
@@ -79,13 +79,13 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 		g.MemoryBytes = memory.Total
 	case nvml.ERROR_NOT_SUPPORTED: // an integrated GPU, which has the machine's memory
 	default:
-		return nil, fmt.Errorf("%s: its memory: %w", g.UUID, ret)
+		return nil, fmt.Errorf("%s: read its memory: %w", g.UUID, ret)
 	}
 
 	var missing []error
 	note := func(what string, err error) {
 		if err != nil {
-			missing = append(missing, fmt.Errorf("%s: its %s: %w", g.UUID, what, err))
+			missing = append(missing, fmt.Errorf("%s: read its %s: %w", g.UUID, what, err))
 		}
 	}
 	g.ProductName, ret = handle.GetName()

@@ -44,7 +44,7 @@ func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing fu
 			continue
 		}
 		if g.MIG == nil {
-			return nil, fmt.Errorf("GPU %d (%s, %s) cannot be cut: it has no MIG; leave it out by device-filter or devices", g.Index, g.ProductName,
+			return nil, fmt.Errorf("GPU %d (%s, %s) cannot be cut: it has no MIG; exclude it by device-filter or devices", g.Index, g.ProductName,
 				g.UUID)
 		}
 		wanted, err := place(g, entry.MIGDevices, standing(g))
@@ -70,7 +70,7 @@ func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MI
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("two entries of the layout mean GPU %d (%s): narrow one by devices or device-filter", g.Index, g.UUID)
+			return nil, fmt.Errorf("two entries of the layout select GPU %d (%s): narrow one by devices or device-filter", g.Index, g.UUID)
 		}
 		found = e
 	}

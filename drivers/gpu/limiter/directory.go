@@ -23,7 +23,7 @@ func MakeDirectory(path string, bytes int64) error {
 			return nil
 		}
 		if err := tmpfs.Make(path, mode, tmpfs.Bounds{Bytes: bytes, Files: mostFiles}); err != nil {
-			return fmt.Errorf("make the limiter's directory: %w; --limiter-size=0 does without a bound", err)
+			return fmt.Errorf("make the limiter's directory: %w; --limiter-size=0 makes it without a size limit", err)
 		}
 		return nil
 	}

@@ -33,7 +33,7 @@ func Install(own, directory string, writer atomicfile.Writer) error {
 		return fmt.Errorf("read the limiter's library: %w", err)
 	}
 	if _, err := elf.NewFile(bytes.NewReader(library)); err != nil {
-		return fmt.Errorf("the limiter's library %s cannot be loaded by anybody: %w", own, err)
+		return fmt.Errorf("the limiter's library %s is not readable by all users: %w", own, err)
 	}
 	err = os.MkdirAll(directory, 0o755)
 	if err == nil {

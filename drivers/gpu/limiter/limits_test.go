@@ -106,7 +106,7 @@ func TestLibraryIsInstalledWholeAndAgain(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Install(text, directory, atomicfile.Writer{}); err == nil || !strings.Contains(err.Error(), "cannot be loaded") {
+	if err := Install(text, directory, atomicfile.Writer{}); err == nil || !strings.Contains(err.Error(), "is not readable by all users") {
 		t.Errorf("a file of text was installed as a library (%v)", err)
 	}
 }

@@ -32,7 +32,7 @@ func (t Tree) Check() error {
 		return fmt.Errorf("look for cgroup v2 at %s (--cgroup-root): %w", t.Root, err)
 	}
 	if in.Type != unix.CGROUP2_SUPER_MAGIC {
-		return fmt.Errorf("%s (--cgroup-root) is not a cgroup v2, and NVIDIA's driver limits cgroups of version 2 alone", t.Root)
+		return fmt.Errorf("%s (--cgroup-root) is not a cgroup v2, and NVIDIA's driver limits cgroups of version 2 only", t.Root)
 	}
 	own, err := t.Own()
 	if err != nil {
@@ -41,7 +41,7 @@ func (t Tree) Check() error {
 	if own == "/" {
 		// Container runtimes give every container but privileged ones a cgroup namespace of its own (containerd: pkg/cri, "cgroupns is
 		// used for hiding /sys/fs/cgroup from containers").
-		return fmt.Errorf("%s shows this process its own cgroup alone, and not those of the node's containers: run it privileged", t.Root)
+		return fmt.Errorf("%s shows this process only its own cgroup, and not those of the node's containers: run it privileged", t.Root)
 	}
 	if _, err := os.Stat(filepath.Join(t.Root, own)); err != nil {
 		return fmt.Errorf("%s is not the tree that this process is in: %w", t.Root, err)
@@ -97,7 +97,7 @@ func (t Tree) Container(named, id string) (string, error) {
 	}
 	directory := filepath.Join(t.Root, below)
 	if info, err := os.Stat(directory); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("cgroup %.200q of container %.80q is not there as %s: %w", named, id, directory, errors.Join(ErrCgroup, err))
+		return "", fmt.Errorf("cgroup %.200q of container %.80q does not exist at %s: %w", named, id, directory, errors.Join(ErrCgroup, err))
 	}
 	return leaf(directory)
 }

@@ -53,7 +53,7 @@ func (d Driver) Available(uuids ...string) error {
 		}
 		// Any cgroup will do: the result shows whether the GPU supports limits. Other errors are for the caller of Set.
 		if _, ret := gpu.GetMemoryLimits_v1(d.Cgroups.Root); ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
-			return fmt.Errorf("the driver limits no memory of GPU %s: %w", uuid, ret)
+			return fmt.Errorf("the driver does not limit the memory of GPU %s: %w", uuid, ret)
 		}
 	}
 	return nil
@@ -80,7 +80,7 @@ func (d Driver) set(cgroup string, l Limit, reserved uint64) error {
 		return err
 	}
 	if ret := gpu.SetMemoryLimits_v1(cgroup, reserved, l.Bytes); ret != nvml.SUCCESS {
-		return fmt.Errorf("have the driver limit cgroup %s to %d bytes of GPU %s and reserve %d: %w", cgroup, l.Bytes, l.UUID, reserved, ret)
+		return fmt.Errorf("limit cgroup %s to %d bytes of GPU %s and reserve %d, by the driver: %w", cgroup, l.Bytes, l.UUID, reserved, ret)
 	}
 	return nil
 }

@@ -164,8 +164,8 @@ func (k *Keeper) release(id string, r record) error {
 	var errs []error
 	switch _, err := os.Stat(r.Cgroup); {
 	case errors.Is(err, fs.ErrNotExist):
-		errs = append(errs, fmt.Errorf("the cgroup %s of container %s went before the memory that was reserved for it was given up: the "+
-			"driver may keep it reserved until the pod's cgroup is gone", r.Cgroup, id))
+		errs = append(errs, fmt.Errorf("the cgroup %s of container %s was removed before the memory that was reserved for it was released: "+
+			"the driver may keep it reserved until the pod's cgroup is gone", r.Cgroup, id))
 	case k.has() != nil:
 		// Another driver was loaded since, which does not have the limit.
 	default:
@@ -188,7 +188,7 @@ func (k *Keeper) Keep(ctx context.Context, live map[string]bool) {
 			continue
 		}
 		if err := k.Release(ctx, id); err != nil {
-			klog.FromContext(ctx).Error(err, "A limit of memory was left by a container that has ended", "container", id)
+			klog.FromContext(ctx).Error(err, "A container that has ended left its memory limit behind", "container", id)
 		}
 	}
 }

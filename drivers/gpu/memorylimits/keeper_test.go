@@ -287,7 +287,7 @@ func TestKeeperNamesAGPUWithoutLimits(t *testing.T) {
 	}
 	d, _ := n.lib.DeviceGetHandleByIndex(0)
 	uuid, _ := d.GetUUID()
-	if err := n.keeper().Available(uuid); err == nil || !strings.Contains(err.Error(), "limits no memory of GPU "+uuid) {
+	if err := n.keeper().Available(uuid); err == nil || !strings.Contains(err.Error(), "does not limit the memory of GPU "+uuid) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -42,7 +42,7 @@ func SetMode(g *inventory.GPU, on bool) error {
 	}
 	activation, ret := g.Handle.SetMigMode(want)
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: switching its MIG mode: %w", g.UUID, ret)
+		return fmt.Errorf("%s: switch its MIG mode: %w", g.UUID, ret)
 	}
 	if current, _, ret = g.Handle.GetMigMode(); ret != nvml.SUCCESS {
 		return fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
@@ -68,7 +68,8 @@ func Require(g *inventory.GPU, on bool) error {
 		return fmt.Errorf("%s: query its MIG mode: %w", g.UUID, ret)
 	}
 	if want := mode(on); current != want {
-		return fmt.Errorf("%s: its MIG mode is %s, and no claim changes the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i %d "+
+		return fmt.Errorf("%s: its MIG mode is %s, and claims do not change the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i "+
+			"%d "+
 			"-mig %d, then reset it; %s",
 			g.UUID, word(current), ErrNeedsReset, word(want), g.Index, want, HowToReset(g))
 	}

@@ -70,7 +70,7 @@ func instances(g *inventory.GPU, p inventory.Profile) ([]nvml.GpuInstance, error
 	}
 	handles, ret := g.Handle.GetGpuInstances(&info)
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("%s: listing MIG instances of profile %s: %w", g.UUID, p.Name, ret)
+		return nil, fmt.Errorf("%s: list MIG instances of profile %s: %w", g.UUID, p.Name, ret)
 	}
 	return handles, nil
 }
@@ -78,7 +78,7 @@ func instances(g *inventory.GPU, p inventory.Profile) ([]nvml.GpuInstance, error
 func describe(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, error) {
 	info, ret := h.GetInfo()
 	if ret != nvml.SUCCESS {
-		return Instance{}, fmt.Errorf("%s: describing a MIG instance of profile %s: %w", g.UUID, p.Name, ret)
+		return Instance{}, fmt.Errorf("%s: describe a MIG instance of profile %s: %w", g.UUID, p.Name, ret)
 	}
 	i := Instance{Profile: p.ID, Start: int(info.Placement.Start), Size: int(info.Placement.Size), ID: int(info.Id), Compute: -1}
 	compute, err := computeInstances(g, p, h)
@@ -90,7 +90,7 @@ func describe(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instan
 	}
 	ci, ret := compute[0].GetInfo()
 	if ret != nvml.SUCCESS {
-		return i, fmt.Errorf("%s: describing the compute instance of MIG instance %d: %w", g.UUID, i.ID, ret)
+		return i, fmt.Errorf("%s: describe the compute instance of MIG instance %d: %w", g.UUID, i.ID, ret)
 	}
 	i.Compute = int(ci.Id)
 	i.UUID, err = uuidOf(g, i.ID, i.Compute)
@@ -110,7 +110,7 @@ func computeInstances(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance)
 		}
 		found, ret := h.GetComputeInstances(&info)
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("%s: listing compute instances of %s: %w", g.UUID, p.Name, ret)
+			return nil, fmt.Errorf("%s: list compute instances of %s: %w", g.UUID, p.Name, ret)
 		}
 		out = append(out, found...)
 	}
@@ -198,7 +198,7 @@ func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Inst
 }
 
 // ErrLeft is wrapped by Create's error where a part of the instance is left behind.
-var ErrLeft = errors.New("a GPU instance is left")
+var ErrLeft = errors.New("a GPU instance remains")
 
 // fill makes the compute instance that fills a GPU instance.
 func fill(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, error) {
@@ -232,7 +232,7 @@ func Destroy(g *inventory.GPU, p inventory.Profile, start int) error {
 	for _, h := range handles {
 		info, ret := h.GetInfo()
 		if ret != nvml.SUCCESS {
-			return fmt.Errorf("%s: describing a MIG instance of profile %s: %w", g.UUID, p.Name, ret)
+			return fmt.Errorf("%s: describe a MIG instance of profile %s: %w", g.UUID, p.Name, ret)
 		}
 		if int(info.Placement.Start) == start {
 			return remove(g, p, h)

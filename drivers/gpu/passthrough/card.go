@@ -173,10 +173,10 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 		return nil, fmt.Errorf("its link iommu_group leads to %q, which does not end in a number", target)
 	}
 	if gpu.NumVFs > 0 {
-		return nil, fmt.Errorf("it has %d virtual functions, and %s takes no such GPU: set sriov_numvfs to 0", gpu.NumVFs, Driver)
+		return nil, fmt.Errorf("it has %d virtual functions, and %s does not accept such a GPU: set sriov_numvfs to 0", gpu.NumVFs, Driver)
 	}
 	if d := gpu.Driver; d != "" && d != gpuDriver && !passes(d) {
-		return nil, fmt.Errorf("its driver is %s: only GPUs of the drivers %s and %s, or of none, are passed through; keep %s off it "+
+		return nil, fmt.Errorf("its driver is %s: only GPUs of the drivers %s and %s, or without a driver, are passed through; keep %s off it "+
 			"(modprobe.d: blacklist %s)", d, gpuDriver, Driver, d, d)
 	}
 	members, err := os.ReadDir(filepath.Join(p.Sysfs, "kernel/iommu_groups", strconv.Itoa(card.Group), "devices"))
@@ -193,7 +193,7 @@ func (p Places) card(bus *pci.Bus, gpu *pci.Function) (*Card, error) {
 		case f.Vendor == nvidia && slot(f.Address) == slot(gpu.Address):
 			card.Functions = append(card.Functions, f.Address)
 		default:
-			return nil, fmt.Errorf("its IOMMU group %d has %s too (%s): a virtual machine would get that as well; put one of the two into another "+
+			return nil, fmt.Errorf("its IOMMU group %d also has %s (%s): a virtual machine would get it too; put one of the two into another "+
 				"slot, or switch on ACS in the firmware", card.Group, f.Address, describe(f))
 		}
 	}

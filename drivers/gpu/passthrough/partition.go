@@ -49,10 +49,10 @@ func (k *Kind) partitioned(ctx context.Context, cards []*Card) ([]*Card, error) 
 	}
 	switch {
 	case err != nil:
-		err = fmt.Errorf("no GPU can get a partition of Fabric Manager: %w", err)
+		err = fmt.Errorf("GPUs cannot get a partition of Fabric Manager: %w", err)
 	case len(without) > 0:
-		err = fmt.Errorf("GPUs %v are not passed through: they are in no partition of Fabric Manager, or their module ID is not known, which "+
-			"NVIDIA's driver must once have shown (nvidia-smi -q)", without)
+		err = fmt.Errorf("GPUs %v are not passed through: they are in no partition of Fabric Manager, or their module ID is unknown: NVIDIA's "+
+			"driver must have reported it once (nvidia-smi -q)", without)
 	}
 	return with, err
 }

@@ -291,7 +291,7 @@ func (s *Switcher) awaitFreed(ctx context.Context, card string, e *Entry) error 
 	}
 	err = s.awaitFree(ctx, card, e, nil)
 	if errors.Is(err, errUnseen) {
-		klog.FromContext(ctx).Info("Processes that have a GPU open cannot be seen", "card", card, "reason", err.Error())
+		klog.FromContext(ctx).Info("Could not list the processes that have a GPU open", "card", card, "reason", err.Error())
 		return nil
 	}
 	return err

@@ -88,7 +88,7 @@ func (p Places) users(ctx context.Context, files ...string) ([]Process, error) {
 }
 
 // errUnseen is wrapped by the error for a node whose processes cannot be seen at all.
-var errUnseen = errors.New("processes that use the GPU cannot be seen")
+var errUnseen = errors.New("the processes that use the GPU cannot be listed")
 
 // ended reports whether an error of a file of /proc or sysfs is that of a process, a device or a mount that is not there, or that is closed
 // to this process for good. Any other error, such as EMFILE, is no answer: the process may have the GPU open.
@@ -185,7 +185,7 @@ func (p Places) driverOf(a pci.Address) (string, error) {
 func (p Places) overrideOf(a pci.Address) (string, error) {
 	text, err := os.ReadFile(p.function(a, "driver_override"))
 	if err != nil {
-		return "", fmt.Errorf("read to which driver %s is kept: %w", a, err)
+		return "", fmt.Errorf("read the driver override of %s: %w", a, err)
 	}
 	if name := strings.TrimSpace(string(text)); name != "(null)" {
 		return name, nil

@@ -94,5 +94,5 @@ func (a *attendant) Checked(ctx context.Context) {
 			return
 		}
 	}
-	logger.Error(err, "Changed hardware not read")
+	logger.Error(err, "Could not read the changed hardware")
 }

@@ -98,7 +98,7 @@ func (w *layouts) follow(gpus map[string]devices.Layout) error {
 func (w *layouts) leave(ctx context.Context) {
 	if w.kept.file != nil && len(w.kept.get()) > 0 {
 		if err := w.kept.file.Put(byDemandData{}); err != nil {
-			klog.FromContext(ctx).Error(err, "The end of layouts by demand is not kept for the next start")
+			klog.FromContext(ctx).Error(err, "Could not store the end of layouts by demand for the next start")
 		}
 	}
 	w.kind.SetByDemand(nil)

@@ -48,7 +48,7 @@ func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
 		Metrics:  metrics.New(devices.Driver), Recorder: p.events.recorder, Writer: s.tuning.writer,
 	})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The kubelet gets no answers while the GPUs are drained: pods whose claims it asks about stay")
+		klog.FromContext(ctx).Error(err, "Calls of the kubelet fail while the GPUs are drained: pods whose claims it prepares or unprepares stay")
 		return func() {}
 	}
 	return dra.Stop
@@ -74,7 +74,7 @@ func (k drainedPreparer) refusal() error {
 // Started implements drain.Role.
 func (s *starter) Started() error {
 	if p := s.current.Load(); p.passing.Load() == nil && p.serving.Load() == nil && !s.waits.Load() {
-		return errors.New("the role has not read yet which claims have the node's GPUs: try again")
+		return errors.New("the role has not read the claims of the node's GPUs yet: try again")
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func hasGPU(ctx context.Context, sysfs pci.FS) bool {
 		return false // a machine without PCI
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(fmt.Errorf("look for GPUs on the PCI bus: %w", err), "Could not find out whether the node has GPUs")
+		klog.FromContext(ctx).Error(fmt.Errorf("look for GPUs on the PCI bus: %w", err), "Could not determine whether the node has GPUs")
 		return true
 	}
 	for i := range bus.Functions {

@@ -51,7 +51,7 @@ func openForms(path string) (keptForms, error) {
 		err = errors.Join(err, errors.New(u.String()))
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: which forms the GPUs were offered in is worked out again", err)
+		err = fmt.Errorf("%w: the forms of the GPUs are computed again", err)
 	}
 	return keptForms{file}, err
 }
@@ -183,7 +183,7 @@ func (f *forms) apply(ctx context.Context, node labels.Set) {
 		f.kind.SetForms(answer.Forms)
 	}
 	if err := f.kept.keep(answer.Forms); err != nil {
-		klog.FromContext(ctx).Error(err, "The node's forms are not kept for the next start")
+		klog.FromContext(ctx).Error(err, "Could not store the node's forms for the next start")
 	}
 	f.wish.Set(wish{known: true, answer: answer})
 }

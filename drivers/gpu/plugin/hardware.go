@@ -96,7 +96,7 @@ func (r *reader) inventory(ctx context.Context) (*inventory.Node, error) {
 		return nil, err
 	}
 	for _, problem := range node.Problems {
-		logger.Error(problem, "Hardware read only in part")
+		logger.Error(problem, "Could not read all of the hardware")
 		r.events.Report("GPUNotReadWhole", problem.Error())
 	}
 	for _, g := range node.GPUs {

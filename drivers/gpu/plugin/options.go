@@ -158,7 +158,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
 	}
 	if len(o.DevicePlugin) > 1 && slices.Contains(o.DevicePlugin, "all") {
-		errs = append(errs, fmt.Errorf("--device-plugin=%s: beside all nothing has an effect: give all, or the UUIDs",
+		errs = append(errs, fmt.Errorf("--device-plugin=%s: all includes every GPU: give all, or the UUIDs",
 			strings.Join(o.DevicePlugin, ",")))
 	}
 	for _, gpu := range o.DevicePlugin { // all nodes share one list: a UUID may belong to another node's GPU
@@ -167,11 +167,11 @@ func (o *Options) Validate() error {
 		}
 	}
 	if o.LimiterBytes != 0 && o.LimiterBytes < limiter.LeastBytes {
-		errs = append(errs, fmt.Errorf("--limiter-size %d: allowed are 0, and %d bytes or more, which the library's files take", o.LimiterBytes,
+		errs = append(errs, fmt.Errorf("--limiter-size %d: allowed are 0, and %d bytes (the size of the library's files) or more", o.LimiterBytes,
 			limiter.LeastBytes))
 	}
 	if o.FullAfter < 0 {
-		errs = append(errs, fmt.Errorf("--withdraw-full-after %s: allowed are 0 (never) and more", o.FullAfter))
+		errs = append(errs, fmt.Errorf("--withdraw-full-after %s: must be 0 (never) or more", o.FullAfter))
 	}
 	if o.ShareCores < 1 || o.ShareCores > 100 {
 		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))

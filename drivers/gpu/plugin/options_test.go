@@ -21,7 +21,7 @@ func TestEveryWrongFlagIsNamed(t *testing.T) {
 		t.Fatal("none is")
 	}
 	for _, want := range []string{"--mig", "--unknown-mig-instances", "--share-cores 101", "--share-memory", `--device-plugin "0"`,
-		`--device-plugin "GPU-x"`, "--device-plugin=all,GPU-0aa1bb2c-3d4e,0,GPU-x: beside all", "--handover-dir"} {
+		`--device-plugin "GPU-x"`, "--device-plugin=all,GPU-0aa1bb2c-3d4e,0,GPU-x: all includes every GPU", "--handover-dir"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

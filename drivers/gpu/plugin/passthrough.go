@@ -37,7 +37,7 @@ import (
 // errForms when the forms change and nothing of its own is held any more.
 
 // errForms ends such a run.
-var errForms = errors.New("the node's GPUs change between containers and virtual machines")
+var errForms = errors.New("the node's GPUs are being switched between containers and virtual machines")
 
 const (
 	// rescan is how often a passer looks at the PCI bus: sysfs reports neither a module that was loaded nor a GPU that was plugged in.
@@ -159,7 +159,7 @@ func (s *starter) mode(ctx context.Context, p *plugin) (devices.Mode, error) {
 		if err == nil {
 			return devices.ModeWhole, nil // the forms contradict each other, which a run reports
 		}
-		klog.FromContext(ctx).Info("Waiting for the node's labels: they say whether its GPUs are passed through", "reason", err.Error())
+		klog.FromContext(ctx).Info("Waiting for the node's labels: they decide whether its GPUs are passed through", "reason", err.Error())
 		select {
 		case <-time.After(askPause):
 		case <-ctx.Done():

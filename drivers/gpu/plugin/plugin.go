@@ -292,7 +292,7 @@ func (s *parts) run(ctx context.Context, cancel context.CancelCauseFunc) error {
 	wg.Go(func() { s.informer.Run(ctx) })
 	wg.Go(func() {
 		if err := s.monitor.Run(ctx, s.attendant); err != nil {
-			klog.FromContext(ctx).Error(err, "GPU health is not followed")
+			klog.FromContext(ctx).Error(err, "GPU health is not monitored")
 			s.attendant.events.Report("GPUHealthNotFollowed", err.Error())
 		}
 	})

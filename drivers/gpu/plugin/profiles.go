@@ -31,7 +31,7 @@ func (p *profiles) Run(ctx context.Context) error {
 		for i := range selected {
 			o := &selected[i]
 			if err := o.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
-				klog.FromContext(ctx).Info("VGPUProfile is left out", "profile", o.Name, "reason", err.Error())
+				klog.FromContext(ctx).Info("VGPUProfile is ignored", "profile", o.Name, "reason", err.Error())
 				continue
 			}
 			if o.Spec.Mode != v1alpha1.VGPUSoftware {

@@ -83,7 +83,7 @@ func (s *search) get(ctx context.Context) (*edits.Set, error) {
 		select {
 		case <-f.done:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("wait for the driver's files to be found: %w", context.Cause(ctx))
 		}
 		if f.number > came || !f.again() {
 			return f.set, f.err
@@ -104,6 +104,6 @@ func (r *reader) reportLacking(logger logr.Logger, problems []error) {
 	if message == "" {
 		return
 	}
-	logger.Info("Containers lack something", "reason", message)
+	logger.Info("Containers lack files or device nodes of the driver", "reason", message)
 	r.events.Report("DriverIncomplete", message+"; it is looked for again with each claim")
 }

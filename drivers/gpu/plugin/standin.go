@@ -80,13 +80,13 @@ func (i *standIn) serve(ctx context.Context, s *starter, p *plugin) {
 		Metrics: metrics.New(devices.Driver), Recorder: p.events.recorder, Writer: s.tuning.writer,
 	})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The kubelet gets no answers while the role waits for a driver: pods with claims of GPUs stay")
+		klog.FromContext(ctx).Error(err, "Calls of the kubelet fail while the role waits for a driver: pods with claims of GPUs stay")
 		return
 	}
 	defer dra.Stop()
 	select {
 	case <-ctx.Done():
 	case <-dra.Done():
-		klog.FromContext(ctx).Error(dra.Err(), "The kubelet gets no answers any more while the role waits for a driver")
+		klog.FromContext(ctx).Error(dra.Err(), "Calls of the kubelet fail from now on, while the role waits for a driver")
 	}
 }

@@ -202,5 +202,5 @@ func (s *starter) ready() error {
 	case s.waits.Load():
 		return nil
 	}
-	return errors.New("the role has not begun to serve the kubelet: its log says what it does")
+	return errors.New("the role has not begun to serve the kubelet: its log has the reason")
 }

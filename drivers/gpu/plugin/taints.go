@@ -34,7 +34,7 @@ func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*d
 	for {
 		list, err := slicesOf.List(ctx, own)
 		if err != nil {
-			return fmt.Errorf("looking whether the taints are published: %w", err)
+			return fmt.Errorf("check whether the taints are published: %w", err)
 		}
 		if p.tainted(list.Items, taint, wanted) {
 			return nil
@@ -43,13 +43,13 @@ func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*d
 		w, err := slicesOf.Watch(ctx, own)
 		own.ResourceVersion = ""
 		if err != nil {
-			return fmt.Errorf("watching for the taints to be published: %w", err)
+			return fmt.Errorf("watch for the taints to be published: %w", err)
 		}
 		select {
 		case <-w.ResultChan():
 		case <-ctx.Done():
 			w.Stop()
-			return fmt.Errorf("waiting for the taints to be published: %w", context.Cause(ctx))
+			return fmt.Errorf("wait for the taints to be published: %w", context.Cause(ctx))
 		}
 		w.Stop()
 	}

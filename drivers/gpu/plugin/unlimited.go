@@ -125,7 +125,7 @@ func (u *unlimitedShares) report(ctx context.Context, f unlimited.Finding) {
 	pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: f.Container.Namespace, Name: f.Container.Pod,
 		UID: types.UID(f.Container.PodUID)}
 	message := f.Message()
-	klog.FromContext(ctx).Info("A container is not held to its share", "pod", klog.KRef(pod.Namespace, pod.Name), "container",
+	klog.FromContext(ctx).Info("A container is not limited to its share", "pod", klog.KRef(pod.Namespace, pod.Name), "container",
 		f.Container.Name, "gpu", f.UUID)
 	u.events.Event(pod, corev1.EventTypeWarning, shareNotLimited, message)
 	if !u.closed {

@@ -49,7 +49,7 @@ func ownNodes() []string { return []string{"null", "zero", "full", "random", "ur
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
 	if err := json.Unmarshal([]byte(enclosure), &e); err != nil {
-		return fmt.Errorf("read an enclosure: %w", err)
+		return fmt.Errorf("read the program's root directory from its argument: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("keep mounts to this process: %w (needs CAP_SYS_ADMIN)", err)
@@ -65,7 +65,7 @@ func Enter(enclosure, program string, args ...string) error {
 		return fmt.Errorf("make %s the root: %w", e.Mountpoint, err)
 	}
 	if err := errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/")); err != nil {
-		return fmt.Errorf("leaving the old root: %w", err)
+		return fmt.Errorf("leave the old root: %w", err)
 	}
 	// Capabilities belong to a thread, and exec makes this thread the program.
 	runtime.LockOSThread()
@@ -80,7 +80,7 @@ func (e Enclosure) restrict() error {
 		return errors.Join(dropPrivileges(), seccomp.Rules{}.Thread())
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("forbidding new privileges: %w", err)
+		return fmt.Errorf("forbid new privileges: %w", err)
 	}
 	return nil
 }
@@ -299,7 +299,7 @@ func (e Enclosure) share(source, path string) error {
 	}
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOSYMFOLLOW
 	if err := unix.Mount("", e.in(path), "", unix.MS_REMOUNT|unix.MS_BIND|safe, ""); err != nil {
-		return fmt.Errorf("following no links in %s: %w", path, err)
+		return fmt.Errorf("open %s without following links: %w", path, err)
 	}
 	return nil
 }
@@ -320,14 +320,14 @@ func (e Enclosure) bind(source, path string, writable bool) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("make a place for %s: %w", source, err)
+		return fmt.Errorf("make a mount point for %s: %w", source, err)
 	}
 	flags := uintptr(unix.MS_BIND)
 	if info.IsDir() {
 		flags |= unix.MS_REC
 	}
 	if err := unix.Mount(source, target, "", flags, ""); err != nil {
-		return fmt.Errorf("showing %s at %s: %w", source, path, err)
+		return fmt.Errorf("mount %s at %s: %w", source, path, err)
 	}
 	if writable {
 		return nil

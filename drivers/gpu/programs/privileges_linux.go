@@ -29,7 +29,7 @@ func dropPrivileges() error {
 		}
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("forbidding new privileges: %w", err)
+		return fmt.Errorf("forbid new privileges: %w", err)
 	}
 	return nil
 }

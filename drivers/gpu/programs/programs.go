@@ -57,7 +57,7 @@ func (r Runner) Command(ctx context.Context, s Share, name string, args ...strin
 	at := r.Driver()
 	path, err := at.Root.Program(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w (install the part of the driver that has it, or say where the driver is: hardware.driverRoot)", err)
+		return nil, fmt.Errorf("%w (install the part of the driver that has it, or set the driver's path: hardware.driverRoot)", err)
 	}
 	alone, err := bare(at.Root, path)
 	if err != nil {
@@ -69,7 +69,7 @@ func (r Runner) Command(ctx context.Context, s Share, name string, args ...strin
 		return cmd, nil
 	}
 	if err := os.MkdirAll(s.Mountpoint, 0o700); err != nil {
-		return nil, fmt.Errorf("directory to mount a root for %s on: %w", name, err)
+		return nil, fmt.Errorf("make the directory to mount a root for %s on: %w", name, err)
 	}
 	e := Enclosure{
 		Driver: at.Root.Path, Bare: alone, Mountpoint: s.Mountpoint, Directories: s.Directories, Shm: s.Shm, Unprivileged: s.Unprivileged,

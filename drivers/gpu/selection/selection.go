@@ -103,7 +103,7 @@ func WatchLabelled[T any](ctx context.Context, n Node, kind schema.GroupVersionR
 	}
 	err = objects.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsNotFound(err) {
-			klog.FromContext(ctx).V(2).Info("The API server does not know the kind; waiting for its CRD", "kind", kind.Resource)
+			klog.FromContext(ctx).V(2).Info("The API server does not serve the kind; waiting for its CRD", "kind", kind.Resource)
 			return
 		}
 		cache.DefaultWatchErrorHandler(ctx, r, err)

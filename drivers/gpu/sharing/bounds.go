@@ -51,7 +51,7 @@ func ParseBounds(size string) (tmpfs.Bounds, error) {
 	}
 	q, err := resource.ParseQuantity(size)
 	if err != nil || q.Sign() < 0 {
-		return tmpfs.Bounds{}, fmt.Errorf("--mps-size %q: want a quantity such as 1Gi, or 0 for no bound", size)
+		return tmpfs.Bounds{}, fmt.Errorf("--mps-size %q: want a quantity such as 1Gi, or 0 for no limit", size)
 	}
 	if q.IsZero() {
 		return tmpfs.Bounds{}, nil

@@ -230,7 +230,7 @@ func (d *daemon) configure(ctx context.Context) error {
 			return err
 		}
 		if !c.taken(answer) {
-			return fmt.Errorf("the MPS control daemon did not take %q: %s answers %q (a percentage is above 0 and up to 100, a limit of memory "+
+			return fmt.Errorf("the MPS control daemon rejected %q: %s answers %q (a percentage is above 0 and up to 100, a limit of memory "+
 				"at least 1Mi)", c.set, c.get, answer)
 		}
 	}

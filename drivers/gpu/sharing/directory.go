@@ -43,12 +43,12 @@ func (d directory) prepare() error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o700, "root": 0o700, "shm": os.ModeSticky | 0o777} {
 		if bounds, bounded := d.boundsOf(name); bounded {
 			if err := tmpfs.Make(d.path(name), mode, bounds); err != nil {
-				return fmt.Errorf("MPS directories of a claim: %w; --mps-size=0 does without a bound", err)
+				return fmt.Errorf("make the MPS directories of a claim: %w; --mps-size=0 makes them without a size limit", err)
 			}
 			continue
 		}
 		if err := errors.Join(os.MkdirAll(d.path(name), 0o755), os.Chmod(d.path(name), mode)); err != nil {
-			return fmt.Errorf("MPS directories of a claim: %w", err)
+			return fmt.Errorf("make the MPS directories of a claim: %w", err)
 		}
 	}
 	return d.clear("pipe")
@@ -70,7 +70,7 @@ func (d directory) clear(name string) error {
 		entries, err := list.ReadDir(64)
 		for _, entry := range entries {
 			if err := root.RemoveAll(entry.Name()); err != nil {
-				return fmt.Errorf("emptying %s: %w", d.path(name), err)
+				return fmt.Errorf("empty %s: %w", d.path(name), err)
 			}
 		}
 		if errors.Is(err, io.EOF) {
@@ -83,7 +83,7 @@ func (d directory) clear(name string) error {
 }
 
 // errNoDaemon means that there is no daemon to talk to.
-var errNoDaemon = errors.New("no MPS control daemon's socket is there")
+var errNoDaemon = errors.New("the socket of an MPS control daemon does not exist")
 
 // check makes sure that control is a daemon's: a socket (a FIFO in old versions) owned by root, and no link.
 func (d directory) check() error {

@@ -53,7 +53,7 @@ var claimPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
 // Run keeps daemons until ctx ends.
 func (k Keeper) Run(ctx context.Context) error {
 	if err := os.MkdirAll(k.MPS.Dir, 0o755); err != nil {
-		return fmt.Errorf("directory of MPS control daemons: %w", err)
+		return fmt.Errorf("make the directory of MPS control daemons: %w", err)
 	}
 	unlock, err := lock(ctx, k.MPS.Dir)
 	if err != nil {
@@ -145,7 +145,7 @@ func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, er
 	}
 	var s Settings
 	if err := json.Unmarshal(text, &s); err != nil {
-		return nil, fmt.Errorf("settings of an MPS control daemon: %w", err)
+		return nil, fmt.Errorf("read the settings of an MPS control daemon: %w", err)
 	}
 	return r.MPS.begin(ctx, claim, s, true)
 }
@@ -154,7 +154,7 @@ func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, er
 func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(lockIn(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock of MPS control daemons: %w", err)
+		return nil, fmt.Errorf("lock the MPS control daemons: %w", err)
 	}
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a descriptor is an int

@@ -230,7 +230,7 @@ func (m *MPS) forget(claim types.UID, at Moment) error {
 func (m *MPS) known() ([]types.UID, error) {
 	entries, err := os.ReadDir(m.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("directory of MPS control daemons: %w", err)
+		return nil, fmt.Errorf("list the directory of MPS control daemons: %w", err)
 	}
 	m.mu.Lock()
 	out := slices.Collect(maps.Keys(m.daemons))

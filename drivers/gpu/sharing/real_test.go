@@ -100,7 +100,7 @@ func TestRealDaemonIgnoringASettingIsReported(t *testing.T) {
 	m := real(t, "libc6_2.41")
 	little := resource.MustParse("1000")
 	err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{DefaultPinnedDeviceMemoryLimit: &little}))
-	if err == nil || !strings.Contains(err.Error(), "did not take") {
+	if err == nil || !strings.Contains(err.Error(), "rejected") {
 		t.Errorf("a limit below a mebibyte, with which it sets none: %v", err)
 	}
 	yes := true

@@ -118,5 +118,5 @@ func (p Place) find(name string, dirs []string) (string, error) {
 			return file, nil
 		}
 	}
-	return "", fmt.Errorf("%s: looked for in %s below %s: %w", name, strings.Join(dirs, ", "), p.Path, os.ErrNotExist)
+	return "", fmt.Errorf("look for %s in %s below %s: %w", name, strings.Join(dirs, ", "), p.Path, os.ErrNotExist)
 }

@@ -68,13 +68,13 @@ func authorities(path string) (*x509.CertPool, error) {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		if !cert.IsCA {
-			return nil, fmt.Errorf("%s: the certificate of %q is not an authority's (CA:FALSE)", path, cert.Subject.CommonName)
+			return nil, fmt.Errorf("%s: the certificate of %q does not belong to an authority (CA:FALSE)", path, cert.Subject.CommonName)
 		}
 		pool.AddCert(cert)
 		empty = false
 	}
 	if empty {
-		return nil, errors.New(path + " has no certificate")
+		return nil, errors.New(path + " does not have a certificate")
 	}
 	return pool, nil
 }

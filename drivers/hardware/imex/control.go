@@ -24,7 +24,7 @@ const (
 
 // ErrStarved means that the querying program got no answer because the node gave it no processor, or no disk, in time. It is no evidence
 // about the daemon.
-var ErrStarved = errors.New("the node did not give nvidia-imex-ctl a processor or its files in time")
+var ErrStarved = errors.New("nvidia-imex-ctl did not get processor time or its files from the node in time")
 
 // Execute runs a program to its end and returns its standard output. The error has its standard error.
 type Execute func(ctx context.Context, words []string) ([]byte, error)

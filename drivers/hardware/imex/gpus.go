@@ -37,7 +37,7 @@ func (f FS) GPUs() ([]Device, error) {
 	dir := filepath.Join(filepath.Dir(f.ProcDevices), gpusDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s is not there", ErrNoDriver, dir)
+		return nil, fmt.Errorf("%w: %s does not exist", ErrNoDriver, dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the driver's GPUs: %w", err)
@@ -78,7 +78,7 @@ var errNoKey = errors.New("has no")
 func minorOf(path, key string) (int64, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, fmt.Errorf("%w: %s is not there", ErrNoDriver, path)
+		return 0, fmt.Errorf("%w: %s does not exist", ErrNoDriver, path)
 	}
 	if err != nil {
 		return 0, err
@@ -90,7 +90,7 @@ func minorOf(path, key string) (int64, error) {
 		}
 		minor, err := strconv.ParseInt(strings.TrimSpace(value), 10, 32)
 		if err != nil || minor < 0 {
-			return 0, fmt.Errorf("%s: %s %q is not a number that it can be", path, key, strings.TrimSpace(value))
+			return 0, fmt.Errorf("%s: %s %q is not a valid number", path, key, strings.TrimSpace(value))
 		}
 		return minor, nil
 	}

@@ -50,7 +50,7 @@ func (f FS) Channel(n int) (Device, error) {
 // ChannelRange returns count channels, starting with number first.
 func (f FS) ChannelRange(first, count int) ([]Device, error) {
 	if first < 0 || count < 0 || first+count > Channels {
-		return nil, fmt.Errorf("IMEX channels %d to %d: there are 0 to %d", first, first+count-1, Channels-1)
+		return nil, fmt.Errorf("IMEX channels %d to %d: allowed are 0 to %d", first, first+count-1, Channels-1)
 	}
 	major, err := f.major(channelDriver)
 	if err != nil {
@@ -72,7 +72,7 @@ func (f FS) ChannelCount() (int, error) {
 		return Channels, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read how many IMEX channels the driver made: %w", err)
+		return 0, fmt.Errorf("read the driver's number of IMEX channels: %w", err)
 	}
 	return int(min(count, Channels)), nil
 }

@@ -84,7 +84,7 @@ func Open(path, driver string) (*Device, error) {
 	d, err := attach(file, driver)
 	if err != nil {
 		_ = file.Close()
-		return nil, fmt.Errorf("ask %s (driver %s) for its events: %w", path, driver, err)
+		return nil, fmt.Errorf("request the events of %s (driver %s): %w", path, driver, err)
 	}
 	return d, nil
 }

@@ -99,10 +99,10 @@ func Read(spec string) (read bool, written time.Time, err error) {
 func timed(path string) error {
 	var about unix.Statfs_t
 	if err := unix.Statfs(path, &about); err != nil {
-		return fmt.Errorf("look at the file system of %s: %w", path, err)
+		return fmt.Errorf("read the mount options of %s: %w", path, err)
 	}
 	if about.Flags&unix.ST_NOATIME != 0 {
-		return fmt.Errorf("whether a container runtime reads %s cannot be seen: its file system is mounted noatime", path)
+		return fmt.Errorf("cannot determine whether a container runtime reads %s: its file system is mounted noatime", path)
 	}
 	return nil
 }

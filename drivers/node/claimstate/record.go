@@ -77,7 +77,7 @@ func check(name string, record Record) error {
 		return errors.New("body has no uid")
 	}
 	if string(record.UID) != name {
-		return fmt.Errorf("holds claim %s, but its name is another claim's", record.UID)
+		return fmt.Errorf("has claim %s, but the name of another claim", record.UID)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func (s *Store) SetAside() []types.UID { return s.aside }
 // Put writes a record durably.
 func (s *Store) Put(record Record) error {
 	if err := s.records.Put(string(record.UID), record); err != nil {
-		return fmt.Errorf("keep claim %s/%s: %w", record.Namespace, record.Name, err)
+		return fmt.Errorf("store claim %s/%s: %w", record.Namespace, record.Name, err)
 	}
 	return nil
 }

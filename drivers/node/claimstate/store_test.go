@@ -114,7 +114,7 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 		"a version that is none":   {file(t, 0, `{"uid":"bad"}`), "version 0"},
 		"a body that is no object": {file(t, 1, "[]"), "decode"},
 		"a body without a UID":     {file(t, 1, "{}"), "no uid"},
-		"another claim's content":  {good, "but its name is another claim's"},
+		"another claim's content":  {good, "but the name of another claim"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

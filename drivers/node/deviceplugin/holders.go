@@ -122,7 +122,7 @@ func (h *Holders) update(ctx context.Context) {
 		trouble = err.Error()
 	}
 	if trouble != "" && trouble != h.trouble {
-		klog.FromContext(ctx).Error(err, "Pods that have devices of device plugins are not known exactly")
+		klog.FromContext(ctx).Error(err, "Could not determine all pods that have devices of device plugins")
 	}
 	h.trouble = trouble
 }
@@ -144,8 +144,8 @@ func (h *Holders) load() error {
 	var pods map[string][]types.UID
 	if err := json.Unmarshal(raw, &pods); err != nil {
 		aside := h.File + ".unreadable"
-		return errors.Join(fmt.Errorf("read the pods that had devices before the role's restart: %w; set aside as %s: look which pods it "+
-			"names, and delete it when they have ended", err, aside), os.Rename(h.File, aside))
+		return errors.Join(fmt.Errorf("read the pods that had devices before the role's restart: %w; set aside as %s: delete it when the pods "+
+			"that it names have ended", err, aside), os.Rename(h.File, aside))
 	}
 	h.pods = pods
 	return nil

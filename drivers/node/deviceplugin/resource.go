@@ -203,7 +203,7 @@ type identity struct {
 func identify(path string) (identity, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != fs.ModeSocket {
-		return identity{}, fmt.Errorf("%s is no socket", path)
+		return identity{}, fmt.Errorf("%s is not a socket", path)
 	}
 	return stamp(path)
 }

@@ -67,13 +67,14 @@ func (r *Resource) awaitUnused(ctx context.Context, ids []string) error {
 		case <-ctx.Done():
 			r.host.look()
 			if len(users) == 0 {
-				return fmt.Errorf("whether a pod still uses the devices %q is not known: %w", ids, err)
+				return fmt.Errorf("cannot determine whether a pod still uses the devices %q: %w", ids, err)
 			}
 			why := "which the kubelet no longer counts (deleted by force?)"
 			if slices.ContainsFunc(users, func(u User) bool { return !u.Forgotten }) {
 				why = "which got it under another name of the resource"
 			}
-			return fmt.Errorf("%s is still used by %s, %s: it is given to no pod until that has ended (end it with crictl rm --force on the node)",
+			return fmt.Errorf("%s is still used by %s, %s: it is not given to another pod until that has ended (end it with crictl rm --force on "+
+				"the node)",
 				id, describe(users), why)
 		}
 	}

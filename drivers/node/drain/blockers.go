@@ -37,7 +37,7 @@ func (d Directory) Blockers() ([]Blocker, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("check which roles have NVML open: %w", err)
+		return nil, fmt.Errorf("look for roles that have NVML open: %w", err)
 	}
 	var out []Blocker
 	for _, entry := range entries {

@@ -78,7 +78,7 @@ func (c *Coordinator) Run(ctx context.Context, client kubernetes.Interface, node
 	wg.Go(func() { c.Operator.Run(ctx) })
 	wg.Go(func() {
 		if err := WatchPause(ctx, client, node, c.Operator.Pause); err != nil {
-			klog.FromContext(ctx).Error(err, "Labels of NVIDIA's GPU operator are not followed")
+			klog.FromContext(ctx).Error(err, "Could not watch the labels of NVIDIA's GPU operator")
 		}
 	})
 	allowed := map[string]orders.Order{

@@ -87,7 +87,7 @@ func (d Directory) Phase() (Phase, error) {
 	case Draining, Drained:
 		return phase, nil
 	default:
-		return Drained, fmt.Errorf("read whether the node's GPUs are drained: %s says %.40q, where %q or %q is allowed; run gpufabric undrain",
+		return Drained, fmt.Errorf("read whether the node's GPUs are drained: %s has %.40q, where %q or %q is allowed; run gpufabric undrain",
 			d.file(phaseFile), phase, Draining, Drained)
 	}
 }
@@ -96,7 +96,7 @@ func (d Directory) Phase() (Phase, error) {
 func (d Directory) Set(phase Phase) error {
 	if phase == None {
 		if err := os.Remove(d.file(phaseFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forget that the node's GPUs are drained: %w", err)
+			return fmt.Errorf("remove the record that the node's GPUs are drained: %w", err)
 		}
 		return nil
 	}
@@ -104,7 +104,7 @@ func (d Directory) Set(phase Phase) error {
 		return err
 	}
 	if err := (atomicfile.Writer{}).Write(d.file(phaseFile), []byte(phase+"\n"), 0o644); err != nil {
-		return fmt.Errorf("remember that the node's GPUs are %s: %w", phase, err)
+		return fmt.Errorf("record that the node's GPUs are %s: %w", phase, err)
 	}
 	return nil
 }
@@ -119,7 +119,7 @@ func (d Directory) Changes(ctx context.Context) (<-chan struct{}, error) {
 
 func (d Directory) make() error {
 	if err := os.MkdirAll(d.Path, 0o755); err != nil {
-		return fmt.Errorf("make the directory by which the roles of a node agree on drains: %w", err)
+		return fmt.Errorf("make the directory of the node's drains: %w", err)
 	}
 	return nil
 }

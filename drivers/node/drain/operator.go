@@ -130,7 +130,7 @@ func (o *Operator) Run(ctx context.Context) {
 		pause, changed := o.Pause.Get()
 		var again <-chan time.Time
 		if err := o.turn(ctx, pause, changed); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "NVIDIA's GPU operator is not obeyed yet", "label", pause.By)
+			klog.FromContext(ctx).Error(err, "Could not follow NVIDIA's GPU operator yet", "label", pause.By)
 			again = time.After(operatorPause)
 		} else {
 			o.followed.Set(pause)
@@ -209,7 +209,7 @@ func (o *Operator) own(ctx context.Context, pause Pause) (mine bool, err error) 
 	last := o.read()
 	if last.by == "" || last.by == administrator {
 		if phase, err := o.Phase(); phase != None {
-			klog.FromContext(ctx).Info("An administrator has drained the node before NVIDIA's GPU operator asked for it", "label", pause.By)
+			klog.FromContext(ctx).Info("An administrator drained the node before NVIDIA's GPU operator requested it", "label", pause.By)
 			return false, err
 		}
 	}

@@ -49,14 +49,14 @@ func (d Directory) read() record {
 
 func (d Directory) write(r record) error {
 	if err := (atomicfile.Writer{}).Write(d.file(operatorFile), []byte(r.by+"\n"+r.version+"\n"), 0o644); err != nil {
-		return fmt.Errorf("remember for which label the node's GPUs are drained: %w", err)
+		return fmt.Errorf("record the label for which the node's GPUs are drained: %w", err)
 	}
 	return nil
 }
 
 func (d Directory) forget() error {
 	if err := os.Remove(d.file(operatorFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forget for which label the node's GPUs are drained: %w", err)
+		return fmt.Errorf("remove the record of the label for which the node's GPUs are drained: %w", err)
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func (d Directory) locked(ctx context.Context, decide func() error) error {
 	path := d.file(operatorLock)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return fmt.Errorf("decide whose drain the node's is: %w", err)
+		return fmt.Errorf("find the owner of the node's drain: %w", err)
 	}
 	defer func() { _ = file.Close() }() // this releases the lock, too
 	ctx, cancel := context.WithTimeout(ctx, operatorLockPatience)
@@ -83,12 +83,12 @@ func (d Directory) locked(ctx context.Context, decide func() error) error {
 			return decide()
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("decide whose drain the node's is: lock %s: %w", path, err)
+			return fmt.Errorf("find the owner of the node's drain: lock %s: %w", path, err)
 		}
 		select {
 		case <-time.After(operatorLockInterval):
 		case <-ctx.Done():
-			return fmt.Errorf("decide whose drain the node's is: %s is locked by another role or command of this node for %s: end the one that "+
+			return fmt.Errorf("find the owner of the node's drain: %s is locked by another role or command of this node for %s: end the one that "+
 				"hangs", path, operatorLockPatience)
 		}
 	}

@@ -28,12 +28,12 @@ func (p *Plugin) Answers() error {
 	err := ask(registration, func(connection *grpc.ClientConn) error {
 		info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{})
 		if err == nil && info.GetName() != p.config.Driver {
-			return fmt.Errorf("it is plugin %s that answers", info.GetName())
+			return fmt.Errorf("plugin %s answers there", info.GetName())
 		}
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("socket %s, by which the kubelet learns of driver %s, does not answer: %w", registration, p.config.Driver, err)
+		return fmt.Errorf("socket %s, by which driver %s is registered with the kubelet, does not answer: %w", registration, p.config.Driver, err)
 	}
 	service := filepath.Join(p.config.Node.KubeletRoot, "plugins", p.config.Driver, "dra.sock")
 	err = ask(service, func(connection *grpc.ClientConn) error {

@@ -30,7 +30,7 @@ func TestAnswersReportsUnreachablePlugin(t *testing.T) {
 		"its socket for claims is gone": {func(t *testing.T, _ *Plugin, service, _ string) { take(t, service) },
 			"by which the kubelet prepares claims of driver " + driver + ", does not answer"},
 		"its socket for registration is gone": {func(t *testing.T, _ *Plugin, _, registration string) { take(t, registration) },
-			"by which the kubelet learns of driver " + driver + ", does not answer"},
+			"by which driver " + driver + " is registered with the kubelet, does not answer"},
 		"another listens and never answers": {func(t *testing.T, _ *Plugin, service, _ string) {
 			take(t, service)
 			listener, err := net.Listen("unix", service)
@@ -102,7 +102,7 @@ func TestPluginIsNotReadyWhenKubeletRefusesIt(t *testing.T) {
 		t.Errorf("before the kubelet has noticed it: %v", err)
 	}
 	p.registration.offered(time.Now().Add(-2 * noticePatience))
-	if err := p.Registered(); err == nil || !strings.Contains(err.Error(), "has not noticed driver "+driver+" for 2m") {
+	if err := p.Registered(); err == nil || !strings.Contains(err.Error(), "has not detected driver "+driver+" for 2m") {
 		t.Errorf("the kubelet has not noticed it for two minutes: %v", err)
 	}
 	for _, answer := range []*registerapi.RegistrationStatus{

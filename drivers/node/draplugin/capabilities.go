@@ -55,13 +55,13 @@ func (c *capabilities) learn(ctx context.Context) {
 			return
 		}
 		if capability.Refused(err) {
-			klog.FromContext(ctx).Error(err, "Every feature of the API server is taken to be on, until a write comes back without its fields")
+			klog.FromContext(ctx).Error(err, "Could not detect the API server's features; assuming that all are on, until a write loses fields")
 			known := c.now()
 			known.CountedShares = missing.CountedShares
 			c.set(known, version)
 			return
 		}
-		klog.FromContext(ctx).Error(err, "The API server's features are not known yet; nothing is published")
+		klog.FromContext(ctx).Error(err, "Could not detect the API server's features yet; devices are not published")
 		select {
 		case <-time.After(backoff.Step()):
 		case <-ctx.Done():

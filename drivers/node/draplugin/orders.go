@@ -75,7 +75,7 @@ func (p *Plugin) recordOf(claim string) (claimstate.Record, error) {
 	})
 	switch len(records) {
 	case 0:
-		return claimstate.Record{}, fmt.Errorf("%s holds no claim %.100q", p.config.Driver, claim)
+		return claimstate.Record{}, fmt.Errorf("%s does not have a claim %.100q", p.config.Driver, claim)
 	case 1:
 		return records[0], nil
 	}
@@ -83,6 +83,6 @@ func (p *Plugin) recordOf(claim string) (claimstate.Record, error) {
 	for _, r := range records {
 		uids = append(uids, string(r.UID))
 	}
-	return claimstate.Record{}, fmt.Errorf("%s holds %d claims %.100q: give the UID of one of them (%s)", p.config.Driver, len(records), claim,
+	return claimstate.Record{}, fmt.Errorf("%s has %d claims %.100q: give the UID of one of them (%s)", p.config.Driver, len(records), claim,
 		strings.Join(uids, ", "))
 }

@@ -90,9 +90,9 @@ func TestReleaseCommandRefusesWhatItMustNotFree(t *testing.T) {
 	for _, c := range []struct{ claim, want string }{
 		{inUse.Namespace + "/" + inUse.Name, "delete its pods first"},
 		{"u1", "delete its pods first"},
-		{"default/other", "holds no claim"},
-		{"default/again", "holds 2 claims \"default/again\": give the UID of one of them (u3, u4)"},
-		{strings.Repeat("x", 2000), "holds no claim \"xxx"},
+		{"default/other", "does not have a claim"},
+		{"default/again", "has 2 claims \"default/again\": give the UID of one of them (u3, u4)"},
+		{strings.Repeat("x", 2000), "does not have a claim \"xxx"},
 	} {
 		if out, err := order(t, b, c.claim, "--force"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%.40s: %s, %v; want %q", c.claim, out, err, c.want)

@@ -201,7 +201,7 @@ func (p *Plugin) open() error {
 func checkSocketPath(dir, driver string) error {
 	const limit = 107
 	if path := filepath.Join(dir, driver+"-reg.sock"); len(path) > limit {
-		return fmt.Errorf("the socket path %s has %d bytes, at most %d work: choose a shorter --kubelet-root", path, len(path), limit)
+		return fmt.Errorf("the socket path %s has %d bytes, at most %d are allowed: choose a shorter --kubelet-root", path, len(path), limit)
 	}
 	return nil
 }

@@ -174,7 +174,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 // caught makes an error of a panic. A claim is input from its author: a panic that it causes must not affect other claims.
 func caught(ctx context.Context, err *error) {
 	if r := recover(); r != nil {
-		klog.FromContext(ctx).Error(nil, "Panic over a claim", "panic", r, "stack", string(debug.Stack()))
+		klog.FromContext(ctx).Error(nil, "Panic while handling a claim", "panic", r, "stack", string(debug.Stack()))
 		*err = Refuse("InternalError", "the driver failed (%v): this is a mistake in the driver, its log has the stack", r)
 	}
 }

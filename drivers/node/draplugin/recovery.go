@@ -83,7 +83,7 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 			allocated.ShareID = &device.ShareID
 		}
 		if err := p.ledger.TryAcquire(owner, p.restoredHolds(ctx, allocated)...); err != nil {
-			klog.FromContext(ctx).Error(err, "Two recorded claims hold one device", "claim", record.Namespace+"/"+record.Name)
+			klog.FromContext(ctx).Error(err, "Two recorded claims have the same device", "claim", record.Namespace+"/"+record.Name)
 			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name,
 				device.Device, err))
 		}

@@ -45,9 +45,9 @@ func (p *Plugin) Registered() error {
 	defer r.mu.Unlock()
 	switch {
 	case r.refused:
-		return fmt.Errorf("the kubelet refuses to register driver %s: %q (its log says more; it tries again by itself)", p.config.Driver, r.why)
+		return fmt.Errorf("the kubelet refuses to register driver %s: %q (its log has more; it tries again by itself)", p.config.Driver, r.why)
 	case !r.answered && !r.since.IsZero() && time.Since(r.since) > noticePatience:
-		return fmt.Errorf("the kubelet has not noticed driver %s for %s: look for \"plugin watcher\" in its log (too many open files: raise "+
+		return fmt.Errorf("the kubelet has not detected driver %s for %s: look for \"plugin watcher\" in its log (too many open files: raise "+
 			"fs.inotify.max_user_instances on the node), and restart the kubelet", p.config.Driver, time.Since(r.since).Round(time.Second))
 	}
 	return nil

@@ -146,7 +146,7 @@ func (p *Plugin) users(ctx context.Context, record claimstate.Record) (users []u
 			if pod.Cgroup = found[pod.UID]; pod.Cgroup == "" {
 				known = false
 				if err != nil { // it passes, and until then the pod may run
-					klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "pod", pod.Name, "uid", pod.UID)
+					klog.FromContext(ctx).Error(err, "Could not determine whether a pod's containers run", "pod", pod.Name, "uid", pod.UID)
 					users = append(users, user{Pod: pod})
 				}
 				continue
@@ -154,7 +154,7 @@ func (p *Plugin) users(ctx context.Context, record claimstate.Record) (users []u
 		}
 		live, err := p.cgroups.Live(pod.Cgroup)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "pod", pod.Name, "uid", pod.UID)
+			klog.FromContext(ctx).Error(err, "Could not determine whether a pod's containers run", "pod", pod.Name, "uid", pod.UID)
 			known = false
 		}
 		if live {

@@ -84,7 +84,7 @@ func (s *nodeSlices) follow(ctx context.Context, interval time.Duration) {
 			return
 		}
 		if err := s.compare(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Whether the node has another UID is not known")
+			klog.FromContext(ctx).Error(err, "Could not compare the owner of the ResourceSlices with the node's UID")
 		}
 	}
 }

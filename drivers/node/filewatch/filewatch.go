@@ -126,7 +126,7 @@ func (w *Watcher) open(s *watch) bool {
 	opened, err := openInstance()
 	if err != nil {
 		if !w.refused {
-			s.log.Error(err, "No inotify instance is available; scanning directories instead, so changes are noticed later",
+			s.log.Error(err, "No inotify instance is available; scanning directories instead, so changes are detected later",
 				"every", w.interval().String(), "remedy", "raise fs.inotify.max_user_instances on the node: it counts all processes of this user")
 			w.refused = true
 		}

@@ -108,7 +108,8 @@ func (h Host) Kubernetes() (*rest.Config, error) {
 	}
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("no way to the API server: neither KUBECONFIG is set nor does this run in a pod with a service account")
+		return nil, errors.New("the API server cannot be found: KUBECONFIG is not set, and this process does not run in a pod with a service " +
+			"account")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the pod's service account: %w", err)

@@ -35,7 +35,7 @@ func TestHostDescribesTheConnectionToTheAPIServer(t *testing.T) {
 	for _, test := range []struct{ name, path, server, problem string }{
 		{"a kubeconfig", good, "https://api.example:6443", ""},
 		{"one that is none", bad, "", "read KUBECONFIG " + bad},
-		{"none, outside a cluster", "", "", "neither KUBECONFIG is set nor does this run in a pod"},
+		{"none, outside a cluster", "", "", "KUBECONFIG is not set, and this process does not run in a pod"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := Host{Getenv: func(name string) string { return map[string]string{"KUBECONFIG": test.path}[name] }}

@@ -9,7 +9,7 @@ import (
 // bodiesTotal and bodiesPerAddress limit the bytes of bodies that are in memory at once. A review of an object has some KiB.
 const bodiesTotal, bodiesPerAddress = 24 << 20, 8 << 20
 
-var errBodies = errors.New("the bodies of requests take too much memory at once: try again")
+var errBodies = errors.New("the bodies of current requests take too much memory: try again")
 
 // body counts the bytes that are read, and calls read at the end: the deadline of the body must not end the answer.
 type body struct {

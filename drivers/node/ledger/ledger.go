@@ -164,7 +164,7 @@ func (l *Ledger) Extend(key string, holds ...Reservation) error {
 	for id, e := range l.holders[key] {
 		for _, hold := range holds {
 			for _, c := range l.conflicts(id, hold) {
-				errs = append(errs, fmt.Errorf("%s holds %s: %s", e.owner.Name, key, c))
+				errs = append(errs, fmt.Errorf("%s has %s: %s", e.owner.Name, key, c))
 			}
 			l.put(e.owner, hold)
 		}

@@ -84,9 +84,9 @@ func (a *Access) Wrap(next http.Handler) http.Handler {
 			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		case err != nil:
 			klog.FromContext(r.Context()).Error(err, "Metrics are refused while the API server cannot check tokens")
-			http.Error(w, "the API server does not say who may read metrics", http.StatusServiceUnavailable)
+			http.Error(w, "the API server does not answer access reviews", http.StatusServiceUnavailable)
 		case v.status == http.StatusUnauthorized:
-			http.Error(w, "the API server does not know this token", v.status)
+			http.Error(w, "the API server does not accept this token", v.status)
 		case v.status == http.StatusForbidden:
 			http.Error(w, fmt.Sprintf("%q may not get %s: bind it to the ClusterRole gpufabric-metrics-reader", v.user, r.URL.Path), v.status)
 		default:

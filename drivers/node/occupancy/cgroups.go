@@ -227,7 +227,7 @@ func (c *Cgroups) Live(below string) (bool, error) {
 		return true, fmt.Errorf("read whether a cgroup has processes: %w", err)
 	}
 	if _, err := os.Stat(c.Root); err != nil {
-		return false, fmt.Errorf("the node's cgroups are not to be seen (--cgroup-root): %w", err)
+		return false, fmt.Errorf("the node's cgroups cannot be read (--cgroup-root): %w", err)
 	}
 	processes, err := count(directory)
 	return processes > 0 || err != nil, err

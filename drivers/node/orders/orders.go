@@ -34,7 +34,7 @@ const (
 )
 
 // ErrUnreachable is wrapped by the error of an order that no role takes.
-var ErrUnreachable = errors.New("no role takes orders")
+var ErrUnreachable = errors.New("no role accepts orders")
 
 // Report sends a step of an order to its command.
 type Report func(format string, arguments ...any)

@@ -134,7 +134,7 @@ func (r Rules) Process() error {
 
 func (r Rules) install(flags uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("forbidding new privileges: %w", err)
+		return fmt.Errorf("forbid new privileges: %w", err)
 	}
 	instructions := r.program()
 	program := unix.SockFprog{Len: uint16(len(instructions)), Filter: &instructions[0]} //nolint:gosec // some 150
@@ -142,9 +142,9 @@ func (r Rules) install(flags uintptr) error {
 		uintptr(unsafe.Pointer(&program))) //nolint:gosec // as the kernel takes it
 	switch {
 	case errno != 0:
-		return fmt.Errorf("refusing system calls by a seccomp filter: %w (the kernel needs CONFIG_SECCOMP_FILTER)", errno)
+		return fmt.Errorf("install a seccomp filter: %w (the kernel needs CONFIG_SECCOMP_FILTER)", errno)
 	case other != 0:
-		return fmt.Errorf("refusing system calls by a seccomp filter: thread %d has another filter", other)
+		return fmt.Errorf("install a seccomp filter: thread %d has another filter", other)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (r Rules) install(flags uintptr) error {
 func Filtered() (bool, error) {
 	mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
 	if errors.Is(err, unix.EINVAL) {
-		return false, fmt.Errorf("looking for a seccomp filter: %w (the kernel needs CONFIG_SECCOMP)", err)
+		return false, fmt.Errorf("check for a seccomp filter: %w (the kernel needs CONFIG_SECCOMP)", err)
 	}
 	return mode != 0, err
 }

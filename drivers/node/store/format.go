@@ -77,7 +77,7 @@ func (k Format[T]) Read(name string, data []byte) (value T, err error) {
 	case f.Version < 1:
 		return value, fmt.Errorf("version %d is not a positive number", f.Version)
 	case f.Version > k.Version:
-		return value, fmt.Errorf("version %d, known are 1 to %d: %w", f.Version, k.Version, ErrNewer)
+		return value, fmt.Errorf("version %d, supported are 1 to %d: %w", f.Version, k.Version, ErrNewer)
 	}
 	if err := json.Unmarshal(f.Value, &value); err != nil {
 		return value, fmt.Errorf("decode the value: %w", err)

@@ -226,7 +226,7 @@ func (s *Store[T]) asideName(name string) string {
 func (s *Store[T]) Aside() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, AsideName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s state set aside: %w", s.kind.Name, err)
+		return nil, fmt.Errorf("%s state was set aside: %w", s.kind.Name, err)
 	}
 	s.mu.RLock()
 	names := slices.Collect(maps.Keys(s.stuck))
@@ -257,17 +257,17 @@ func (s *Store[T]) Put(name string, value T) error {
 	same, stuck := bytes.Equal(s.files[name], data), s.stuck[name]
 	s.mu.RUnlock()
 	if stuck {
-		return fmt.Errorf("keep %s %s: the file %s could not be read and could not be set aside, and is not overwritten: move it away, or "+
+		return fmt.Errorf("store %s %s: the file %s could not be read and could not be set aside, and is not overwritten: move it away, or "+
 			"delete it, and start this program again", s.kind.Name, name, s.path(name))
 	}
 	if !same {
 		if s.nested() {
 			if err := os.MkdirAll(filepath.Dir(s.path(name)), 0o755); err != nil {
-				return fmt.Errorf("keep %s %s: %w", s.kind.Name, name, err)
+				return fmt.Errorf("store %s %s: %w", s.kind.Name, name, err)
 			}
 		}
 		if err := s.writer.Write(s.path(name), data, s.mode); err != nil {
-			return fmt.Errorf("keep %s %s: %w", s.kind.Name, name, err)
+			return fmt.Errorf("store %s %s: %w", s.kind.Name, name, err)
 		}
 	}
 	s.mu.Lock()
@@ -282,7 +282,7 @@ func (s *Store[T]) Delete(name string) error {
 		return err
 	}
 	if err := s.writer.Remove(s.path(name)); err != nil {
-		return fmt.Errorf("forget %s %s: %w", s.kind.Name, name, err)
+		return fmt.Errorf("delete %s %s: %w", s.kind.Name, name, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

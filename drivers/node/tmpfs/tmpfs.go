@@ -30,7 +30,7 @@ const Below fs.FileMode = 0o700
 // as it is, with its content. mode is that of the new file system's root.
 func Make(path string, mode fs.FileMode, b Bounds) error {
 	if err := os.MkdirAll(path, Below); err != nil {
-		return fmt.Errorf("make a directory of bounded size: %w", err)
+		return fmt.Errorf("make a directory with a size limit: %w", err)
 	}
 	stands, err := mounted(path)
 	if err != nil || stands {
@@ -75,7 +75,7 @@ func mounted(path string) (bool, error) {
 		return false, &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	if here.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return false, fmt.Errorf("%s is no directory", path)
+		return false, fmt.Errorf("%s is not a directory", path)
 	}
 	if err := unix.Lstat(filepath.Dir(path), &above); err != nil {
 		return false, &fs.PathError{Op: "lstat", Path: filepath.Dir(path), Err: err}

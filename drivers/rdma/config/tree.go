@@ -36,7 +36,7 @@ func parse(data []byte) (*node, error) {
 	root, err := p.node(0)
 	if err == nil {
 		if _, more := p.decoder.Token(); !errors.Is(more, io.EOF) {
-			err = fmt.Errorf("line %d: there is more after the end of the object", p.line())
+			err = fmt.Errorf("line %d: unexpected text after the end of the object", p.line())
 		}
 	}
 	return root, err

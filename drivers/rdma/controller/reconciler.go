@@ -79,7 +79,7 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if unknown == nil {
 		setExhausted(&next, p.Generation, full, networks, r.now())
 	} else { // others' kinds do not keep the pool's own status from being written
-		klog.FromContext(ctx).Error(unknown, "Whether a pool's secondary networks have addresses left is not known", "pool", p.Name)
+		klog.FromContext(ctx).Error(unknown, "Could not determine whether a pool's secondary networks have free addresses", "pool", p.Name)
 	}
 	now := p.Status.DeepCopy()
 	now.Nodes = nil

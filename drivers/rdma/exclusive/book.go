@@ -25,7 +25,7 @@ var sandboxID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,127}$`)
 func bookFormat() store.Format[grantRecord] {
 	return store.Format[grantRecord]{Name: "gpufabric-rdma-grant", Version: 1, Check: func(name string, e grantRecord) error {
 		if e.Sandbox != name || len(e.Grants) == 0 {
-			return fmt.Errorf("it is of the sandbox %.80q and has %d grants, want the sandbox of its name and a grant", e.Sandbox,
+			return fmt.Errorf("it belongs to the sandbox %.80q and has %d grants, want the sandbox of its name and a grant", e.Sandbox,
 				len(e.Grants))
 		}
 		return nil

@@ -51,7 +51,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ [
 	}
 	if err := errors.Join(errs...); err != nil {
 		// The runtime would drop a plugin that fails here, and then no later pod would get its devices.
-		klog.FromContext(ctx).Error(err, "Not every RDMA device is where it should be")
+		klog.FromContext(ctx).Error(err, "Some RDMA devices are in the wrong network namespace")
 	}
 	h.connected.Store(true)
 	return nil, nil

@@ -54,7 +54,7 @@ type Route struct {
 func (Netlink) Look(name string) (Interface, error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
-		return Interface{}, fmt.Errorf("look at the network interface %s: %w", name, err)
+		return Interface{}, fmt.Errorf("read the network interface %s: %w", name, err)
 	}
 	a := link.Attrs()
 	i := Interface{
@@ -144,7 +144,7 @@ func (i *Interface) move(there []netlink.Link, target netns.NsHandle) error {
 	}
 	link := i.in(here)
 	if link == nil {
-		return errors.New("it is in neither of the two namespaces")
+		return errors.New("the interface is not in either namespace")
 	}
 	if named(there, link.Attrs().Name) {
 		name := ""

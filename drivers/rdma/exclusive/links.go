@@ -76,7 +76,7 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 	}
 	return within(target, func() error { // It is there after a move that a crash interrupted.
 		if link, err := rdmaLink(device); err != nil || link == nil {
-			return errors.Join(fmt.Errorf("the RDMA device %s is neither on the node nor in %s", device, namespace), err)
+			return errors.Join(fmt.Errorf("the RDMA device %s is not on the node and not in %s", device, namespace), err)
 		}
 		return nil
 	})
@@ -85,8 +85,8 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 // explained adds the meaning of the kernel's error for a move.
 func explained(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are "+
-			"such)", err)
+		return fmt.Errorf("%w: the kernel does not move a device whose driver cannot take it from programs that have it open (such as "+
+			"rdma_rxe and siw)", err)
 	}
 	return err
 }
@@ -209,7 +209,7 @@ func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Inter
 	defer cancel()
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
 	if err := netlink.LinkSubscribe(updates, done); err != nil {
-		klog.FromContext(ctx).Error(err, "rtnetlink does not report which interfaces come back; they are looked for once")
+		klog.FromContext(ctx).Error(err, "rtnetlink does not report returning interfaces; looking for them once")
 		close(done)
 		return
 	}

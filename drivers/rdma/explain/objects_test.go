@@ -240,7 +240,7 @@ func TestRDMAPoolsOfTheAPIServerAreExplained(t *testing.T) {
 	}{
 		{"without a node's name", nil, "--node-name is empty"},
 		{"with the name of no node", []string{"--node-name", "node-2"}, "node-2"},
-		{"with labels and no manifest", []string{"--node-name", "node-1", "--node-labels", "a=b"}, "--node-labels goes with --manifest"},
+		{"with labels and no manifest", []string{"--node-name", "node-1", "--node-labels", "a=b"}, "--node-labels needs --manifest"},
 		{"with a kubeconfig and a manifest", []string{"--kubeconfig", "k", "--manifest", "m"}, "give one of them"},
 		{"with a kubeconfig that is not there", []string{"--kubeconfig", "/does/not/exist"}, "/does/not/exist"},
 	} {

@@ -53,7 +53,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool
 	case o.manifest != "" && o.kubeconfig != "":
 		return nil, errors.New("--manifest and --kubeconfig: RDMAPools come from a file or from an API server; give one of them")
 	case o.manifest == "" && o.labels != "":
-		return nil, errors.New("--node-labels goes with --manifest; the API server knows the labels of the node that --node-name names")
+		return nil, errors.New("--node-labels needs --manifest; the API server has the labels of the node that --node-name names")
 	case o.manifest != "":
 		return o.fromManifest(in)
 	case !o.rdmaPools:
@@ -69,7 +69,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool
 	}
 	if o.node == "" {
 		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or " +
-			"NODE_NAME); --rdma-pools=false leaves them out")
+			"NODE_NAME); --rdma-pools=false excludes them")
 	}
 	reach = host.Tune(reach, agent)
 	reach.Timeout = apiTimeout
@@ -83,7 +83,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool
 	}
 	listing, err := client.List(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w (--rdma-pools=false leaves RDMAPools out, --manifest FILE reads them from a file)", err)
+		return nil, fmt.Errorf("%w (--rdma-pools=false excludes RDMAPools, --manifest FILE reads them from a file)", err)
 	}
 	return listing, nil
 }

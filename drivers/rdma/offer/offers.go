@@ -112,7 +112,7 @@ func (o *Offers) set(ctx context.Context, made *Offer, selected pool.Pool) {
 	}
 	kept := Kept{Boot: o.node.Boot, Pool: selected.RDMAPoolConfig, Units: made.Layout()}
 	if err := o.node.Layouts.Save(selected.Resource(), kept); err != nil {
-		log.Error(err, "The division of a pool's units would not outlive a restart", "resource", selected.Resource())
+		log.Error(err, "Could not store the division of a pool's units; a restart loses it", "resource", selected.Resource())
 	}
 }
 
@@ -132,7 +132,7 @@ func (o *Offers) sweep(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "CDI specs of an earlier run stay behind")
+		klog.FromContext(ctx).Error(err, "Could not remove CDI specs of an earlier run")
 	}
 }
 

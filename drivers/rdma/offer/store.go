@@ -36,7 +36,7 @@ type Store struct {
 func OpenStore(dir string) (*Store, error) {
 	layouts, unreadable, err := store.Open(store.Options{Directory: dir, Extension: ".layout", Mode: 0o640}, kind())
 	if err != nil {
-		return nil, fmt.Errorf("directory of unit layouts: %w (it lies in --state-dir)", err)
+		return nil, fmt.Errorf("make the directory of unit layouts: %w (it is in --state-dir)", err)
 	}
 	s := &Store{layouts: layouts, unreadable: unreadable, damaged: map[string]store.Unreadable{}}
 	for _, u := range unreadable {

@@ -57,7 +57,7 @@ func (c *configuration) take(ctx context.Context, f fileContent) {
 			f.config.Keep(c.good)
 		}
 		c.good = f.config
-		log.Error(f.err, "Entries of the configuration cannot be used; the others are, and what was served before stays", "pools",
+		log.Error(f.err, "Some entries of the configuration are invalid; the others are used, and resources served before stay", "pools",
 			len(f.config.Pools))
 	case c.good != nil:
 		log.Error(f.err, "The configuration cannot be used; the last good one stays")

@@ -57,7 +57,7 @@ func (k *podResources) holders() ([]holder, error) {
 	defer func() { _ = connection.Close() }()
 	list, err := podresources.NewPodResourcesListerClient(connection).List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask the kubelet at %s who holds which device: %w", k.socket, err)
+		return nil, fmt.Errorf("read the pods' devices from the kubelet at %s: %w", k.socket, err)
 	}
 	var holders []holder
 	for _, pod := range list.GetPodResources() {

@@ -193,7 +193,7 @@ func (p *plugin) loop(ctx context.Context) {
 			p.scanner.Ask() // The file may have been written because devices changed.
 		case d := <-p.scanner.found:
 			if d.err != nil {
-				klog.FromContext(ctx).Error(d.err, "Discovery failed; what was found before stays")
+				klog.FromContext(ctx).Error(d.err, "Discovery failed; devices found before stay")
 				break
 			}
 			now.devices, now.exclusive = d.devices, d.exclusive

@@ -73,7 +73,7 @@ func (s *scanner) Run(ctx context.Context) {
 		case <-again:
 		}
 		slow := time.AfterFunc(slowDiscovery, func() {
-			klog.FromContext(ctx).Error(nil, "Discovery hangs in a read; what was found before stays", "after", slowDiscovery)
+			klog.FromContext(ctx).Error(nil, "Discovery hangs in a read; devices found before stay", "after", slowDiscovery)
 		})
 		devices, err := inventory.Discover(ctx, s.roots)
 		slow.Stop()

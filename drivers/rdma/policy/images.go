@@ -17,7 +17,7 @@ func (o Options) permit(image string) error {
 		listed = "which has " + strings.Join(o.Images, ", ")
 	}
 	return fmt.Errorf("image %s is not in the chart's value rdma.nicClusterPolicy.images, %s: drivers run privileged on every node with a "+
-		"NIC, so an administrator lists the images that may", image, listed)
+		"NIC, so an administrator lists the allowed images", image, listed)
 }
 
 // allows reports whether an entry of the list matches an image: by the image's whole name, by its repository (mellanox/ofed-driver:

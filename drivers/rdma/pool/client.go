@@ -62,7 +62,7 @@ func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
 	for _, informer := range []cache.SharedIndexInformer{poolInformer, nodeInformer} {
 		err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
 			if apierrors.IsNotFound(err) {
-				klog.FromContext(ctx).V(2).Info("RDMAPools are not known to the API server; waiting for their CRD")
+				klog.FromContext(ctx).V(2).Info("The API server does not serve RDMAPools; waiting for their CRD")
 				return
 			}
 			cache.DefaultWatchErrorHandler(ctx, reflector, err)

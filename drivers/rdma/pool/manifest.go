@@ -59,7 +59,7 @@ func ReadManifest(data []byte) (*Manifest, error) {
 	slices.SortStableFunc(m.pools, func(a, b *v1alpha1.RDMAPool) int { return strings.Compare(a.Name, b.Name) })
 	for i := 1; i < len(m.pools); i++ {
 		if m.pools[i].Name == m.pools[i-1].Name {
-			errs = append(errs, fmt.Errorf("RDMAPool %s is there twice: a cluster has one of each name", m.pools[i].Name))
+			errs = append(errs, fmt.Errorf("RDMAPool %s is listed twice: names are unique in a cluster", m.pools[i].Name))
 		}
 	}
 	return m, errors.Join(errs...)
@@ -72,7 +72,7 @@ func (m *Manifest) add(at string, content []byte) error {
 		Items           []json.RawMessage `json:"items"`
 	}
 	if err := json.Unmarshal(content, &head); err != nil {
-		return fmt.Errorf("%s is not an object of Kubernetes: %w", at, err)
+		return fmt.Errorf("%s is not a Kubernetes object: %w", at, err)
 	}
 	switch {
 	case strings.HasSuffix(head.Kind, "List"):
@@ -114,7 +114,7 @@ func (m *Manifest) Listing(node string, labels map[string]string) (*Listing, err
 		if labels, known = m.labels[node]; !known {
 			for _, p := range m.pools {
 				if p.Spec.NodeSelector != nil {
-					return nil, fmt.Errorf("RDMAPool %s selects nodes by their labels, and those of node %q are not known: give --node-labels, or the "+
+					return nil, fmt.Errorf("RDMAPool %s selects nodes by their labels, and those of node %q are unknown: give --node-labels, or the "+
 						"Node in the manifest with --node-name", p.Name, node)
 				}
 			}

@@ -34,7 +34,8 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 			}
 		}
 		if len(fit) < r.Number {
-			return nil, fmt.Errorf("container %s wants %d GPUs and %d of %d will do%s", r.Container, r.Number, len(fit), len(n), listed(reasons))
+			return nil, fmt.Errorf("container %s requests %d GPUs, and %d of %d are "+
+				"suitable%s", r.Container, r.Number, len(fit), len(n), listed(reasons))
 		}
 		for _, card := range choose(fit, r.Number, w.Policies.Card) {
 			share := card.share(w, r)

@@ -113,7 +113,7 @@ func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*
 			annotation.ModeMIG)
 	}
 	if i := slices.IndexFunc(w.Requests, func(r Request) bool { return r.Cores > 0 }); i >= 0 && w.Mode == annotation.ModeMIG {
-		return nil, fmt.Errorf("container %s asks for %s: %d of a MIG instance, whose cores come with its memory: leave them out",
+		return nil, fmt.Errorf("container %s requests %s: %d of a MIG instance, whose cores come with its memory: remove the request",
 			w.Requests[i].Container, resources.Cores, w.Requests[i].Cores)
 	}
 	if policy := pod.Annotations[annotation.PodGroup]; policy != "" && policy != groupSpread {
@@ -182,7 +182,7 @@ func requests(containers []corev1.Container, resources annotation.Resources) ([]
 			if value := quantity.Value(); value <= most {
 				return value, nil
 			}
-			return 0, fmt.Errorf("container %s asks for %s: %s, where at most %d is allowed", c.Name, name, quantity.String(), most)
+			return 0, fmt.Errorf("container %s requests %s: %s, where at most %d is allowed", c.Name, name, quantity.String(), most)
 		}
 		if _, err := amount(resources.Number, maximumGPUs); err != nil {
 			return nil, err

@@ -82,7 +82,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	}
 	claims, ok := stock.(*dynamicresources.DynamicResources)
 	if !ok {
-		return nil, fmt.Errorf("plugin %s: the stock plugin is a %T, which it does not know", Name, stock)
+		return nil, fmt.Errorf("plugin %s: the stock plugin has the unsupported type %T", Name, stock)
 	}
 	return &Plugin{claims, m, defaults}, nil
 }

@@ -103,10 +103,10 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		p.locks = newLocks()
 	}
 	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
-		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
+		return nil, fmt.Errorf("watch ResourceSlices for the location of GPUs: %w", err)
 	}
 	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(p.pods()); err != nil {
-		return nil, fmt.Errorf("watch pods that go: %w", err)
+		return nil, fmt.Errorf("watch deleted pods: %w", err)
 	}
 	if p.locks != nil {
 		if _, err := informers.Core().V1().Nodes().Informer().AddEventHandler(
@@ -259,7 +259,7 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 	}
 	for _, name := range []string{p.resources.Number, p.resources.Memory, p.resources.Cores} {
 		if info.GetAllocatable().GetScalarResources()[corev1.ResourceName(name)] == 0 {
-			return nil, fmt.Errorf("the node has no %s: its vGPU plugin is not there", name)
+			return nil, fmt.Errorf("the node has no %s: its vGPU plugin does not run", name)
 		}
 	}
 	slots, err := annotation.ParseSlots(info.Node().Annotations[annotation.NodeMIGSlots])

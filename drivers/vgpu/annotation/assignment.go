@@ -9,7 +9,7 @@ import (
 )
 
 // ErrNotPlaced means that a container requests a share but no scheduler wrote one.
-var ErrNotPlaced = errors.New("no scheduler that knows shared GPUs placed the pod")
+var ErrNotPlaced = errors.New("the pod was not placed by a scheduler for shared GPUs")
 
 // Resources are the names of the resources by which shares are requested.
 type Resources struct {
@@ -43,7 +43,7 @@ func (r Resources) Check(c *corev1.Container) error {
 	}
 	for _, name := range []string{r.Memory, r.Cores, r.Percentage} {
 		if quantity, asked := c.Resources.Limits[corev1.ResourceName(name)]; asked && !quantity.IsZero() {
-			return fmt.Errorf("container %s asks for %s: %s without %s; say how many GPUs the amount is of", c.Name, name, quantity.String(),
+			return fmt.Errorf("container %s requests %s: %s without %s; add the number of GPUs", c.Name, name, quantity.String(),
 				r.Number)
 		}
 	}
@@ -71,7 +71,7 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	}
 	value := pod.Annotations[PodDevices]
 	if value == "" {
-		return nil, fmt.Errorf("container %s asks for %s, and the annotation %s is missing: %w; set schedulerName to Volcano's or to "+
+		return nil, fmt.Errorf("container %s requests %s, and the annotation %s is missing: %w; set schedulerName to Volcano's or to "+
 			"gpufabric's", container, r.words(spec), PodDevices, ErrNotPlaced)
 	}
 	lists, err := ParseShares(value)
@@ -87,17 +87,17 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	case len(listed) == inits+ordinary:
 		at = inits + r.asking(pod.Spec.Containers[:position])
 	case len(listed) == ordinary && isInit:
-		return nil, fmt.Errorf("init container %s asks for %s, and the scheduler lists the %d ordinary containers only in %s: "+
+		return nil, fmt.Errorf("init container %s requests %s, and the scheduler lists the %d ordinary containers only in %s: "+
 			"it does not serve init containers", container, r.words(spec), ordinary, PodDevices)
 	case len(listed) == ordinary:
 		at = r.asking(pod.Spec.Containers[:position])
 	default:
-		return nil, fmt.Errorf("annotation %s lists the shares of %d containers, where %d of the pod (and %d init containers) ask for some",
+		return nil, fmt.Errorf("annotation %s lists the shares of %d containers, where %d of the pod (and %d init containers) request some",
 			PodDevices, len(listed), ordinary, inits)
 	}
 	shares := listed[at]
 	if len(shares) != asked {
-		return nil, fmt.Errorf("container %s asks for %s, and annotation %s gives it %d", container, r.words(spec), PodDevices, len(shares))
+		return nil, fmt.Errorf("container %s requests %s, and annotation %s gives it %d", container, r.words(spec), PodDevices, len(shares))
 	}
 	for _, share := range shares {
 		if err := r.within(spec, share); err != nil {

@@ -142,7 +142,7 @@ func (o *Options) look() (*Result, error) {
 		return nil, fmt.Errorf("find how much memory GPU %s has: %w", r.gpu, ret)
 	}
 	if o.Bytes < 2*step || o.Bytes > memory.Free {
-		return nil, fmt.Errorf("a limit of %d MiB of GPU %s, of which %d MiB are free: 4 to that many are allowed", o.Bytes>>20, r.gpu,
+		return nil, fmt.Errorf("a limit of %d MiB of GPU %s, of which %d MiB are free: 4 MiB to the free memory are allowed", o.Bytes>>20, r.gpu,
 			memory.Free>>20)
 	}
 	if mode, _, ret := gpu.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
@@ -150,7 +150,7 @@ func (o *Options) look() (*Result, error) {
 	}
 	processes, ret := gpu.GetComputeRunningProcesses()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("find out who uses GPU %s: %w", r.gpu, ret)
+		return nil, fmt.Errorf("list the processes on GPU %s: %w", r.gpu, ret)
 	}
 	r.others = len(processes)
 	r.product, _ = gpu.GetName()                  // for the reader only

@@ -27,7 +27,7 @@ func Command(h host.Host) *cobra.Command {
 		Use:   "vgpu",
 		Short: "Measure what limits of shared GPUs cost on this node, and how exact they are",
 		Args: func(_ *cobra.Command, args []string) error {
-			return fmt.Errorf("%q is not a subcommand: gpufabric vgpu bench is the only one", args)
+			return fmt.Errorf("%q is not a subcommand: only gpufabric vgpu bench is", args)
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses a call without a subcommand.
 	}
@@ -74,7 +74,7 @@ func benchCommand(h host.Host) *cobra.Command {
 		},
 		PreRunE: func(*cobra.Command, []string) error {
 			if o.Rounds == 0 || o.Repeats == 0 {
-				return errors.New("--rounds and --repeats: 1 and more are allowed")
+				return errors.New("--rounds and --repeats: must be 1 or more")
 			}
 			if o.Seconds == 1 || o.Seconds > mostSeconds {
 				return fmt.Errorf("--seconds=%d: 2 to %d are allowed, and 0 for no measurement of cores", o.Seconds, mostSeconds)

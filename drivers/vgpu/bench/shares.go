@@ -90,8 +90,8 @@ func (o *Options) shares(ctx context.Context, r *Result) error {
 		r.cores.absent = fmt.Errorf("%w: --seconds is 0", errAbsent)
 		return nil
 	case r.others > 0 && !o.InUse:
-		r.cores.absent = fmt.Errorf("%w: %d other processes use GPU %s, and would be slowed down and measured too: choose a GPU that nobody "+
-			"uses by --gpu, or allow it by --in-use", errAbsent, r.others, r.gpu)
+		r.cores.absent = fmt.Errorf("%w: %d other processes use GPU %s, and would be slowed down and measured too: choose an unused GPU by "+
+			"--gpu, or allow it by --in-use", errAbsent, r.others, r.gpu)
 		return nil
 	}
 	r.cores.loads[0] = o.load()

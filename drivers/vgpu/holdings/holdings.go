@@ -63,10 +63,10 @@ func (b *Book) Take(gpus *sharedgpus.Set, holder Holder, shares []annotation.Sha
 	for _, share := range shares {
 		card := gpus.ByUUID(share.UUID)
 		if card == nil {
-			return fmt.Errorf("%s asks for a share of %s, which is not among this node's %d shared GPUs", holder.Name, share.UUID, len(gpus.Cards))
+			return fmt.Errorf("%s requests a share of %s, which is not among this node's %d shared GPUs", holder.Name, share.UUID, len(gpus.Cards))
 		}
 		if !card.Healthy {
-			return fmt.Errorf("%s asks for a share of %s, which is unhealthy: %s", holder.Name, share.UUID, card.Reason)
+			return fmt.Errorf("%s requests a share of %s, which is unhealthy: %s", holder.Name, share.UUID, card.Reason)
 		}
 	}
 	mine := booking{holder, slices.Clone(shares)}

@@ -121,7 +121,7 @@ func (h *Hook) partition(ctx context.Context, gpus *sharedgpus.Set, pod *corev1.
 		asks = append(asks, instances.Ask{GPU: gpus.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(gpus.Factor),
 			Cores: share.Cores})
 		if card := gpus.ByUUID(share.UUID); !card.Healthy {
-			return Given{}, fmt.Errorf("%s asks for a MIG instance of %s, which is unhealthy: %s", who.Name, share.UUID, card.Reason)
+			return Given{}, fmt.Errorf("%s requests a MIG instance of %s, which is unhealthy: %s", who.Name, share.UUID, card.Reason)
 		}
 	}
 	given, err := h.Instances.Give(ctx, instances.Owner{PodUID: string(pod.UID), Container: container, Namespace: pod.Namespace,

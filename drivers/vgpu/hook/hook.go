@@ -126,7 +126,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		if err := h.Book.Hold(h.SharedGPUs(), who, shares); err != nil {
 			// The container runs, even where the books refuse it. The log shows the difference.
 			logHolders(ctx, who, err)
-			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
+			log.Error(err, "A running container has a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
 		h.restoreMemory(ctx, sandbox, container)
 		// The plugin may have died before it reported this; if it had reported, nothing is written.

@@ -45,17 +45,17 @@ func Choose(wish, directory string, native error, library bool) (Backend, error)
 		return None, nil
 	case Native:
 		if native != nil {
-			return "", fmt.Errorf("--limits=%s: %w; with %s such a node has the best backend that it can have", wish, native, auto)
+			return "", fmt.Errorf("--limits=%s: %w; with %s such a node uses the best available backend", wish, native, auto)
 		}
 		if directory != "" {
-			return "", fmt.Errorf("--limits=%s and --limiter-dir=%s contradict each other: the directory holds HAMi-core", wish, directory)
+			return "", fmt.Errorf("--limits=%s and --limiter-dir=%s contradict each other: the directory has HAMi-core", wish, directory)
 		}
 	case Library:
 		if !library {
 			return "", fmt.Errorf("--limits=%s: there is no library at --limiter-library: use this project's image, or name the library", wish)
 		}
 		if directory != "" {
-			return "", fmt.Errorf("--limits=%s and --limiter-dir=%s contradict each other: the directory holds HAMi-core", wish, directory)
+			return "", fmt.Errorf("--limits=%s and --limiter-dir=%s contradict each other: the directory has HAMi-core", wish, directory)
 		}
 	case HAMiCore:
 		if directory == "" {

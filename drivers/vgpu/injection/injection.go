@@ -203,7 +203,7 @@ var (
 )
 
 // ErrName marks a pod or container whose name cannot be used for a directory.
-var ErrName = errors.New("not a name that Kubernetes gives")
+var ErrName = errors.New("not a valid Kubernetes name")
 
 // Accounting is the container's accounting directory: POD-UID_CONTAINER, the form that the public monitor reads.
 func (l Limiter) Accounting(c Container) (string, error) {

@@ -94,7 +94,7 @@ func (l Limiter) Resume(ctx context.Context) {
 	var names []string
 	entries, err := os.ReadDir(filepath.Dir(l.limits("any")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Containers with limits of cores hold themselves to these: their limits cannot be listed")
+		klog.FromContext(ctx).Error(err, "Could not list the limits of containers; each container enforces its limit of cores by itself")
 		return
 	}
 	for _, entry := range entries {

@@ -83,8 +83,8 @@ func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
 				continue // layouts reports that
 			}
 			if has := int64(p.MemoryBytes >> 20); i.MemoryMiB > has { //nolint:gosec // MiB
-				errs = append(errs, fmt.Errorf("knownMigGeometries, geometry %q: %s is said to have %d MiB, and the driver of %s gives it %d: a pod "+
-					"that asks for more gets less than it asked for; write %d", geometry.Name, i.Profile, i.MemoryMiB, g.UUID, has, has))
+				errs = append(errs, fmt.Errorf("knownMigGeometries, geometry %q: %s is listed with %d MiB, and the driver of %s gives it %d: a pod "+
+					"that requests more gets less than it requested; write %d", geometry.Name, i.Profile, i.MemoryMiB, g.UUID, has, has))
 			}
 		}
 	}

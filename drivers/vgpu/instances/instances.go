@@ -117,7 +117,7 @@ func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 func (m *Manager) Collector() prometheus.Collector { return m.store.Collector() }
 
 // ErrPending is wrapped by Give's error while the instances are still being made.
-var ErrPending = errors.New("MIG instances are still being made; the next try finds them")
+var ErrPending = errors.New("MIG instances are still being made; the next attempt uses them")
 
 // Give gives a container its instances, all or none; a container that has them gets the same again. It continues after ctx ends,
 // since NVML's calls cannot be interrupted, and a later try finds the instances.
@@ -314,9 +314,10 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 	first := equals[0]
 	held := holding(first)
 	if held.detail != "" {
-		klog.Background().Info("A MIG slot is held", "gpu", ask.GPU.UUID, "slot", ask.Slot, "holder", held.detail)
+		klog.Background().Info("A MIG slot is in use", "gpu", ask.GPU.UUID, "slot", ask.Slot, "holder", held.detail)
 	}
-	return at{}, fmt.Errorf("%s: MIG slot %s is %s at memory slice %d, which %s holds, and no equal one of the GPU is free", ask.GPU.UUID,
+	return at{}, fmt.Errorf("%s: MIG slot %s is %s at memory slice %d, which %s has, and the GPU has no free slot of this "+
+		"profile", ask.GPU.UUID,
 		ask.Slot, first.profile.Name, first.placement.Start, held.name)
 }
 
@@ -340,7 +341,7 @@ func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 		}
 		theirs, _ := g.MIG.Profile(other.Profile)
 		if err := partition.Destroy(g, theirs, other.Start); err != nil {
-			return fmt.Errorf("make way for %s at memory slice %d: %w", i.Profile, i.Start, err)
+			return fmt.Errorf("remove the instances in the place of %s at memory slice %d: %w", i.Profile, i.Start, err)
 		}
 	}
 	made, err := partition.Create(g, profile, i.placement())

@@ -126,8 +126,8 @@ const (
 func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	if n.nri {
 		if !n.hook.Connected() {
-			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, so the container is unknown that "+
-				"this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
+			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, so the container is unknown; is NRI "+
+				"enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
 		}
 		return n.nothing(), nil
 	}
@@ -191,7 +191,7 @@ func (n number) free(ctx context.Context, pod *corev1.Pod) {
 	}
 	n.hook.RemoveDirectories(ctx, string(pod.UID))
 	if err := n.given.Delete(string(pod.UID)); err != nil {
-		klog.FromContext(ctx).Error(err, "The record of a pod that has ended is left", "pod", klog.KObj(pod))
+		klog.FromContext(ctx).Error(err, "Could not remove the record of a pod that has ended", "pod", klog.KObj(pod))
 	}
 }
 
@@ -221,14 +221,14 @@ func heldID(uid, container string) string { return uid + "/" + container }
 
 func ambiguous(candidates []annotation.Candidate, count int) error {
 	if len(candidates) == 0 {
-		return fmt.Errorf("allocate %d shares: no pod that waits on this node has an annotation %s that gives a container %d", count,
+		return fmt.Errorf("allocate %d shares: pods that wait on this node do not have an annotation %s that gives a container %d", count,
 			annotation.PodDevices, count)
 	}
 	var names []string
 	for _, c := range candidates {
 		names = append(names, c.Pod.Namespace+"/"+c.Pod.Name+", container "+c.Container)
 	}
-	return fmt.Errorf("allocate %d shares: without NRI it is unknown which of %d containers this is for: %s; enable NRI in the container "+
+	return fmt.Errorf("allocate %d shares: without NRI the container is unknown among %d: %s; enable NRI in the container "+
 		"runtime and set --nri-socket, or start such pods one after another",
 		count, len(candidates), strings.Join(names, "; "))
 }

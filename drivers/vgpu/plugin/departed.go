@@ -82,7 +82,7 @@ func (d *departed) add(ctx context.Context, pod *corev1.Pod) {
 func (d *departed) try(ctx context.Context, one *departure) bool {
 	sight, err := d.cgroups.Look(ctx, one.pod.UID)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "pod", klog.KObj(one.pod), "uid", one.pod.UID)
+		klog.FromContext(ctx).Error(err, "Could not determine whether a pod's containers run", "pod", klog.KObj(one.pod), "uid", one.pod.UID)
 	}
 	one.sight = sight
 	if occupancy.Decide(occupancy.Facts{Requested: one.ended, Gone: !one.ended, GoneFor: time.Since(one.since), Users: sight.Running,
@@ -187,7 +187,7 @@ func runs(cgroups *occupancy.Cgroups) func(context.Context, string, string) bool
 	return func(ctx context.Context, pod, container string) bool {
 		sight, err := cgroups.Look(ctx, types.UID(pod))
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Whether a pod's containers run is not known", "uid", pod)
+			klog.FromContext(ctx).Error(err, "Could not determine whether a pod's containers run", "uid", pod)
 		}
 		if container == "" || err != nil { // with an error the container may be one that was not seen
 			return sight.Running

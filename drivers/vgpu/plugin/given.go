@@ -41,7 +41,7 @@ func openGiven(ctx context.Context, directory string) (*store.Store[given], erro
 	opened, unreadable, err := store.Open(store.Options{Directory: directory, Extension: ".json", Writer: atomicfile.Writer{}},
 		store.Format[given]{Name: "gpufabric-vgpu-given", Version: 1, Check: func(name string, g given) error {
 			if string(g.Pod) != name {
-				return fmt.Errorf("it is of the pod with UID %.80q, and its name is %.80q", g.Pod, name)
+				return fmt.Errorf("it belongs to the pod with UID %.80q, and its name is %.80q", g.Pod, name)
 			}
 			return nil
 		}})

@@ -45,7 +45,7 @@ func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, 
 	case o.RuntimeSocket == "":
 		return errors.New("without NRI (--nri-socket) the creation of a container's cgroup is not reported")
 	case config.MemoryScaling > 1:
-		return fmt.Errorf("a memory scaling of %g promises more than the GPUs have, and the driver reserves all of it",
+		return fmt.Errorf("a memory scaling of %g exceeds the GPUs' memory, and the driver reserves all of it",
 			config.MemoryScaling)
 	}
 	var uuids []string

@@ -67,7 +67,7 @@ func (f *failing) fail(ctx context.Context, pod *corev1.Pod, message string) err
 	if failed, err := host.FailPod(ctx, f.client, pod.Namespace, pod.Name, pod.UID, message); err != nil || !failed {
 		return err
 	}
-	klog.FromContext(ctx).Info("A pod is failed, since its shares are refused", "pod", klog.KObj(pod), "because", message)
+	klog.FromContext(ctx).Info("Failing a pod, since its shares are refused", "pod", klog.KObj(pod), "because", message)
 	f.events.Event(pod, corev1.EventTypeWarning, host.ReasonSharesRefused, message)
 	return nil
 }

@@ -186,7 +186,7 @@ func (r *registrar) migSlots(gpus *sharedgpus.Set) (string, error) {
 		}
 		groups, err := r.slots(card)
 		if err != nil {
-			refused = errors.Join(refused, fmt.Errorf("publish no MIG slots of %s: %w", card.GPU.UUID, err))
+			refused = errors.Join(refused, fmt.Errorf("MIG slots of %s are not published: %w", card.GPU.UUID, err))
 			continue
 		}
 		for _, group := range groups {

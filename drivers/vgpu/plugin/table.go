@@ -89,7 +89,7 @@ func (t *table) lay(ctx context.Context) {
 	defer t.mu.Unlock()
 	gpus, err := sharedgpus.Compute(t.node, t.settings, t.factor)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The shared GPUs stay as they were laid out")
+		klog.FromContext(ctx).Error(err, "The shared GPUs keep their former layout")
 		return
 	}
 	gpus.MarkUnhealthy(t.unhealthy)

@@ -42,13 +42,14 @@ func newUnlimited(o *Options, backend injection.Backend, gpus func() []unlimited
 				return // it is gone
 			}
 			message := f.Message()
-			klog.FromContext(ctx).Info("A container is not held to its share", "pod", klog.KObj(pod), "container", f.Container.Name, "gpu", f.UUID)
+			klog.FromContext(ctx).Info("A container is not limited to its "+
+				"share", "pod", klog.KObj(pod), "container", f.Container.Name, "gpu", f.UUID)
 			failing.events.Event(pod, corev1.EventTypeWarning, shareNotLimited, message)
 			if !o.LimiterClosed {
 				return
 			}
 			if err := failing.fail(ctx, pod, message+" (vgpu.limiterClosed)"); err != nil {
-				klog.FromContext(ctx).Error(err, "A pod goes on without a limit", "pod", klog.KObj(pod))
+				klog.FromContext(ctx).Error(err, "A pod continues without a limit", "pod", klog.KObj(pod))
 			}
 		},
 	}

@@ -77,12 +77,12 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory),
 		"defaultCores": int64(deref(nvidia.DefaultCores))} {
 		if value != 0 {
-			errs = append(errs, fmt.Errorf("nvidia.%s: %d is not allowed; what a container gets that names no amount is the scheduler's to "+
-				"decide, and the node gives what it decided: set 0, and name the amounts in the pods", field, value))
+			errs = append(errs, fmt.Errorf("nvidia.%s: %d is not allowed; the scheduler decides on the share of a container without an amount, "+
+				"and the node follows it: set 0, and set the amounts in the pods", field, value))
 		}
 	}
 	if nvidia.OverwriteEnv != nil && *nvidia.OverwriteEnv {
-		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share get no GPU here at all, so there "+
+		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share do not get a GPU here, so there "+
 			"is no environment to overwrite: remove the key"))
 	}
 	if nvidia.ResourcePriorityName != nil && *nvidia.ResourcePriorityName != "" {
@@ -142,7 +142,7 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 		return fmt.Errorf("config.json: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("config.json: something follows the object at byte %d, and would have no effect: remove it", decoder.InputOffset())
+		return fmt.Errorf("config.json: the text after the object, at byte %d, would have no effect: remove it", decoder.InputOffset())
 	}
 	var all any
 	errs, err := kjson.UnmarshalStrict(text, &all, kjson.DisallowDuplicateFields)
@@ -157,7 +157,7 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 	for i, entry := range read.NodeConfig {
 		at := fmt.Sprintf("nodeconfig[%d] (%q)", i, entry.Name)
 		if entry.Name == "" {
-			errs = append(errs, fmt.Errorf("%s: name is needed", at))
+			errs = append(errs, fmt.Errorf("%s: name is missing", at))
 		}
 		if first, twice := seen[entry.Name]; twice {
 			errs = append(errs, fmt.Errorf("%s: nodeconfig[%d] is already for this node", at, first))

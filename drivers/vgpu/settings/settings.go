@@ -168,7 +168,8 @@ func validateGroup(name string, place int, places map[string]int) error {
 		return nil // known by its place alone
 	}
 	if !annotation.ValidGroup(name) {
-		return fmt.Errorf("%q is not allowed; letters, digits, dots, underscores and plus signs are, since Volcano reads no slot of another",
+		return fmt.Errorf("%q is not allowed; letters, digits, dots, underscores and plus signs are, since Volcano does not read slots of "+
+			"other names",
 			name)
 	}
 	if first, twice := places[name]; twice {
@@ -194,8 +195,8 @@ func (s *Settings) CheckVolcano() error {
 	standard := Default()
 	for i, want := range standard.resources() {
 		if got := s.resources()[i]; got[1] != want[1] {
-			errs = append(errs, fmt.Errorf("%s: %q is not allowed where Volcano schedules, which knows only %s: remove the key, or say that "+
-				"another scheduler places the pods (--scheduler=gpufabric)", got[0], got[1], want[1]))
+			errs = append(errs, fmt.Errorf("%s: %q is not allowed where Volcano schedules, which supports only %s: remove the key, or choose "+
+				"another scheduler (--scheduler=gpufabric)", got[0], got[1], want[1]))
 		}
 	}
 	return errors.Join(errs...)

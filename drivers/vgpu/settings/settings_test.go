@@ -153,7 +153,7 @@ func TestApplyNodeConfigNamesEntriesForTheNodeUnderAnotherName(t *testing.T) {
 func TestApplyNodeConfigRefuses(t *testing.T) {
 	for text, part := range map[string]string{
 		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                        "already",
-		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                             "name is needed",
+		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                             "name is missing",
 		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:              `"fast"`,
 		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:               "mixed",
 		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`:  "filterdevices.uuid[0]",
@@ -162,7 +162,7 @@ func TestApplyNodeConfigRefuses(t *testing.T) {
 		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                           "speed",
 		`{"nodeconfig": [{"name": "a"}], "nodeconfig": []}`:                     `"nodeconfig": the first would have no effect`,
 		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig", "x": "mig"}}]}`: `duplicate field`,
-		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                    "follows the object",
+		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                    "text after the object",
 		`{"nodeconfig": `: "config.json",
 	} {
 		s := Default()
@@ -187,7 +187,7 @@ func TestVolcanoAllowsOnlyItsResources(t *testing.T) {
 }
 
 func TestSettingsNameAGeometryOnce(t *testing.T) {
-	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano reads no slot",
+	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano does not read slots",
 		"twice": "already"} {
 		s := Default()
 		instances := []Instances{{Profile: "1g.5gb", MemoryMiB: 4864, Count: 7}}

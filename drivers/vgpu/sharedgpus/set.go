@@ -45,13 +45,14 @@ type Set struct {
 func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
 	mode := s.ModeOf(gpu.UUID)
 	if mode != s.Mode {
-		return fmt.Errorf("%s (%s): mode %s is asked for on a node of mode %s, and Volcano has one mode a node; it is not shared. Give all of "+
+		return fmt.Errorf("%s (%s): mode %s is configured on a node of mode %s, and Volcano supports one mode per node; it is not shared. "+
+			"Give all of "+
 			"the node's GPUs one mode, hide the others (filterdevices) and claim them through DRA, or have gpufabric's scheduler place the pods "+
 			"(--scheduler=gpufabric)", gpu.UUID, gpu.ProductName, mode, s.Mode)
 	}
 	if mode == annotation.ModeMIG && factor > 1 && s.MemoryFactor == 0 {
-		return fmt.Errorf("%s (%s): one unit of memory is %d MiB, which was chosen automatically, and Volcano takes it for 1 MiB when it "+
-			"chooses MIG instances; it is not shared. Set gpuMemoryFactor: %d in Volcano's ConfigMap volcano-vgpu-device-config", gpu.UUID,
+		return fmt.Errorf("%s (%s): one unit of memory is %d MiB, which was chosen automatically, and Volcano assumes 1 MiB when it chooses "+
+			"MIG instances; it is not shared. Set gpuMemoryFactor: %d in Volcano's ConfigMap volcano-vgpu-device-config", gpu.UUID,
 			gpu.ProductName, factor, factor)
 	}
 	return nil
@@ -68,7 +69,7 @@ func Compute(node *inventory.Node, s settings.Settings, factorInForce int) (*Set
 			continue
 		}
 		if s.ModeOf(gpu.UUID) == annotation.ModeMIG && (gpu.MIG == nil || len(gpu.MIG.Profiles) == 0) {
-			gpus.Refused = append(gpus.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU cannot be partitioned; it is not shared. "+
+			gpus.Refused = append(gpus.Refused, fmt.Errorf("%s (%s): mode mig is configured and the GPU cannot be partitioned; it is not shared. "+
 				"Set mode hami-core for it in gpumodes", gpu.UUID, gpu.ProductName))
 			continue
 		}

@@ -132,7 +132,7 @@ func TestSetReportsGPUsThatVolcanoCannotFollow(t *testing.T) {
 	}{
 		"one mode": {mode: annotation.ModeSoftware, who: settings.Volcano, shared: 2},
 		"two modes": {mode: annotation.ModeSoftware, other: annotation.ModeMIG, who: settings.Volcano, shared: 1,
-			words: "Volcano has one mode a node"},
+			words: "Volcano supports one mode per node"},
 		"two modes, and our scheduler": {mode: annotation.ModeSoftware, other: annotation.ModeMIG, who: settings.GPUFabric, shared: 2},
 		"MIG in a unit that was chosen": {mode: annotation.ModeMIG, agreed: 4, who: settings.Volcano, shared: 0,
 			words: "Set gpuMemoryFactor: 4"},

@@ -70,8 +70,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("--webhook-host is empty: give the name of the webhook's Service, NAME.NAMESPACE.svc"))
 	}
 	if o.Life <= 0 || o.Overlap <= 0 || o.Overlap*3 >= o.Life {
-		errs = append(errs, fmt.Errorf("--webhook-certificate-overlap %s is to be less than a third of --webhook-certificate-life %s, and both "+
-			"more than nothing: a certificate is replaced with a third of its life left", o.Overlap, o.Life))
+		errs = append(errs, fmt.Errorf("--webhook-certificate-overlap %s must be less than a third of --webhook-certificate-life %s, and both "+
+			"above 0: a certificate is replaced with a third of its life left", o.Overlap, o.Life))
 	}
 	return errors.Join(errs...)
 }
@@ -113,7 +113,7 @@ func (k *keeper) run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			klog.FromContext(ctx).Error(err, "The webhook's certificate is not as it should be; trying again", "after", retry)
+			klog.FromContext(ctx).Error(err, "Could not update the webhook's certificate; trying again", "after", retry)
 			wait, retry = retry, min(2*retry, lastRetry)
 		} else {
 			retry = firstRetry
@@ -180,7 +180,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	secret, err := k.client.CoreV1().Secrets(k.Namespace).Get(ctx, k.Secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return time.Time{}, fmt.Errorf("keep the webhook's certificate in Secret %s/%s, which is missing: helm upgrade makes it again",
+		return time.Time{}, fmt.Errorf("store the webhook's certificate in Secret %s/%s, which is missing: helm upgrade makes it again",
 			k.Namespace, k.Secret)
 	}
 	if err != nil {

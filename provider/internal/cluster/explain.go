@@ -29,7 +29,7 @@ func (e *ConnectError) Unwrap() error { return e.Err }
 
 func decodeVersion(raw []byte, into *version.Info) error {
 	if err := json.Unmarshal(raw, into); err != nil || into.GitVersion == "" {
-		return fmt.Errorf("the answer to GET /version is not a Kubernetes API server's: %.80q", raw)
+		return fmt.Errorf("the answer to GET /version does not come from a Kubernetes API server: %.80q", raw)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func ParseClique(text string) (Clique, error) {
 	cluster = strings.ToLower(cluster)
 	if !found || !uuid.MatchString(cluster) {
 		return Clique{}, fmt.Errorf(
-			"%q is no clique: want <ClusterUUID>.<CliqueID>, for example 69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
+			"%q is not a clique: want <ClusterUUID>.<CliqueID>, for example 69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
 			text,
 		)
 	}

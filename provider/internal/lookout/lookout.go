@@ -21,7 +21,7 @@ const (
 )
 
 // ErrNoController is the cause of a context that a Lookout ended.
-var ErrNoController = errors.New("no controller is installed that would look at the object")
+var ErrNoController = errors.New("a controller for the object is not installed")
 
 // Lookout examines the controller at intervals.
 type Lookout struct {

@@ -66,7 +66,7 @@ func (s *Store) Await(
 }
 
 // ErrGone is returned by conditions that can no longer come true because the object was deleted.
-var ErrGone = errors.New("the object was deleted while it was waited for")
+var ErrGone = errors.New("the object was deleted during the wait")
 
 // Delete deletes the object that a record identifies (the zero record: any) and waits until it is gone; a missing object counts as
 // gone. Another object of the name is left alone: *ReplacedError. When ctx ends first the object is returned as last seen with ctx's

@@ -65,7 +65,7 @@ func (m *Manager) awaitUnblocked(ctx context.Context, crdNames, drivers []string
 		blocked = &BlockedError{blockers}
 		if now := blocked.Error(); now != before {
 			before, moved = now, time.Now()
-			tflog.Info(ctx, "waiting for what still needs the drivers", map[string]any{"count": len(blockers), "blockers": now})
+			tflog.Info(ctx, "waiting for objects that still need the drivers", map[string]any{"count": len(blockers), "blockers": now})
 		}
 		// Objects that are being deleted end when their controller is done; only the caller's time-out bounds that.
 		idle := !slices.ContainsFunc(blockers, func(b Blocker) bool { return b.Deleting })

@@ -71,7 +71,7 @@ func checkPath(path string) error {
 	case errors.Is(err, os.ErrNotExist):
 		cwd, _ := os.Getwd()
 		return fmt.Errorf(
-			"there is no chart at %q (looked from %s): give a directory with a Chart.yaml, a .tgz archive made by `helm package`, or an address "+
+			"chart %q not found (searched from %s): give a directory with a Chart.yaml, a .tgz archive made by `helm package`, or an address "+
 				"(oci://..., https://...); paths relative to the module are written \"${path.module}/...\"",
 			path,
 			cwd,

@@ -60,7 +60,7 @@ func (m *Manager) cliques(ctx context.Context) ([]Blocker, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for ComputeDomains that stand for cliques: %w", err)
+		return nil, fmt.Errorf("look for ComputeDomains of cliques: %w", err)
 	}
 	var standing []Blocker
 	for i := range found.Items {
@@ -92,7 +92,7 @@ func (m *Manager) keepNoCliques(ctx context.Context) error {
 		}
 		name := found.Items[i].Name
 		if _, err := deployments.Patch(ctx, name, apitypes.JSONPatchType, data, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("tell controller %s/%s to keep no ComputeDomains for cliques: %w", m.namespace, name, err)
+			return fmt.Errorf("stop controller %s/%s from keeping ComputeDomains for cliques: %w", m.namespace, name, err)
 		}
 	}
 	return nil

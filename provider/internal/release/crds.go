@@ -138,7 +138,7 @@ func (m *Manager) ensureNamespace(ctx context.Context, spec Spec, undo *undo) er
 		tflog.Info(ctx, "waiting for the namespace to finish terminating", map[string]any{"namespace": spec.Namespace})
 		if _, err := store.Wait(ctx, object.Key{Name: spec.Namespace}, object.Gone); err != nil {
 			return fmt.Errorf(
-				"namespace %s is being deleted and does not go away; see `kubectl get namespace %s -o yaml` for what holds it: %w",
+				"namespace %s is still being deleted; see `kubectl get namespace %s -o yaml` for the remaining finalizers: %w",
 				spec.Namespace,
 				spec.Namespace,
 				err,

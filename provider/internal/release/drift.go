@@ -224,8 +224,8 @@ func (m *Manager) mend(ctx context.Context, d Drift) error {
 		return err
 	}
 	if d.Unfit != "" {
-		return fmt.Errorf("the API server does not take it as the release has it, and somebody may have made it anew: delete it, and apply "+
-			"again: %s", d.Unfit)
+		return fmt.Errorf("the API server rejects the release's version of it, and another client may have created it again: delete it, and "+
+			"apply again: %s", d.Unfit)
 	}
 	for have := d.have; ; {
 		mended := have.DeepCopy()

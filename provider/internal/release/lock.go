@@ -31,7 +31,7 @@ const (
 
 // errLockLost is the cause of a context whose lease went to another holder, or could not be renewed in time.
 var errLockLost = fmt.Errorf("another run took the lease of the release, or it could not be renewed for %s (is the API server slow?): "+
-	"run Terraform again, which goes on from what is there", leaseDuration)
+	"run Terraform again, which continues from the present state", leaseDuration)
 
 // lockLost puts the loss of the lease before an error that came of it.
 func lockLost(held context.Context, err error) error {
@@ -110,7 +110,7 @@ func (l *lock) awaitDead(ctx context.Context, lease *coordinationv1.Lease) error
 	if holder == "" || ended(holder) {
 		return nil
 	}
-	tflog.Info(ctx, "waiting whether another run still changes the release", map[string]any{"release": l.name, "holder": holder})
+	tflog.Info(ctx, "waiting to see whether another run still changes the release", map[string]any{"release": l.name, "holder": holder})
 	waiting, cancel := context.WithTimeout(ctx, leaseDuration)
 	defer cancel()
 	key := object.Key{Namespace: l.m.namespace, Name: lease.Name}
@@ -189,6 +189,6 @@ func (l *lock) release(ctx context.Context) {
 			ResourceVersion: &lease.ResourceVersion}})
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
-		tflog.Warn(ctx, "the lease of the release is left; it counts as dead soon", map[string]any{"release": l.name, "because": err.Error()})
+		tflog.Warn(ctx, "could not delete the lease of the release; it expires soon", map[string]any{"release": l.name, "because": err.Error()})
 	}
 }

@@ -466,7 +466,7 @@ func (u *undo) run(ctx context.Context) error {
 	var errs []error
 	for i := len(u.steps) - 1; i >= 0; i-- {
 		if err := u.steps[i](ctx); err != nil {
-			errs = append(errs, fmt.Errorf("take back %s: %w", u.names[i], err))
+			errs = append(errs, fmt.Errorf("undo %s: %w", u.names[i], err))
 		}
 	}
 	return errors.Join(errs...)

@@ -60,7 +60,7 @@ func (m *Manager) recoverForUpgrade(ctx context.Context, last *Release) (proceed
 			return upgradeIt, &BusyError{last, since}
 		}
 	}
-	tflog.Warn(ctx, "recovering a release whose last operation did not end well", map[string]any{
+	tflog.Warn(ctx, "recovering a release whose last operation failed", map[string]any{
 		"release": last.Name, "namespace": last.Namespace, "status": last.Status, "revision": last.Revision, "description": last.Description})
 	config, err := m.config(ctx)
 	if err != nil {

@@ -40,7 +40,7 @@ func download(ctx context.Context, from string) ([]byte, error) {
 			address.Redacted())
 	}
 	if address.Scheme == "http" && !loopback(address.Hostname()) {
-		return nil, fmt.Errorf("chart %q would be read unencrypted, and anybody on the way could change it: write https", from)
+		return nil, fmt.Errorf("chart %q would be read unencrypted, and anyone in between could change it: write https", from)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
@@ -69,12 +69,12 @@ func pull(client *http.Client, from string, address *url.URL) ([]byte, error) {
 	}
 	result, err := puller.Pull(from)
 	if err != nil {
-		return nil, fmt.Errorf("%w. Check path and version, and that `helm registry login %s` was run where the registry asks for a login", err,
+		return nil, fmt.Errorf("%w. Check path and version, and that `helm registry login %s` was run where the registry needs a login", err,
 			address.Host)
 	}
 	// Helm reads the tag where a reference has both.
 	if _, want, given := strings.Cut(from, "@"); given && want != result.Manifest.Digest {
-		return nil, fmt.Errorf("its manifest is %s, not the one in the reference: the tag was moved. Write the digest that you mean",
+		return nil, fmt.Errorf("its manifest is %s, not the one in the reference: the tag was moved. Write the intended digest",
 			result.Manifest.Digest)
 	}
 	return result.Chart.Data, nil
@@ -123,7 +123,7 @@ type bounded struct {
 
 func (b *bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" && !loopback(r.URL.Hostname()) { // a redirect, or the address of a registry's logins
-		return nil, fmt.Errorf("%s leads to %s, which is unencrypted: anybody on the way could change the chart", r.Host, r.URL.Redacted())
+		return nil, fmt.Errorf("%s leads to %s, which is unencrypted: anyone in between could change the chart", r.Host, r.URL.Redacted())
 	}
 	resp, err := b.next.RoundTrip(r.WithContext(b.ctx))
 	if err == nil {

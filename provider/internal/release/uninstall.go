@@ -132,7 +132,7 @@ func (m *Manager) awaitPodsGone(ctx context.Context, r *Release) error {
 			pod := pods[0]
 			if _, err := object.NewStore(m.client, podKind).Wait(ctx, object.Key{Namespace: pod.Namespace, Name: pod.Name},
 				object.Gone); err != nil {
-				return fmt.Errorf("%d pods of %s do not end, among them %s/%s on node %s; `kubectl describe pod` says why: %w",
+				return fmt.Errorf("%d pods of %s do not end, among them %s/%s on node %s; `kubectl describe pod` shows the reason: %w",
 					len(pods), w, pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 			}
 		}
@@ -248,7 +248,7 @@ func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []str
 	}
 	if last, err := store.Delete(ctx, key, object.RecordOf(ns)); err != nil {
 		if last != nil {
-			return nil, fmt.Errorf("namespace %s does not go away: %s: %w", m.namespace, namespaceTrouble(last), err)
+			return nil, fmt.Errorf("namespace %s was not removed: %s: %w", m.namespace, namespaceTrouble(last), err)
 		}
 		return nil, fmt.Errorf("delete namespace %s: %w", m.namespace, err)
 	}

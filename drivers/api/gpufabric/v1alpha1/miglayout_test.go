@@ -73,7 +73,7 @@ func TestMIGLayoutErrorNamesFieldAndValue(t *testing.T) {
 		"a filter that is no PCI ID": {"a", `{"version":"v1","mig-configs":{"a":[{"device-filter":"A100","devices":"all","mig-enabled":true}]}}`,
 			`device-filter[0]: Invalid value: "A100"`},
 		"a filter that is a number": {"a", `{"version":"v1","mig-configs":{"a":[{"device-filter":7,"devices":"all","mig-enabled":true}]}}`,
-			`7 is neither a string nor a list`},
+			`7 is not a string or a list`},
 		"a key that mig-parted lacks": {"a", `{"version":"v1","mig-configs":{"a":[{"devices":"all","mig-enabled":true,"colour":"red"}]}}`,
 			`unknown field "colour"`},
 		"mig-enabled that is no answer": {"a", `{"version":"v1","mig-configs":{"a":[{"devices":"all","mig-enabled":"yes"}]}}`, `mig-enabled`},

@@ -209,7 +209,7 @@ func (s *StringOrList) UnmarshalJSON(raw []byte) error {
 	}
 	var many []string
 	if err := json.Unmarshal(raw, &many); err != nil {
-		return fmt.Errorf("%.60s is neither a string nor a list of strings", raw)
+		return fmt.Errorf("%.60s is not a string or a list of strings", raw)
 	}
 	*s = many
 	return nil
@@ -241,7 +241,7 @@ func (a *AllOrIndices) UnmarshalJSON(raw []byte) error {
 	}
 	var indices []int32
 	if err := json.Unmarshal(raw, &indices); err != nil {
-		return fmt.Errorf("%.60s is neither all nor a list of GPU indices", raw)
+		return fmt.Errorf("%.60s is not all or a list of GPU indices", raw)
 	}
 	*a = AllOrIndices{Indices: indices}
 	return nil

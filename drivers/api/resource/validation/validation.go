@@ -42,7 +42,7 @@ func kinds(driver string) ([]string, bool) {
 func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 	allowed, known := kinds(driver)
 	if !known {
-		return nil, fmt.Errorf("driver %.80q is not one of this project's", driver)
+		return nil, fmt.Errorf("driver %.80q does not belong to this project", driver)
 	}
 	if driver == RDMADriver {
 		return v1alpha1.DecodeConfig(raw)

@@ -395,7 +395,7 @@ func (d *decider) write(ctx context.Context, edits map[string]*edit) error {
 			d.undo(c)
 		}
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			klog.FromContext(ctx).V(2).Info("A layout by demand changed meanwhile; it is decided on again", "layout", name)
+			klog.FromContext(ctx).V(2).Info("A layout by demand changed during the decision; deciding again", "layout", name)
 			continue
 		}
 		failed = append(failed, err.Error())

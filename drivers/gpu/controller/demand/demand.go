@@ -66,7 +66,7 @@ func (r *runner) Start(ctx context.Context) error {
 	for {
 		active, err := r.active(ctx)
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Layouts by demand are looked for again")
+			klog.FromContext(ctx).Error(err, "Looking for layouts by demand again")
 		}
 		if active {
 			if err := r.plan(ctx); err != nil && ctx.Err() == nil {
@@ -123,7 +123,7 @@ func (r *runner) plan(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Layouts by demand are decided on again")
+			klog.FromContext(ctx).Error(err, "Deciding on layouts by demand again")
 		} else if !left {
 			return nil
 		}

@@ -46,7 +46,7 @@ const bound = 512 << 10
 func Make(directory string, alone bool) error {
 	if alone {
 		if err := tmpfs.Make(directory, 0o755, tmpfs.Bounds{Bytes: bound, Files: 1}); err != nil {
-			return fmt.Errorf("make the directory of an account: %w; --limiter-size=0 does without a bound", err)
+			return fmt.Errorf("make the directory of an account: %w; --limiter-size=0 makes it without a size limit", err)
 		}
 	} else if err := os.MkdirAll(directory, 0o755); err != nil {
 		return fmt.Errorf("make the directory of an account: %w", err)
@@ -159,7 +159,7 @@ func (a *Account) UsedOf(uuid string) (uint64, bool) {
 func alive(file *os.File, slot int64) (bool, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: firstLock + slot, Len: 1}
 	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		return false, fmt.Errorf("see which processes of an account live: %w", err)
+		return false, fmt.Errorf("list the living processes of an account: %w", err)
 	}
 	return lock.Type != unix.F_UNLCK, nil
 }

@@ -37,6 +37,7 @@ func Long() []Part {
 		{Name: "fuzz", Command: "make fuzz FUZZTIME=60s", Limit: 2 * time.Hour},
 		{Name: "kind-e2e", Command: "make kind-e2e CHURN=5", Limit: 2 * time.Hour, Needs: docker},
 		{Name: "kind-upgrade", Command: "make kind-upgrade", Limit: time.Hour, Needs: docker},
+		{Name: "kind-by-demand", Command: "make kind-by-demand", Limit: time.Hour, Needs: docker},
 		{Name: "kind-kueue", Command: "make kind-kueue", Limit: time.Hour, Needs: docker},
 		{Name: "demo-kind", Command: "make demo && make demo-down", Limit: time.Hour, Needs: docker},
 		{Name: "demo-sim", Command: "make demo DEMO=sim && make demo-down", Limit: time.Hour},

@@ -1,12 +1,14 @@
 package drain
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +22,31 @@ func order(t *testing.T, command func(host.Host) *cobra.Command, args ...string)
 	cmd.SetArgs(args)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	return cmd.ExecuteContext(t.Context())
+}
+
+// awaitPhase waits for a phase.
+func awaitPhase(t *testing.T, d Directory, want Phase) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	changes, err := d.Changes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		now, err := d.Phase()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now == want {
+			return
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			t.Fatalf("phase %q, want %q", now, want)
+		}
+	}
 }
 
 func TestCommandReportsThatNoPluginRuns(t *testing.T) {
@@ -38,8 +65,11 @@ func TestCommandDrainsANodeWithoutGPUPlugin(t *testing.T) {
 		t.Errorf("a drain without time for vgpu-plugin's pod: %v", err)
 	}
 	is(t, d, "given up", None, "")
+	drained := make(chan error, 1)
+	go func() { drained <- order(t, Command, alone...) }()
+	awaitPhase(t, d, Draining) // a pod that ended before would end the role's use of NVML for the first drain
 	release <- struct{}{}
-	if err := order(t, Command, alone...); err != nil {
+	if err := <-drained; err != nil {
 		t.Fatal(err)
 	}
 	expect(t, uses, false)

@@ -125,7 +125,9 @@ func TestPluginReportsFeaturesOfAServerThatIsUpgradedAndRolledBack(t *testing.T)
 			version string
 			missing capability.Missing
 		}{{"v1.36.3", capability.Missing{}}, {"v1.35.4", all}} {
+			b.client.Lock() // reactors and the version are read under it
 			missing, discovery.FakedServerVersion = step.missing, &version.Info{GitVersion: step.version}
+			b.client.Unlock()
 			time.Sleep(capability.VersionInterval + time.Second)
 			synctest.Wait()
 		}

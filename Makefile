@@ -207,6 +207,11 @@ test-versions: prerequisites toolchain-sim ## Run each part against the programs
 	1.37) $(GO) test $(TESTFLAGS) -p 1 ./dra/ ./cliques/ ./hostimex/ ;; esac); \
 	(cd tests && export TEST_ASSET_KUBE_APISERVER=$$($(GO) run ../build/cmd/toolchain kube-apiserver-$$v) && $(GO) test $(TESTFLAGS) -run TestARoleWritesNoMore ./charts/); done
 
+.PHONY: test-runtimes
+test-runtimes: prerequisites ## Run a claim's container on containerd 1.7 and 2, and compare how they and the doctor read a configuration (root and runc; the first build takes minutes).
+	@$(GO) run ./build/cmd/toolchain containerd containerd-shim-runc-v2 containerd-1.7 containerd-shim-runc-v2-1.7 >/dev/null
+	cd tests && $(GO) test $(TESTFLAGS) -tags runtimes ./runtimes/
+
 .PHONY: test-cert-manager
 test-cert-manager: prerequisites ## Have cert-manager make and renew the webhook's certificate under load (its first build takes minutes).
 	@$(GO) run ./build/cmd/toolchain cert-manager-controller cert-manager-cainjector >/dev/null
@@ -274,7 +279,7 @@ DEEP := contextcheck,govet,staticcheck,unparam
 # With -trimpath, cgo's output in Go's cache names the checkout that made it, and a linter opens the files that it names: so each checkout has its own. Only
 # packages that use cgo are made again for it.
 lint: export CGO_CPPFLAGS := -DCHECKOUT=$(subst /,_,$(CURDIR))
-TAGS := rdmakernel,certmanager,helm4
+TAGS := rdmakernel,certmanager,helm4,runtimes
 ISOLATED_TAGS := faults,gangs,causes,upgrade,whole
 .PHONY: lint
 lint: prerequisites pages ## Vet and lint every module, and check the pages: links, commands, reasons, what is generated (SHORT=1: but for the linters that take long).

@@ -43,6 +43,7 @@ func Long() []Part {
 		{Name: "demo-sim", Command: "make demo DEMO=sim && make demo-down", Limit: time.Hour},
 		{Name: "test-gangs", Command: "make test-gangs", Limit: 2 * time.Hour},
 		{Name: "test-versions", Command: "make test-versions", Limit: 4 * time.Hour},
+		{Name: "test-runtimes", Command: "make test-runtimes", Limit: time.Hour, Needs: []string{"runc"}},
 		{Name: "test-cert-manager", Command: "make test-cert-manager", Limit: time.Hour},
 		{Name: "test-helm4", Command: "make test-helm4", Limit: time.Hour},
 		{Name: "upgrade", Command: "make upgrade", Limit: 90 * time.Minute, Needs: []string{"git"}},

@@ -168,7 +168,7 @@ kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; SHO
 kind-upgrade: build ## Upgrade a kind cluster of four workers from the last commit, or FROM=commit, with claims of every form held (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	dir=$$(mktemp -d) && git worktree add --detach --quiet $$dir $(or $(FROM),HEAD) && $(MAKE) -C $$dir build VERSION=earlier && \
-	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestFormsChangeUnderHeldClaims|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
+	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestFormsChangeWhileClaimsHaveGPUs|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
 	rc=$$?; git worktree remove --force $$dir; exit $$rc
 
 .PHONY: kind-by-demand

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestLockIsHeldByOneAtATime(t *testing.T) {
+func TestLockHasOneOwnerAtATime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	unlock, err := Lock(t.Context(), path, func() { t.Error("waits for a lock that nobody holds") })
 	if err != nil {

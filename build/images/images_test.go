@@ -59,7 +59,7 @@ func write(t *testing.T, path, content string) string {
 	return path
 }
 
-func TestLayerHoldsItsFilesWithTheirDirectories(t *testing.T) {
+func TestLayerContainsFilesAndTheirDirectories(t *testing.T) {
 	source := write(t, filepath.Join(t.TempDir(), "tool"), "binary")
 	layer, err := Layer(
 		File{Path: "/usr/bin/tool", From: source},
@@ -88,7 +88,7 @@ func TestLayerHoldsItsFilesWithTheirDirectories(t *testing.T) {
 	}
 }
 
-func TestDigestDependsOnFilesAlone(t *testing.T) {
+func TestDigestDependsOnlyOnFiles(t *testing.T) {
 	var digests []v1.Hash
 	for range 2 {
 		source := write(t, filepath.Join(t.TempDir(), "tool"), "binary")
@@ -118,7 +118,7 @@ func TestPackNamesAMissingFile(t *testing.T) {
 	}
 }
 
-func TestLibrariesOfACompiledProgramIncludeLoaderAndWhatMayBeLoadedLater(t *testing.T) {
+func TestLibrariesOfACompiledProgramIncludeLoaderAndDynamicallyLoadedOnes(t *testing.T) {
 	compilers := map[string]string{"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
 	compilers[runtime.GOARCH] = "gcc"
 	for architecture, compiler := range compilers {
@@ -151,7 +151,7 @@ func TestLibrariesOfACompiledProgramIncludeLoaderAndWhatMayBeLoadedLater(t *test
 	}
 }
 
-func TestProductsHaveTheVersionThatTheChartAsksFor(t *testing.T) {
+func TestProductsHaveTheVersionThatTheChartNames(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "charts/gpufabric/Chart.yaml"), "name: gpufabric\nversion: 9.9.9\nappVersion: 1.2.3\n")
 	products, err := Products(root)

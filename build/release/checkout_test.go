@@ -34,7 +34,7 @@ func checkout(t *testing.T) string {
 	return dir
 }
 
-func TestHeadRefusesChangesThatAreInNoCommit(t *testing.T) {
+func TestHeadRefusesUncommittedChanges(t *testing.T) {
 	for name, change := range map[string]string{"a/file": "changed", "new": "not added"} {
 		dir := checkout(t)
 		put(t, filepath.Join(dir, name), change)
@@ -66,7 +66,7 @@ func TestHeadRefusesTagOfAnotherCommit(t *testing.T) {
 	}
 }
 
-func TestExportWritesTheCommitAlone(t *testing.T) {
+func TestExportWritesOnlyTheCommit(t *testing.T) {
 	dir, out := checkout(t), t.TempDir()
 	commit, err := Head(t.Context(), dir, "0.1.0")
 	must(t, err)

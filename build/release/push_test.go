@@ -94,7 +94,7 @@ func TestPushSetsTagsAfterAllContentAndChartsLast(t *testing.T) {
 	}
 }
 
-func TestPushLeavesNoTagWhenTheRegistryFailsAndGoesOnLater(t *testing.T) {
+func TestPushDoesNotSetTheTagWhenTheRegistryFailsAndContinuesLater(t *testing.T) {
 	r, s := released(t), newServer(t)
 	uploads := 0
 	s.fails = func(request *http.Request) bool {
@@ -136,7 +136,7 @@ func TestPushNamesTagsThatAreNotSetYet(t *testing.T) {
 	must(t, Push(t.Context(), r.Out, s.path(), quiet))
 }
 
-func TestPushMovesNoTag(t *testing.T) {
+func TestPushDoesNotMoveATag(t *testing.T) {
 	r, s := released(t), newServer(t)
 	other := assembled(t, func(root string) {
 		put(t, filepath.Join(root, "bin/gpufabric"), string(compiled(t, "amd64"))+"x")
@@ -152,7 +152,7 @@ func TestPushMovesNoTag(t *testing.T) {
 	}
 }
 
-func TestPushRefusesWhatIsNoReleaseOrRegistry(t *testing.T) {
+func TestPushRefusesInvalidReleaseAndInvalidRegistry(t *testing.T) {
 	r := released(t)
 	for _, test := range []struct{ dir, registry, want string }{
 		{t.TempDir(), "localhost:1/gpufabric", "such as dist/0.1.0"},
@@ -167,7 +167,7 @@ func TestPushRefusesWhatIsNoReleaseOrRegistry(t *testing.T) {
 }
 
 // The registry here checks digests, as the specification of OCI registries demands. Layers that another registry has already are not read.
-func TestPushSetsNoTagWhenContentHasAnotherDigest(t *testing.T) {
+func TestPushDoesNotSetTheTagWhenContentHasAnotherDigest(t *testing.T) {
 	for name, damage := range map[string]func([]byte) []byte{
 		"a changed byte": func(content []byte) []byte { content[len(content)/2] ^= 1; return content },
 		"a cut file":     func(content []byte) []byte { return content[:len(content)/2] },

@@ -265,7 +265,7 @@ func TestDrawDomainHasReadyAndJoiningNodes(t *testing.T) {
 	}
 }
 
-func TestPodsThatWaitForTheSameHaveOneCause(t *testing.T) {
+func TestDrawGroupsPodsThatWaitForTheSameCause(t *testing.T) {
 	waiting := func(name, message string) *Pod {
 		return OfPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name},
 			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}},

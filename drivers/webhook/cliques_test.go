@@ -59,7 +59,7 @@ func create(kind, object string) admission.Request {
 		Object: runtime.RawExtension{Raw: []byte(object)}}}
 }
 
-func TestReviewWarnsOfDomainThatFitsNoClique(t *testing.T) {
+func TestReviewWarnsAboutDomainThatDoesNotFitAnyClique(t *testing.T) {
 	warned := []string{"18 nodes do not fit rack 3 (NVLink clique " + clique + "): 16 of 18 healthy",
 		"not healthy there: node-07 (cordoned), node-11 (cordoned)",
 		"the domain waits until it has 18 nodes; all cliques together have 16 healthy now"}

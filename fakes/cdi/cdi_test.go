@@ -56,7 +56,7 @@ func TestDescribeReplacesTheSpecificationsOfAnEarlierMachine(t *testing.T) {
 	}
 }
 
-func TestDescribeLeavesTheSpecificationOfARealMachineAlone(t *testing.T) {
+func TestDescribeKeepsTheSpecificationOfARealMachine(t *testing.T) {
 	directory := t.TempDir()
 	theirs := filepath.Join(directory, "nvidia.yaml")
 	if err := os.WriteFile(theirs, []byte("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n"), 0o644); err != nil {

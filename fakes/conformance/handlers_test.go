@@ -8,8 +8,8 @@ import (
 	"gpufabric.io/fakes/nvmlstate"
 )
 
-// TestVersionedHandlersNeedNoLibrary calls what go-nvml's handlers call in C, in a process that never loads libnvidia-ml.so.1.
-func TestVersionedHandlersNeedNoLibrary(t *testing.T) {
+// TestVersionedHandlersDoNotNeedTheLibrary calls what go-nvml's handlers call in C, in a process that never loads libnvidia-ml.so.1.
+func TestVersionedHandlersDoNotNeedTheLibrary(t *testing.T) {
 	root, n := render(t, "gb200-nvl72")
 	library := nvmlstate.New(root)
 	if r := library.Init(); r != nvml.SUCCESS {

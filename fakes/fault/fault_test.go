@@ -162,7 +162,7 @@ func TestPortGoesDownWithItsInterfaceAndComesBack(t *testing.T) {
 }
 
 // A card in switchdev mode has its cable at the last port. Its representors and virtual functions keep their links.
-func TestUplinkOfESwitchGoesDownAlone(t *testing.T) {
+func TestFaultTakesDownOnlyTheUplinkOfAnESwitch(t *testing.T) {
 	root := render(t, "switchdev")
 	down := func() string {
 		links, err := filepath.Glob(filepath.Join(root, "sys/class/*/*/carrier"))
@@ -232,7 +232,7 @@ func TestInjectRejectsImpossibleFaults(t *testing.T) {
 	}
 }
 
-func TestWrongArgumentsAreAllNamed(t *testing.T) {
+func TestInjectNamesEveryWrongArgument(t *testing.T) {
 	root := render(t, "t4-edge")
 	err := fault.Apply(root, "temp", fault.Arguments{"gpu": "0", "degrees": "4", "kelvin": "1"})
 	for _, want := range []string{"celsius is missing", `no argument "degrees"`, `no argument "kelvin"`, "allowed: gpu, celsius"} {

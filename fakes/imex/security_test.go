@@ -178,7 +178,7 @@ func TestSecurityRejectsAWrongAuthority(t *testing.T) {
 		want  string
 	}{
 		"no authority": {func(t *testing.T, dir string) { newAuthority(t, false).issue(dir, "d") },
-			`ca.crt: the certificate of "authority" is not an authority's`},
+			`ca.crt: the certificate of "authority" does not belong to an authority`},
 		"no certificate": {func(t *testing.T, dir string) {
 			newAuthority(t, true).issue(dir, "d")
 			if err := os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"), 0o600); err != nil {

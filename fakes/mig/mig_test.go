@@ -162,7 +162,7 @@ func TestCreateComputeInstanceDividesTheGPUInstance(t *testing.T) {
 	}
 }
 
-func TestSetModeWaitsForAResetOnAmpereAlone(t *testing.T) {
+func TestSetModeWaitsForAResetOnlyOnAmpere(t *testing.T) {
 	hopper, ampere, without := model(), model(), &state.Model{}
 	ampere.Architecture = 7
 	for name, c := range map[string]struct {

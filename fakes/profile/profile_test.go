@@ -98,7 +98,7 @@ func TestEighteenNodesShareAClique(t *testing.T) {
 	}
 }
 
-func TestProfilesShareNoIdentifiers(t *testing.T) {
+func TestProfilesHaveDistinctIdentifiers(t *testing.T) {
 	for _, name := range profile.Names() {
 		p := load(t, name)
 		seen := map[any]string{}

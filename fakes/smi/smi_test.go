@@ -176,7 +176,7 @@ func TestXMLIsWellFormed(t *testing.T) {
 	}
 }
 
-func TestQueriesGiveTheColumnsAskedFor(t *testing.T) {
+func TestQueriesReturnTheRequestedColumns(t *testing.T) {
 	root := render(t, "l40s-8")
 	got := run(t, root, "--query-gpu=index,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits", "-i", "7")
 	if want := "7, NVIDIA L40S, 46068, [N/A]\n"; got != want {

@@ -37,7 +37,7 @@ func create(t testing.TB, name string) (root string, f *state.File) {
 	return root, f
 }
 
-func TestUpdateLeavesNoTraceWhenRefused(t *testing.T) {
+func TestUpdateDoesNotChangeStateWhenRefused(t *testing.T) {
 	_, f := create(t, "gb200-nvl72")
 	refused := errors.New("no")
 	err := f.Update(func(b *state.Body) error {
@@ -201,7 +201,7 @@ func TestReaderRejectsATruncatedFile(t *testing.T) {
 	}
 }
 
-func TestWriterLeavesTheStateWholeWhenKilled(t *testing.T) {
+func TestWriterLeavesTheStateCompleteWhenKilled(t *testing.T) {
 	root, f := create(t, "gb200-nvl72")
 	// The child is this test binary. It dies inside an update while it holds the lock.
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "TestMain")

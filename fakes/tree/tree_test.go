@@ -345,8 +345,8 @@ func TestTreeOfANodeIsSmall(t *testing.T) {
 	}
 }
 
-// TestDeviceOfAGPUAnswersNoIoctl pins what the README promises to programs that speak to the driver by themselves.
-func TestDeviceOfAGPUAnswersNoIoctl(t *testing.T) {
+// TestDeviceOfAGPURejectsIoctls pins what the README promises to programs that speak to the driver by themselves.
+func TestDeviceOfAGPURejectsIoctls(t *testing.T) {
 	p, err := profile.Load("t4-edge")
 	if err != nil {
 		t.Fatal(err)

@@ -98,7 +98,7 @@ func TestBindingsNameOwnAccountsAndListedRoles(t *testing.T) {
 
 // Kubernetes' own roles let the holder of a stolen token of an account that is bound to them read the token's own content, and the rights
 // of others. Policies cannot narrow these requests (the API server exempts them from admission), so the threat model names the second.
-func TestTokenReviewRightRevealsNoOtherToken(t *testing.T) {
+func TestTokenReviewRightDoesNotRevealOtherTokens(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}

@@ -358,7 +358,7 @@ func TestPodTemplateChangesOnlyWithImage(t *testing.T) {
 	}
 }
 
-func TestTemplatesRenderNoLeftovers(t *testing.T) {
+func TestTemplatesDoNotRenderLeftovers(t *testing.T) {
 	for _, rendering := range renderings(t) {
 		for _, object := range rendering.objects {
 			for _, trace := range []string{"<no value>", "%!", "map["} {

@@ -214,9 +214,9 @@ func TestCDIDeviceOfTheNodeHasItsPCIFunctionsAndNICs(t *testing.T) {
 	}
 }
 
-// TestDriverRootAloneShowsTheNode mounts the driver root read-only at /driver-root, as the charts of NVIDIA's device plugin and DRA driver
+// TestDriverRootShowsTheNodeByItself mounts the driver root read-only at /driver-root, as the charts of NVIDIA's device plugin and DRA driver
 // do, and nothing else of the node.
-func TestDriverRootAloneShowsTheNode(t *testing.T) {
+func TestDriverRootShowsTheNodeByItself(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

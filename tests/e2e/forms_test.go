@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-var earlier = flag.String("earlier", "", "a checkout of an earlier version, built: TestFormsChangeUnderHeldClaims upgrades from it")
+var earlier = flag.String("earlier", "", "a checkout of an earlier version, built: TestFormsChangeWhileClaimsHaveGPUs upgrades from it")
 
 // Claims for a GPU in each form.
 const (
@@ -41,9 +41,9 @@ spec:
 `, name, node, request)
 }
 
-// TestFormsChangeUnderHeldClaims upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each,
+// TestFormsChangeWhileClaimsHaveGPUs upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each,
 // with claims of every form held.
-func TestFormsChangeUnderHeldClaims(t *testing.T) {
+func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (10 minutes)")
 	}

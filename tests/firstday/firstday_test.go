@@ -282,7 +282,7 @@ func TestReadOnlyLeavesOutStepsThatChangeAGPU(t *testing.T) {
 	}
 }
 
-func TestCDINeedsNoNodeThatTheRuntimeMakesByItsNumber(t *testing.T) {
+func TestCDIDoesNotNeedADeviceNodeThatTheRuntimeMakes(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	if err := os.Remove(filepath.Join(root, "dev/nvidia-modeset")); err != nil {
 		t.Fatal(err)

@@ -98,7 +98,7 @@ func TestMakeShapesSlicesAsNVIDIAsDriverDoes(t *testing.T) {
 	}
 }
 
-func TestMakeRejectsOptionsThatMakeNoSense(t *testing.T) {
+func TestMakeRejectsContradictoryOptions(t *testing.T) {
 	p := load(t, "t4")
 	for name, o := range map[string]objects.Options{
 		"no profile": {Nodes: 1}, "no nodes": {Profile: p}, "too many": {Profile: p, Nodes: 10001},

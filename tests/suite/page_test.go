@@ -34,7 +34,7 @@ func TestPageHasOneLineForAFailureOfAnyText(t *testing.T) {
 	}
 }
 
-func TestPageThatIsDamagedIsRefusedWithTheLine(t *testing.T) {
+func TestPageReaderNamesTheDamagedLine(t *testing.T) {
 	page := Render([]Part{{Name: "one", Command: "make one"}}, map[string]Record{"one": RecordOf(Result{Part: "one"}, "abc")})
 	for damaged, want := range map[string]string{
 		"":                      "has no table",

@@ -205,8 +205,8 @@ func TestCertificatesAreIssuedAgainWhenADaemonWaits(t *testing.T) {
 	}
 }
 
-// TestReconcilerIssuesNothingOfAnotherAuthorityWhenTheSeedIsReplaced: running daemons would refuse those that start with it.
-func TestReconcilerIssuesNothingOfAnotherAuthorityWhenTheSeedIsReplaced(t *testing.T) {
+// TestReconcilerDoesNotIssueCertificatesOfAnotherAuthorityWhenTheSeedIsReplaced: running daemons would refuse those that start with it.
+func TestReconcilerDoesNotIssueCertificatesOfAnotherAuthorityWhenTheSeedIsReplaced(t *testing.T) {
 	for _, test := range []struct {
 		name, reason string
 		change       func(*cluster, *corev1.Secret)
@@ -347,7 +347,7 @@ func TestCertificatesAreAcceptedByDaemons(t *testing.T) {
 		t.Error("another domain's")
 	}
 	write(t, dir, "ca.crt", c.secret(d.UID).Data[corev1.TLSCertKey])
-	if err := mine.Check(c.now); err == nil || !strings.Contains(err.Error(), "is not an authority's") {
+	if err := mine.Check(c.now); err == nil || !strings.Contains(err.Error(), "does not belong to an authority") {
 		t.Errorf("an authority that is none: %v", err)
 	}
 	write(t, dir, "ca.crt", nil)

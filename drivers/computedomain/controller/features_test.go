@@ -92,7 +92,7 @@ func TestDomainNamesMissingFeatureGate(t *testing.T) {
 	}
 }
 
-func TestFeaturesStayAsKnownWhenTheDryRunIsDenied(t *testing.T) {
+func TestFeaturesStayUnchangedWhenTheDryRunIsDenied(t *testing.T) {
 	templates := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaimtemplates"}
 	for name, refusal := range map[string]error{"denied": apierrors.NewForbidden(templates, "probe", errors.New("no")),
 		"busy": apierrors.NewTooManyRequests("later", 1)} {
@@ -108,7 +108,7 @@ func TestFeaturesStayAsKnownWhenTheDryRunIsDenied(t *testing.T) {
 }
 
 // The server is upgraded and rolled back under the controller: its version string stays, what it emulates moves.
-func TestFollowLearnsAgainWhenTheVersionMoves(t *testing.T) {
+func TestFollowDetectsFeaturesAgainWhenTheVersionChanges(t *testing.T) {
 	versions := []string{"v1.36.3 .", "v1.36.3 .", "v1.36.3 1.35", "", "v1.36.3 1.35", "v1.36.3 ."}
 	tick := make(chan time.Time)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -33,7 +33,7 @@ func newHostClique(t *testing.T) *sharedClique {
 	return s
 }
 
-func TestHostModeAssignsAChannelAndStartsNoDaemon(t *testing.T) {
+func TestHostModeAssignsAChannelAndDoesNotStartDaemons(t *testing.T) {
 	s := newHostClique(t)
 	d := newDomain("d", 2)
 	s.must(s.Create(t.Context(), d))

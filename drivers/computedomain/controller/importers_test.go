@@ -70,7 +70,7 @@ func TestReconcilerKeepsDaemonsWhilePodsUseADeletedDomain(t *testing.T) {
 	}
 }
 
-func TestReconcilerEndsADeletedDomainThatIsUsedForLong(t *testing.T) {
+func TestReconcilerEndsADeletedDomainThatStaysInUse(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
 	c.settle(d.UID)

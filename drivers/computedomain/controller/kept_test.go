@@ -169,7 +169,7 @@ func TestDomainKeepsItsDaemonsWhenAnotherOwnersCRDDropsItsMode(t *testing.T) {
 	}
 }
 
-func TestRecallTrustsATableInTheControllersNamespaceAlone(t *testing.T) {
+func TestRecallTrustsOnlyATableInTheControllersNamespace(t *testing.T) {
 	forged := newDomain("forged", 1)
 	forged.Labels = map[string]string{v1beta1.LabelClique: clique}
 	forged.Name = computedomain.CliqueName(clique)

@@ -181,7 +181,7 @@ func TestReconcilerListsClaimsOnceForAllEndingDomains(t *testing.T) {
 	}
 }
 
-func TestReconcilerListsNoClaimsWhileNodesHaveTheChannel(t *testing.T) {
+func TestReconcilerDoesNotListClaimsWhileNodesHaveTheChannel(t *testing.T) {
 	s := newSharedClique(t, 1)
 	d := newDomain("d", 1)
 	s.must(s.Create(t.Context(), d))

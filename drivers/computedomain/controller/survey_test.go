@@ -164,7 +164,7 @@ func TestConnectionsThatComeAndGoMakeOneEventAMinute(t *testing.T) {
 	}
 }
 
-func TestDaemonsThatDoNotAnswerAreAskedLessAndLess(t *testing.T) {
+func TestSurveyQueriesUnresponsiveDaemonsLessOften(t *testing.T) {
 	c, answers, round := surveyed(t, "a", "b")
 	answers.silent = true
 	asked := 0

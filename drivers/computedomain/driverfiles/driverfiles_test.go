@@ -108,7 +108,7 @@ func container(t *testing.T, root string, set *Set) string {
 	return dir
 }
 
-func TestProgramUsesNothingOfTheImage(t *testing.T) {
+func TestProgramDoesNotUseFilesOfTheImage(t *testing.T) {
 	root := systemRoot(t)
 	set, err := Find(driver.Place{Path: root, Host: "/run/nvidia/driver"})
 	if err != nil {

@@ -119,7 +119,7 @@ func TestDaemonFilesAreKeptAfterAnUnknownBoot(t *testing.T) {
 
 // A daemon's container writes in its domain's directory. Nothing that is mounted for the next container may lie there: it could be a link
 // to anywhere on the node by then.
-func TestDomainEditsMountNothingThatADaemonCanReplace(t *testing.T) {
+func TestDomainEditsDoNotMountFilesThatADaemonCanReplace(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	edits, err := n.domainEdits(domainUID)
 	if err != nil {
@@ -141,7 +141,7 @@ func TestDomainEditsMountNothingThatADaemonCanReplace(t *testing.T) {
 	}
 }
 
-func TestDaemonIsRefusedWhenItCannotRun(t *testing.T) {
+func TestPrepareRefusesADaemonThatCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		remove string
 		says   []string

@@ -64,7 +64,7 @@ func TestKeepLabelFollowsClaims(t *testing.T) {
 	n.awaitLabel(t, "")
 }
 
-func TestKeepLabelDoesNothingWhenClaimsAreUnknown(t *testing.T) {
+func TestKeepLabelKeepsTheLabelWhenClaimsAreUnknown(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = time.Millisecond
 	n.holdings.doubt()

@@ -321,7 +321,7 @@ func TestPreparerGivesChannelsContainerItsClique(t *testing.T) {
 	}
 }
 
-func TestPreparerGivesNoChannelWithoutFabric(t *testing.T) {
+func TestPreparerDoesNotGiveAChannelWithoutFabric(t *testing.T) {
 	n := newTestNode(t, noFabric)
 	n.daemonIs(true)
 	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil ||

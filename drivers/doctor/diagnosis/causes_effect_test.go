@@ -63,7 +63,7 @@ func effectCauses() []cause {
 }
 
 // An entry that names something is no finding, and neither is one that could not be looked up.
-func TestDiagnoseFindsNothingWhenConfigurationNamesSomething(t *testing.T) {
+func TestDiagnoseReportsNothingWhenConfigurationMatchesDevices(t *testing.T) {
 	set := daemonSet("gpu-plugin", 1)
 	set.Spec.Template.Spec.Containers[0].Args = []string{"--device-plugin=GPU-here",
 		`--forms={"nodes":[{"nodeSelector":{"matchLabels":{"rack":"a"}},"form":"shareable"}]}`}

@@ -53,14 +53,14 @@ func withFabricOnly(nodes int) *snapshot.Snapshot {
 	return s
 }
 
-func TestDoctorFindsNothingWhenNodesWithoutFabricPublishNoChannel(t *testing.T) {
+func TestDoctorReportsNothingWhenNodesWithoutFabricDoNotPublishAChannel(t *testing.T) {
 	r, err := diagnosis.Diagnose(withFabricOnly(2), install())
 	if err != nil || r.First != nil {
 		t.Errorf("found %+v (%v)", r.First, err)
 	}
 }
 
-func TestDoctorExplainsChannelClaimWhenNodesWithoutFabricPublishNoChannel(t *testing.T) {
+func TestDoctorExplainsChannelClaimWhenNodesWithoutFabricDoNotPublishAChannel(t *testing.T) {
 	s := withFabricOnly(2)
 	s.Claims = append(s.Claims, *claim("c", computedomain.ChannelClass, 1))
 	s.Pods = append(s.Pods, *pod("p", "", "c"))

@@ -17,9 +17,9 @@ import (
 	"gpufabric.io/drivers/program/cluster"
 )
 
-// TestREADMEShowsTheDoctorsAnswer runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
+// TestREADMEShowsTheDoctorsOutput runs the README's command on a real API server: two of three nodes are cordoned, the GPUs of the
 // third are held, and a pod waits. With GPUFABRIC_UPDATE=1 it writes the answer into README.md.
-func TestREADMEShowsTheDoctorsAnswer(t *testing.T) {
+func TestREADMEShowsTheDoctorsOutput(t *testing.T) {
 	g := newGround(t)
 	for _, n := range []string{"n0", "n1"} {
 		change(g, "", n, func(n *corev1.Node) { n.Spec.Unschedulable = true })

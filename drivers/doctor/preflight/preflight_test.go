@@ -346,7 +346,7 @@ func TestPreflightJobIsReadOnlyAndHasNoRights(t *testing.T) {
 	}
 }
 
-func TestJobsThatCannotBeMadeAreRefusedInWords(t *testing.T) {
+func TestJobsReportsMissingImageAndNodes(t *testing.T) {
 	v, err := preflight.Read([]byte("nodePlugins: {nodeSelector: {gpu: 'yes'}}"))
 	if err != nil {
 		t.Fatal(err)
@@ -355,7 +355,7 @@ func TestJobsThatCannotBeMadeAreRefusedInWords(t *testing.T) {
 	if _, err := preflight.Jobs(s, v, namespace, ""); err == nil || !strings.Contains(err.Error(), "--image") {
 		t.Errorf("without an image: %v", err)
 	}
-	if _, err := preflight.Jobs(s, v, namespace, "i"); err == nil || !strings.Contains(err.Error(), "none of the 2 nodes") {
+	if _, err := preflight.Jobs(s, v, namespace, "i"); err == nil || !strings.Contains(err.Error(), "any of the 2 nodes") {
 		t.Errorf("without a node: %v", err)
 	}
 	s.Unread = []snapshot.Unread{{Kind: "nodes", Why: snapshot.Forbidden}}

@@ -29,7 +29,7 @@ const canary = "canary-7f3a"
 // patience bounds the wait for a watch; it usually takes a second.
 const patience = 2 * time.Minute
 
-func TestSnapshotOfARealServer(t *testing.T) {
+func TestSnapshotReadsARealServer(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds")
 	c := writer(t, config)
 	node := "n1"

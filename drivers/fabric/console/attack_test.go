@@ -52,7 +52,7 @@ func TestServerClosesARequestWithoutItsBody(t *testing.T) {
 
 // Connections from one address, some more than all that the page has, each kept open after an answer, keep
 // neither another's open one nor its next.
-func TestConnectionsFromOneAddressKeepNoOtherFromThePage(t *testing.T) {
+func TestPageServesOthersWhileOneAddressOpensManyConnections(t *testing.T) {
 	address := strings.TrimPrefix(serving(t, local()), "http://")
 	from := func(ip string) net.Conn {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}

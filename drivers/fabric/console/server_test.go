@@ -264,9 +264,9 @@ func TestCommandNamesAWrongFlag(t *testing.T) {
 		{[]string{"--address=0.0.0.0:80"}, "served to this machine only"},
 		{[]string{"--address=8420"}, "want HOST:PORT"},
 		{[]string{"--viewers=0"}, "want 1 to 1000"},
-		{[]string{"--api-server=https://a"}, "go with --viewer-tokens"},
-		{[]string{"--viewer-tokens", "--kubeconfig=x"}, "one or the other"},
-		{[]string{"--viewer-tokens"}, "this runs in no pod"},
+		{[]string{"--api-server=https://a"}, "need --viewer-tokens"},
+		{[]string{"--viewer-tokens", "--kubeconfig=x"}, "only one of them"},
+		{[]string{"--viewer-tokens"}, "does not run in a pod"},
 		{[]string{"--viewer-tokens", "--api-server=https://a", "--api-server-ca=/is/not/there"}, "--api-server-ca"},
 	} {
 		command := Command(host.Host{Getenv: func(string) string { return "" }})

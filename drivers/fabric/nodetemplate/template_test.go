@@ -83,7 +83,7 @@ func TestTemplateKeepsPropertiesOfMachineKind(t *testing.T) {
 	}
 }
 
-func TestTemplateRefusesPoolsThatAreNotWholeOrNotOurs(t *testing.T) {
+func TestTemplateRefusesIncompleteAndForeignPools(t *testing.T) {
 	node, published := machine()
 	for name, c := range map[string]struct {
 		name      string
@@ -144,7 +144,7 @@ func TestKarpenterTemplateBindsDevicesThatShareAPlace(t *testing.T) {
 	}
 }
 
-func TestClusterAPIAnnotationsDescribeWholeGPUsAlone(t *testing.T) {
+func TestClusterAPIAnnotationsDescribeOnlyWholeGPUs(t *testing.T) {
 	node, published := machine()
 	template, err := Of("h100", node, published)
 	if err != nil {

@@ -103,7 +103,7 @@ func TestKeptListSetsADamagedFileAside(t *testing.T) {
 	}
 }
 
-func TestKeptListIsWholeAfterAKill(t *testing.T) {
+func TestKeptListIsCompleteAfterAKill(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			dir, gpus := t.TempDir(), inMIGMode("GPU-a", "GPU-b")

@@ -103,7 +103,7 @@ func TestSeatsAreClosedToRootWithoutCapabilities(t *testing.T) {
 
 // A container's library reads its neighbours' pages. A neighbour can keep its own time and not lend it. It cannot stop a process or take
 // time from others' percentages. Outside the library, the GPU's own time slices limit it.
-func TestLibraryGoesOnBesideANeighbourThatLies(t *testing.T) {
+func TestLibraryContinuesBesideANeighbourWithFalseRecords(t *testing.T) {
 	cuda, gpus := machine(t)
 	gpu, spin := gpus[0], compiled(t, "spin")
 	honest := pair(t)[0]

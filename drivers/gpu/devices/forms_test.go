@@ -118,7 +118,7 @@ func TestShareableGPUIsWholeForAPlainClaim(t *testing.T) {
 	}
 }
 
-func TestMIGPlacementsOfOneProfileNeedNoCounters(t *testing.T) {
+func TestMIGPlacementsOfOneProfileDoNotNeedCounters(t *testing.T) {
 	for _, p := range a100(0).MIG.Profiles {
 		t.Run(p.Name, func(t *testing.T) {
 			s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: devices.Forms{Mode: devices.ModeMIG,

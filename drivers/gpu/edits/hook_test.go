@@ -20,7 +20,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-func TestHookIsInstalledWhole(t *testing.T) {
+func TestHookIsInstalledCompletely(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), "nvidia-cdi-hook"), filepath.Join(t.TempDir(), "bin")
 	h := Hook{Own: own, Directory: directory}
 	if path, err := h.Install(); path != "" || err != nil {

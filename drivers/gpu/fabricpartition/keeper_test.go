@@ -154,7 +154,7 @@ func TestKeeperActivatesExactlyTheClaimsPartition(t *testing.T) {
 	}
 }
 
-func TestKeeperRefusesGPUsThatAreNoPartition(t *testing.T) {
+func TestKeeperRefusesGPUsOutsideOfAPartition(t *testing.T) {
 	b := newBoard(t, fake.Library(t))
 	k := b.refreshed()
 	for name, c := range map[string]struct {
@@ -262,7 +262,7 @@ func TestKeeperGivesRestartedFabricManagerItsPartitions(t *testing.T) {
 	}
 }
 
-func TestKeeperLeavesPartitionsOfOthersAlone(t *testing.T) {
+func TestKeeperKeepsPartitionsOfOthers(t *testing.T) {
 	b := newBoard(t, fake.Library(t))
 	b.Replace("partition 8 0", "partition 8 1")
 	k := b.refreshed()

@@ -78,7 +78,7 @@ func TestLibraryLoadsWithGlibc217(t *testing.T) {
 	}
 }
 
-func TestLibraryIsInstalledWholeAndAgain(t *testing.T) {
+func TestLibraryIsInstalledCompletelyAndAgain(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), Library), filepath.Join(t.TempDir(), "lib")
 	program, err := exec.LookPath("true")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestLibraryIsInstalledWholeAndAgain(t *testing.T) {
 }
 
 // A mount on a directory that containers have already would split a share between them and those that come later.
-func TestMakeDirectoryMountsNothingOnAnExistingDirectory(t *testing.T) {
+func TestMakeDirectoryDoesNotMountOnAnExistingDirectory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "account")
 	for _, bytes := range []int64{0, LeastBytes} {
 		if err := MakeDirectory(path, bytes); err != nil {

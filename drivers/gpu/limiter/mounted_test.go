@@ -11,7 +11,7 @@ import (
 
 // A runtime that copies images (containerd's native snapshotter) may have a container's files on the file system of the node's. One that
 // mounts each layer of an image (stargz, nydus, erofs) gives the image's files other devices than their directory's.
-func TestLibraryReadsMountedLimitsAlone(t *testing.T) {
+func TestLibraryReadsOnlyMountedLimits(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("skipped: the library cannot be built without gcc")
 	}

@@ -195,7 +195,7 @@ func TestKeeperRecoversAfterACrash(t *testing.T) {
 }
 
 // Where one GPU refuses, what was reserved on another GPU is released.
-func TestKeeperReservesNothingAfterAFailure(t *testing.T) {
+func TestKeeperDoesNotReserveMemoryAfterAFailure(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
 	directory, named := n.container("c0ffee")

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/gpu/passthrough/passthroughtest"
 )
 
-func TestFindRefusesGPUsThatVirtualMachineCannotHaveAlone(t *testing.T) {
+func TestFindReportsGPUsThatCannotBePassedThrough(t *testing.T) {
 	const slot = "0000:3b:00"
 	for name, c := range map[string]struct {
 		node  func(*passthroughtest.Kernel)
@@ -25,7 +25,7 @@ func TestFindRefusesGPUsThatVirtualMachineCannotHaveAlone(t *testing.T) {
 		"a group with a NIC": {func(k *passthroughtest.Kernel) {
 			k.GPU(slot, 17)
 			k.Add(passthroughtest.Function{Address: "0000:3c:00.0", Driver: "mlx5_core", Group: 17})
-		}, 0, "0000:3c:00.0 too (a NIC of driver mlx5_core)"},
+		}, 0, "also has 0000:3c:00.0 (a NIC of driver mlx5_core)"},
 		"a group with another GPU": {func(k *passthroughtest.Kernel) { k.GPU(slot, 17); k.GPU("0000:3c:00", 17) }, 0,
 			"another GPU of driver nvidia"},
 		"a group with its bridge": {func(k *passthroughtest.Kernel) {

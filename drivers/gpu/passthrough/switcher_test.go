@@ -147,7 +147,7 @@ func TestSwitcherRestoresCardWhenKilledAtAnyWrite(t *testing.T) {
 	}
 }
 
-func TestSwitcherChangesNothingWhenJournalCannotBeWritten(t *testing.T) {
+func TestSwitcherDoesNotSwitchWhenJournalCannotBeWritten(t *testing.T) {
 	r := newRig(t)
 	j, err := passthrough.OpenJournal(r.journal, atomicfile.Writer{Before: func(atomicfile.Step, string) error { return errCrash }})
 	if err != nil {
@@ -215,7 +215,7 @@ func TestSwitcherSwitchesPersistenceModeOffForNVIDIAsDaemon(t *testing.T) {
 
 // A file that exists and cannot be read (no file descriptor is left, for one) is no proof that nobody uses the GPU. Root can read
 // everything, so each file is of another kind here.
-func TestSwitcherChangesNothingWhenUsersOfGPUCannotBeRead(t *testing.T) {
+func TestSwitcherDoesNotSwitchWhenUsersOfGPUCannotBeRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		taken bool
 		spoil func(r *rig) string
@@ -316,7 +316,7 @@ func TestSwitcherReturnsWhenKernelDoesNot(t *testing.T) {
 }
 
 // A claim of a running virtual machine is prepared again when the program starts: its GPU must not change.
-func TestSwitcherLeavesRunningVirtualMachineAloneWhenClaimIsPreparedAgain(t *testing.T) {
+func TestSwitcherKeepsRunningVirtualMachineWhenClaimIsPreparedAgain(t *testing.T) {
 	r := newRig(t)
 	r.take(r.start())
 	r.Open("qemu-kvm", gpu)

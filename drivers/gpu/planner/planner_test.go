@@ -86,7 +86,7 @@ func devicesOf(orders []planner.Order, shape int) int {
 	return n
 }
 
-func TestPlannerServesANamespaceWhenAnotherAsksForEverything(t *testing.T) {
+func TestPlannerServesANamespaceWhenAnotherRequestsEverything(t *testing.T) {
 	s := planner.State{Now: now(), GPUs: gpus(h100(), 12), Limits: make([]planner.Limits, 4),
 		Waiting: slices.Concat(waiting("greedy", 0, 10_000, time.Hour), waiting("modest", 2, 1, time.Second))}
 	orders := planner.New(planner.Options{}).Plan(s)
@@ -104,7 +104,7 @@ func TestPlannerServesANamespaceWhenAnotherAsksForEverything(t *testing.T) {
 	}
 }
 
-func TestPlannerCutsNothingWhenNobodyWaits(t *testing.T) {
+func TestPlannerDoesNotCutWhenPodsDoNotWait(t *testing.T) {
 	s := planner.State{Now: now(), GPUs: gpus(h100(), 4), Limits: unbounded()}
 	if orders := planner.New(planner.Options{}).Plan(s); len(orders) != 0 {
 		t.Errorf("orders without a pod or a reserve: %+v", orders)
@@ -132,7 +132,7 @@ func TestPlannerObeysCeilingWhenMoreArePending(t *testing.T) {
 	}
 }
 
-func TestPlannerLeavesGPUsAloneWhenTheyArePinnedOrChange(t *testing.T) {
+func TestPlannerIgnoresPinnedAndChangingGPUs(t *testing.T) {
 	s := planner.State{Now: now(), GPUs: gpus(h100(), 2), Limits: make([]planner.Limits, 4), Waiting: waiting("a", 0, 3, time.Hour)}
 	s.GPUs[0].Pinned = true
 	s.GPUs[1].Changing = []planner.Device{{Shape: 1}}
@@ -334,7 +334,7 @@ func TestPlannerHidesIdleGPUsThatAreCutAndNotWholeOnes(t *testing.T) {
 }
 
 // Pods of two shapes come in turn to one GPU, and each ends before the planner is called again.
-func TestPlannerCountsNoCutAsVainWhenPodEndedSinceLastCall(t *testing.T) {
+func TestPlannerDoesNotCountACutAsFailedWhenItsPodEnded(t *testing.T) {
 	s := planner.State{Now: now(), GPUs: gpus(h100(), 1), Limits: make([]planner.Limits, 4)}
 	p := planner.New(planner.Options{})
 	for i := range 10 {

@@ -62,7 +62,7 @@ func TestPrepareShowsAnAdministratorsInstancesWhenClaimHasAdminAccess(t *testing
 	}
 }
 
-func TestPrepareSetsNoLimitOfShareWhenClaimHasAdminAccess(t *testing.T) {
+func TestPrepareDoesNotSetLimitOfShareWhenClaimHasAdminAccess(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	claim := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi", "cores": "10"},
 		admin: true})

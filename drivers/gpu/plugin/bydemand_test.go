@@ -207,7 +207,7 @@ func (p *offered) take() []string {
 }
 
 // A full disk, or the end of the role at any step of the write, leaves the devices as they were; the next write succeeds.
-func TestLayoutByDemandChangesNothingWhenItCannotBeStored(t *testing.T) {
+func TestLayoutByDemandIsNotAppliedWhenItCannotBeStored(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		for name, broken := range map[string]error{"full disk": syscall.ENOSPC, "kill -9": atomicfile.Crash()} {
 			t.Run(fmt.Sprintf("%s at %v", name, step), func(t *testing.T) {

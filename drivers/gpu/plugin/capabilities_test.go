@@ -45,7 +45,7 @@ func TestPoolHasHealthyWholeGPUsWhenTheServerDropsFields(t *testing.T) {
 	b.taints("gpu-1-mig-1g5gb-19-3", "gpu.nvidia.com/xid=119:NoSchedule")
 }
 
-func TestPoolHasNoShareBesideOtherFormsWhenTheSchedulerForgetsCounters(t *testing.T) {
+func TestPoolHasNoShareBesideOtherFormsWhenTheSchedulerIgnoresCounters(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.slices()
 	b.stop()

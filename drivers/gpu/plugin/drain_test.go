@@ -125,8 +125,8 @@ func TestADrainPublishesItsTaintBeforeItLetsGo(t *testing.T) {
 	}
 }
 
-// TestADrainThatIsGivenUpSaysForWhat gives a drain less time than a claim takes.
-func TestADrainThatIsGivenUpSaysForWhat(t *testing.T) {
+// TestDrainNamesItsReasonWhenGivenUp gives a drain less time than a claim takes.
+func TestDrainNamesItsReasonWhenGivenUp(t *testing.T) {
 	b, _ := drainable(t)
 	b.taints("gpu-0", "")
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))

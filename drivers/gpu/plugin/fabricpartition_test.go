@@ -107,7 +107,7 @@ func TestPluginActivatesPartitionWhileClaimHasItsGPUs(t *testing.T) {
 	b.wantPartitions("one GPU", 3)
 }
 
-func TestPluginRefusesGPUsThatAreNoPartition(t *testing.T) {
+func TestPluginRefusesGPUsOutsideOfAPartition(t *testing.T) {
 	b := boardBench(t)
 	b.awaitNames(passedName, otherName)
 	b.stop()

@@ -29,7 +29,7 @@ func (b *bench) sliceWrites() int {
 	return n
 }
 
-func TestSharedGPUIsWithdrawnWhileNothingOfItIsLeft(t *testing.T) {
+func TestSharedGPUIsWithdrawnWhileItIsFull(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2), withForms(`{"default": {"form": "shareable"}}`), fullAfter(200*time.Millisecond))
 	b.awaitPublished("gpu-0 gpu-1")
 	before := b.sliceWrites()

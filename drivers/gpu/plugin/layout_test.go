@@ -164,7 +164,7 @@ func TestLayoutReportsWhyItIsImpossible(t *testing.T) {
 	await(t, reports, v1alpha1.MIGLayoutFailed, "do not fit on GPU 0")
 }
 
-func TestTwoLayoutsForOneNodeChangeNothing(t *testing.T) {
+func TestNodeKeepsItsLayoutWhenTwoLayoutsSelectIt(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
 	reports := b.reports

@@ -335,7 +335,7 @@ func TestContainersOfAShareGetASeatOnItsGPU(t *testing.T) {
 	}
 }
 
-func TestWithoutALibraryASharesLimitsAreEnvironmentAlone(t *testing.T) {
+func TestShareLimitsAreOnlyEnvironmentWithoutALibrary(t *testing.T) {
 	for _, wish := range []string{limitsNone, limitsAuto} {
 		b := newBench(t, gputest.New(t, 1), func(o *Options) { o.Limits, o.LimiterLibrary = wish, filepath.Join(t.TempDir(), "missing") })
 		c := b.claim("u1", nil, device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "30"}})

@@ -220,7 +220,7 @@ func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 
 // Where GPUs are not divided on demand, a MIG device is only known once it was seen. Its holder must still be found after a
 // restart, before another claim, a MIGLayout or a device plugin can take the GPU.
-func TestMIGInstanceStaysHeldAfterRestart(t *testing.T) {
+func TestMIGInstanceStaysAllocatedAfterRestart(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)
 	b := newBench(t, m, func(o *Options) { o.MIG = "static" })

@@ -161,7 +161,7 @@ func TestMPSDaemonOutlivesRestartOfPlugin(t *testing.T) {
 	}
 }
 
-func TestPrepareRefusesMPSLimitWhenItNamesNoDeviceOfClaim(t *testing.T) {
+func TestPrepareRefusesMPSLimitOfADeviceOutsideOfTheClaim(t *testing.T) {
 	m := gputest.New(t, 1)
 	commands := mpsControl(t, m)
 	b := newBench(t, m)
@@ -179,7 +179,7 @@ func TestPrepareRefusesMPSLimitWhenItNamesNoDeviceOfClaim(t *testing.T) {
 	}
 }
 
-func TestPrepareReportsConfigurationThatAppliesToNoDevice(t *testing.T) {
+func TestPrepareReportsConfigurationWithoutADevice(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.mustPrepare(b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`},
 		device{name: "gpu-0"}))

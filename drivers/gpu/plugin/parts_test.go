@@ -120,7 +120,7 @@ type prepared []claimstate.Record
 func (p prepared) Records() []claimstate.Record { return append([]claimstate.Record{}, p...) }
 
 // An API server that does not answer delays neither the next fault nor the node's condition.
-func TestClaimsThatCannotBeReadHoldUpNoFault(t *testing.T) {
+func TestFaultsAreReportedWhenClaimsCannotBeRead(t *testing.T) {
 	kind, _ := known(t)
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train", UID: "u1"}}
 	client := fake.NewClientset(claim)

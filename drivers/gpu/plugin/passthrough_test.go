@@ -281,7 +281,7 @@ func TestPluginRefusesFormVFIOWithoutItsSwitch(t *testing.T) {
 	}
 }
 
-func TestPluginOffersNothingInFormVFIOWhenIOMMUIsOff(t *testing.T) {
+func TestPluginDoesNotOfferGPUsInFormVFIOWhenIOMMUIsOff(t *testing.T) {
 	b, k := passBench(t, vfioForms, false)
 	b.stop()
 	if err := os.RemoveAll(filepath.Join(k.Sys, "kernel/iommu_groups")); err != nil {

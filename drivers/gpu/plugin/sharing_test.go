@@ -88,7 +88,7 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 }
 
 // A GPU has one time slice for all its shares, which must agree on it: a claim that chose it would keep everybody else off the GPU.
-func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
+func TestShareDoesNotSetTheTimeSliceOfOthers(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls := smi(t, m)
 	b := newBench(t, m)
@@ -182,7 +182,7 @@ func TestTheLastOfTwoClaimsThatEndAtOnceSetsTheTimeSliceBack(t *testing.T) {
 	}
 }
 
-func TestAClaimThatCouldNotBeKeptSharesNothing(t *testing.T) {
+func TestClaimDoesNotShareWhenItsRecordCannotBeWritten(t *testing.T) {
 	m := gputest.New(t, 1)
 	smi(t, m)
 	b := newBench(t, m)
@@ -229,7 +229,7 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 	}
 }
 
-func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
+func TestPluginRefusesAWrongClaimAndContinues(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for name, c := range map[string]struct {
 		config string
@@ -318,7 +318,7 @@ func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken fu
 	return calls, broken
 }
 
-func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
+func TestUnprepareSucceedsWhenTheTimeSliceCannotBeReset(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls, broken := fickleSMI(t, m)
 	b := newBench(t, m)

@@ -213,7 +213,7 @@ func TestProgramNamesAnUnknownDeviceNode(t *testing.T) {
 
 // An attacker who writes to a shared directory may put a link to /proc/PID/root there, which leads to the files of another
 // container.
-func TestProgramSeesNoOtherProcesses(t *testing.T) {
+func TestProgramDoesNotSeeOtherProcesses(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
 	if len(out) == 0 || out[0] != "1" {
 		t.Fatalf("it is process %v", out)
@@ -229,7 +229,7 @@ func TestProgramSeesNoOtherProcesses(t *testing.T) {
 }
 
 // The MPS server names its threads, and ends where it cannot (driver 580.159.04, on an H100). The rest of /proc is the node's.
-func TestProgramWritesToItsOwnProcessesAloneInProc(t *testing.T) {
+func TestProgramWritesOnlyToItsOwnProcessesInProc(t *testing.T) {
 	script := `echo named > /proc/self/task/1/comm; cat /proc/1/comm
 for f in $(find /proc -maxdepth 1 -type f) /proc/sys/kernel/core_pattern /proc/sys/kernel/hostname; do
 	if [ -w $f ] || (: >> $f) 2>/dev/null; then echo $f can be written; fi

@@ -240,7 +240,7 @@ func settingsOfU1(t *testing.T, m *MPS, text string) {
 	}
 }
 
-func TestSettingsThatCannotBeReadStartNothingAndKeepNothingBack(t *testing.T) {
+func TestKeeperIgnoresUnreadableSettings(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"cut": `{"kind":"gpufabric-mps-settings"`, "empty": "", "no checksum": `{"devices":["gpu"]}`,

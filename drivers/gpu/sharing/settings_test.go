@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-func TestSettingsRefuseLimitWhenItNamesNoDeviceOfClaim(t *testing.T) {
+func TestSettingsRefuseLimitOfADeviceOutsideOfTheClaim(t *testing.T) {
 	t.Parallel()
 	const own, other, made = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000009",
 		"MIG-00000000-0000-0000-0000-000000000002"

@@ -222,7 +222,7 @@ func TestWaitingReadsOnlyClaimsWhileNoneWaits(t *testing.T) {
 	}
 }
 
-func TestWaitingReportsNothingWithoutGPUs(t *testing.T) {
+func TestWaitingIsSilentWithoutGPUs(t *testing.T) {
 	now := began.Add(patience)
 	funcs := interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, _ client.Object, _ ...client.GetOption) error {

@@ -47,7 +47,7 @@ func netsOf(d infiniband.Device) (names []string) {
 	return names
 }
 
-func TestScanGivesESwitchItsUplinkAlone(t *testing.T) {
+func TestScanGivesESwitchOnlyItsUplink(t *testing.T) {
 	uplink := map[string]string{"ens2f0np0": "p0"}
 	for _, test := range []struct {
 		name  string

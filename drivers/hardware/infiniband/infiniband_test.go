@@ -226,7 +226,7 @@ func TestDevicesReadsSoftwareDeviceWithoutFunction(t *testing.T) {
 }
 
 // In switchdev mode the representors of virtual functions are below the physical function, beside its own interface.
-func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
+func TestPortInterfacesExcludeRepresentors(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0np0"}})
 	nets := strings.TrimSuffix(device, "infiniband/mlx5_0") + "net/"
@@ -277,7 +277,7 @@ func TestStatusUsesCarrierOfBond(t *testing.T) {
 	}
 }
 
-func TestStatusKeysAndCountersOfAPort(t *testing.T) {
+func TestPortHasStatusKeysAndCounters(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), PKeys: []string{"0xffff", "0x0000", "0x8012", "0xffff"}})
 	fs := infiniband.NewFS(tree.Sys)

@@ -78,7 +78,7 @@ func TestCliqueIsThatOfAllGPUs(t *testing.T) {
 	}
 }
 
-func TestDisagreementCanBeToldApart(t *testing.T) {
+func TestCliqueReturnsErrDisagree(t *testing.T) {
 	fabric, _ := driverWith(gpu{info: joined(clusterA, 1)}, gpu{info: joined(clusterA, 2)}).Fabric()
 	if _, _, err := fabric.Clique(); !errors.Is(err, ErrDisagree) {
 		t.Errorf("%v is not ErrDisagree", err)

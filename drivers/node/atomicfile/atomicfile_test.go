@@ -62,7 +62,7 @@ func TestWriteRemovesTemporaryFileAfterFailure(t *testing.T) {
 	}
 }
 
-func TestSweepLeavesOthersFilesAlone(t *testing.T) {
+func TestSweepKeepsOthersFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{tempPrefix + "theirs-1", "ours", tempPrefix + "ours-1"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
@@ -93,7 +93,7 @@ func TestMain(m *testing.M) {
 // content is large enough for a write of it to be killed halfway.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 1<<20) }
 
-func TestWriteLeavesWholeFileWhenKilled(t *testing.T) {
+func TestWriteLeavesCompleteFileWhenKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := (Writer{}).Write(path, content(0), 0o600); err != nil {
 		t.Fatal(err)

@@ -96,7 +96,7 @@ func device(name string, change ...func(*resourceapi.Device)) resourceapi.Device
 	return d
 }
 
-func TestWithholdKeepsBackDevicesThatNeedWhatIsMissing(t *testing.T) {
+func TestWithholdOmitsDevicesThatNeedMissingFields(t *testing.T) {
 	faulty := func(d *resourceapi.Device) {
 		d.Taints = []resourceapi.DeviceTaint{{Key: "gpufabric.io/xid", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestWatchReportsRuntimeThatReadsNoSpecs(t *testing.T) {
+func TestWatchReportsRuntimeThatDoesNotReadSpecs(t *testing.T) {
 	var unread, reported []string
 	var trouble error
 	w := Watch{

@@ -19,7 +19,7 @@ func (anything) Allocate(context.Context, []string) (*pluginapi.ContainerAllocat
 	return &pluginapi.ContainerAllocateResponse{}, nil
 }
 
-func TestResourceRegistersAgainWhenTheKubeletOpensNoStream(t *testing.T) {
+func TestResourceRegistersAgainWhenTheKubeletDoesNotOpenAStream(t *testing.T) {
 	const lost = 3
 	for _, test := range []struct {
 		name   string

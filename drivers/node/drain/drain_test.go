@@ -148,7 +148,7 @@ func TestDrainWaitsForRoleThatEndedWithGPUs(t *testing.T) {
 	holders(t, d, "")
 }
 
-func TestWhatHoldsNothingIsInterrupted(t *testing.T) {
+func TestDrainInterruptsRolesWithoutClaims(t *testing.T) {
 	d := directory(t)
 	interrupted := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -102,7 +102,7 @@ func TestPrepareGivesContainersMetadataOfEachRequest(t *testing.T) {
 	}
 }
 
-func TestPrepareWritesNoMetadataUnasked(t *testing.T) {
+func TestPrepareDoesNotWriteMetadataByDefault(t *testing.T) {
 	b := metadataBench(t, t.TempDir(), false)
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	if left := b.left(t); len(left) > 0 {

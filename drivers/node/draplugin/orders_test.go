@@ -46,7 +46,7 @@ func order(t *testing.T, b *bench, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestReleaseCommandNamesTheContainersAndFreesByForceAlone(t *testing.T) {
+func TestReleaseCommandNamesTheContainersAndFreesOnlyByForce(t *testing.T) {
 	b, p := ordered(t)
 	p.run("p-u1")
 	claim := claimOf("u1", "d0") // never in the API
@@ -74,7 +74,7 @@ func TestReleaseCommandNamesTheContainersAndFreesByForceAlone(t *testing.T) {
 	b.mustPrepare(t, claimOf("u2", "d0"))
 }
 
-func TestReleaseCommandRefusesWhatItMustNotFree(t *testing.T) {
+func TestReleaseCommandRefusesClaimsInUse(t *testing.T) {
 	b, _ := ordered(t)
 	inUse := claimOf("u1", "d0")
 	if err := b.client.Tracker().Add(inUse); err != nil {
@@ -108,7 +108,7 @@ func TestReleaseCommandRefusesWhatItMustNotFree(t *testing.T) {
 }
 
 // The plugin is killed between two steps of a release. The next run continues where it ended.
-func TestReleaseGoesOnAfterAKillBetweenItsSteps(t *testing.T) {
+func TestReleaseContinuesAfterAKillBetweenItsSteps(t *testing.T) {
 	for name, steps := range map[string]func(t *testing.T, b *bench){
 		"before the first step": func(*testing.T, *bench) {},
 		"after the CDI spec": func(t *testing.T, b *bench) {

@@ -176,7 +176,7 @@ func TestPrepareReportsRemarkOnce(t *testing.T) {
 }
 
 // No Event on a tenant's claim and pods, and no error that the kubelet shows on them, may name another tenant's claims.
-func TestWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
+func TestWaitDoesNotNameClaimsOfOtherNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs, mine := claimOf("u1", "d0"), claimOf("u2", "d0")
 		theirs.Namespace, theirs.Name = "secret", "payroll"
@@ -330,7 +330,7 @@ func TestReportKeepsOtherDriversConditions(t *testing.T) {
 }
 
 // A claim can be given other devices, of another node, while its failure here is reported.
-func TestReportWritesNoConditionWhenTheClaimWasAllocatedAgain(t *testing.T) {
+func TestReportDoesNotWriteAConditionWhenTheClaimWasAllocatedAgain(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
 	b.kind.prepare = func(context.Context, *Claim, Progress) (*Prepared, error) { return nil, errors.New("no") }

@@ -215,7 +215,7 @@ func TestUnprepareWaitsForEveryPodOfAClaim(t *testing.T) {
 	})
 }
 
-func TestReleasingGoesOnAfterARestart(t *testing.T) {
+func TestReleasingContinuesAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, claim := t.TempDir(), claimOf("u1", "d0")
 		b := newBench(t, dir, atomicfile.Writer{})

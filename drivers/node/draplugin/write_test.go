@@ -18,7 +18,7 @@ import (
 )
 
 // The record and the spec are written concurrently, so a crash may leave only one of them.
-func TestRecoveryRepairsRecordOrSpecAlone(t *testing.T) {
+func TestRecoveryRepairsAMissingRecordOrSpec(t *testing.T) {
 	for name, lost := range map[string]func(*bench) string{
 		"a record without its spec": func(b *bench) string { return b.cdi.Path("u1") },
 		"a spec without its record": func(b *bench) string { return filepath.Join(b.dir, "state/claims/u1.claim") },

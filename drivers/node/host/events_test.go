@@ -47,7 +47,7 @@ func claim(namespace, name string) *corev1.ObjectReference {
 		UID: types.UID(name)}
 }
 
-func TestTenThousandClaimsOfANamespaceWriteFewEventsAndDelayNoOthers(t *testing.T) {
+func TestEventsOfOneNamespaceDoNotDelayOthers(t *testing.T) {
 	w := &written{names: map[string][]string{}}
 	recorder, stop := Recorder(t.Context(), w.client(), "gpu-plugin", "node-a")
 	defer stop()

@@ -45,7 +45,7 @@ func cluster(reviews *int, down *bool) *fake.Clientset {
 	return client
 }
 
-func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
+func TestMetricsAreServedOnlyToAuthorizedClients(t *testing.T) {
 	var reviews int
 	var down bool
 	now := time.Now()

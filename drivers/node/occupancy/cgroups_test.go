@@ -124,7 +124,7 @@ func TestLiveCountsAnUnreadableCgroupAsLive(t *testing.T) {
 	}
 }
 
-func TestLookKnowsAPodsEndOnlyWhereOtherPodsHaveCgroups(t *testing.T) {
+func TestLookReportsAPodsEndOnlyWhereOtherPodsHaveCgroups(t *testing.T) {
 	root := t.TempDir()
 	tree := &Cgroups{Root: root}
 	look := func(want Sight, text string) {

@@ -117,7 +117,7 @@ func TestMountDoesNotFollowLinks(t *testing.T) {
 	}
 }
 
-func TestRemoveSucceedsWhenNothingIsThere(t *testing.T) {
+func TestRemoveSucceedsWhenTheDirectoryIsMissing(t *testing.T) {
 	if err := Remove(filepath.Join(t.TempDir(), "nothing")); err != nil {
 		t.Error(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestProgramLinksNoClusterRole checks the reason for a program of its own: each of these is memory of every role on every node.
-func TestProgramLinksNoClusterRole(t *testing.T) {
+// TestProgramDoesNotLinkClusterRoles checks the reason for a program of its own: each of these is memory of every role on every node.
+func TestProgramDoesNotLinkClusterRoles(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../cmd/gpufabric-node").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -253,7 +253,7 @@ func TestMoverRemembersDevicesThatItCannotTakeBack(t *testing.T) {
 	}
 }
 
-func TestMoverLosesNoDeviceInACrash(t *testing.T) {
+func TestMoverKeepsDevicesInACrash(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		t.Run(string(step), func(t *testing.T) {
 			kernel := newMachine("mlx5_0", "ens1")

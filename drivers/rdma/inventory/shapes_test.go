@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-func TestDiscoverLeavesDrivesBelowVMDAlone(t *testing.T) {
+func TestDiscoverIgnoresDrivesBelowVMD(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddHCA(sysfstest.HCA{Function: first})
 	const vmd = "pci0000:17/0000:17:05.5/pci10000:00"

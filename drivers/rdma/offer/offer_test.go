@@ -145,7 +145,7 @@ func whole(n int32, hcas ...int) pool.Pool {
 	return p
 }
 
-func TestOfferOfWholePoolIsHealthyWhileAnyHCAIs(t *testing.T) {
+func TestOfferIsHealthyWhileAnyHCAOfThePoolIs(t *testing.T) {
 	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0", "umad0", "uverbs2", "umad2"))}, nil, nil)
 	o.Set(whole(1, 0, 1, 2))
 	down := make(map[string]bool)

@@ -95,7 +95,7 @@ func plain(d resourceapi.Device) map[string]any {
 	return values
 }
 
-func TestPluginNeedsNoDirectoryWithoutDevicePlugins(t *testing.T) {
+func TestPluginDoesNotNeedADirectoryWithoutDevicePlugins(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "1", sysfstest.HCA{})
 	n.options.DevicePlugin = false

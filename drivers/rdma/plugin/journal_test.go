@@ -40,7 +40,7 @@ func TestJournalNamesPoolWithoutAllocatableUnits(t *testing.T) {
 	}
 }
 
-func TestJournalNamesValuesThatSelectNoDevice(t *testing.T) {
+func TestJournalNamesValuesThatDoNotSelectADevice(t *testing.T) {
 	var lines []string
 	log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	selection := &pool.Selection{Pools: []pool.Pool{{Definition: pool.Definition{Source: "config.json configList[0]"},

@@ -45,7 +45,7 @@ func healthy(t *testing.T) map[string]string {
 	return roots
 }
 
-func TestHealthyMachineIsDiscoveredOnceAndLogsNoError(t *testing.T) {
+func TestPluginDiscoversAHealthyMachineOnceWithoutErrors(t *testing.T) {
 	for name, root := range healthy(t) {
 		synctest.Test(t, func(t *testing.T) {
 			nodes := inventory.DeviceNodes{Dev: driver.Here(filepath.Join(root, "dev")), Sysfs: filepath.Join(root, "sys")}

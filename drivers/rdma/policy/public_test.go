@@ -105,7 +105,7 @@ func TestPolicyOfEveryPublicShapeIsAccepted(t *testing.T) {
 	}
 }
 
-func TestDevicePluginWithoutConfigMakesNoPools(t *testing.T) {
+func TestDevicePluginWithoutConfigDoesNotMakePools(t *testing.T) {
 	for content, want := range map[string]string{
 		"{devicePlugin: {image: a}}":                           "ready: without devicePlugin.config no pool is made",
 		"{rdmaSharedDevicePlugin: {image: a}}":                 "ready: without rdmaSharedDevicePlugin.config no pool is made",

@@ -223,7 +223,7 @@ func TestMemberTroubleIsThatOfAllItsPorts(t *testing.T) {
 }
 
 // Every list of the selectors is looked at by itself: a value may name nothing though the pool has devices.
-func TestSelectNamesValuesThatNoDeviceHas(t *testing.T) {
+func TestSelectNamesUnmatchedValues(t *testing.T) {
 	c := v1alpha1.RDMAPoolConfig{ResourceName: "p", RDMAHCAMax: 1, Selectors: &v1alpha1.RDMASelectors{
 		Vendors: []string{"15B3", "15b4"}, DeviceIDs: []string{"1021", "1023"}, Drivers: []string{"mlx5_core", "bnxt_re"},
 		IfNames: []string{"ibp3s0", "ibp3s9"}, LinkTypes: []string{"infiniband"}, PCIAddresses: []string{"3b:00.0", "0000:3c:00.0"},

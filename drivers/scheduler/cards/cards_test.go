@@ -228,7 +228,7 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-func TestInitContainersStandFirstWhereOneAsks(t *testing.T) {
+func TestInitContainersComeFirstWhenOneHasARequest(t *testing.T) {
 	p := pod(nil, [3]int64{1, 10, 0}, [3]int64{-1, -1, -1})
 	read := func() [][]annotation.Share {
 		wish, err := Read(p, volcano, Policies{Binpack, Binpack})

@@ -92,7 +92,7 @@ func TestLockIsReleasedWhenAnAttemptFails(t *testing.T) {
 	}
 }
 
-func TestAnothersLockIsLeftAlone(t *testing.T) {
+func TestLockOfAnotherSchedulerIsKept(t *testing.T) {
 	const theirs = "2025-11-13T02:13:00Z"
 	p, client := locking(t, theirs)
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Unschedulable {

@@ -227,7 +227,7 @@ func TestPluginRetriesAPodWhoseAnnotationsChange(t *testing.T) {
 	}
 }
 
-func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
+func TestMalformedMIGSlotsDoNotBlockOtherPods(t *testing.T) {
 	p := &Plugin{ledger: newLedger(resources, always), topology: newTopology(),
 		resources: resources}
 	some := *resource.NewQuantity(10, resource.DecimalSI)

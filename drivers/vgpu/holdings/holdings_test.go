@@ -24,7 +24,7 @@ func share(memory int64, cores int) []annotation.Share {
 }
 
 // A namespace's names are its own: the error reaches the pod of another namespace.
-func TestHoldingsNameNoHolderOfAnotherNamespace(t *testing.T) {
+func TestHoldingsDoNotNameHoldersOfOtherNamespaces(t *testing.T) {
 	var book Book
 	for i, holder := range []string{"secret/payroll", "secret/merger", "mine/earlier"} {
 		namespace, _, _ := strings.Cut(holder, "/")

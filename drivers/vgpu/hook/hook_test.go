@@ -194,7 +194,7 @@ func TestHookAnswersInTimeWithoutTheAPIServer(t *testing.T) {
 	})
 }
 
-func TestCreateContainerLeavesOthersAlone(t *testing.T) {
+func TestCreateContainerDoesNotChangeOthers(t *testing.T) {
 	plain := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plain", UID: "uid-plain"},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}
 	h, w := setup(t, plain)
@@ -235,7 +235,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 }
 
 // The device of an allocation mounts a file that does not exist, and only the hook removes that mount.
-func TestHookAloneLetsAContainerStart(t *testing.T) {
+func TestHookRemovesTheMountThatBlocksContainers(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,100,0:;", "main")
 	h, _ := setup(t, p)
 	directory := t.TempDir()

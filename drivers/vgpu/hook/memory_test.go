@@ -165,7 +165,7 @@ func TestHookFailsAContainerThatTheDriverRejects(t *testing.T) {
 	}
 }
 
-func TestHookLeavesNoStaleLimitAfterARestart(t *testing.T) {
+func TestHookRemovesStaleLimitsAfterARestart(t *testing.T) {
 	names := []string{"runs", "late", "waits", "ended"}
 	var pods []*corev1.Pod
 	for _, name := range names {

@@ -173,7 +173,7 @@ func TestBackendLibraryLimitsCoresBesideTheDriver(t *testing.T) {
 	}
 }
 
-func TestBackendGivesAWholeGPUNoLibrary(t *testing.T) {
+func TestBackendDoesNotLimitAWholeGPU(t *testing.T) {
 	for _, backend := range []Backend{Native, Library, HAMiCore} {
 		l := ours(t)
 		l.Backend = backend

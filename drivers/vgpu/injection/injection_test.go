@@ -171,7 +171,7 @@ func TestInjectionGivesEachContainerALockAndABound(t *testing.T) {
 	}
 }
 
-func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
+func TestRemoveDeletesAPodsDirectoriesAndDoesNotFollowLinks(t *testing.T) {
 	l := hami(t)
 	for _, c := range []Container{{"uid-1", "main"}, {"uid-1", "side"}, {"uid-10", "main"}} {
 		if err := l.Make(c, nil); err != nil {
@@ -204,7 +204,7 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 }
 
 // A pod's end is reported once. What is left then is removed when the program starts again, by the pods that have a directory.
-func TestRemoveKeepsTheDirectoryOfAContainerWhoseLimitsAreLeft(t *testing.T) {
+func TestRemoveKeepsTheDirectoryOfAContainerWhoseLimitsRemain(t *testing.T) {
 	dir := t.TempDir()
 	l := Limiter{Containers: filepath.Join(dir, "containers"), Locks: filepath.Join(dir, "locks"), Accounts: filepath.Join(dir, "accounts")}
 	left := filepath.Join(dir, "limits/uid-1_main/in-the-way")

@@ -154,7 +154,7 @@ var groups = []settings.Geometry{
 // whole is the layout of a GPU with a single instance.
 var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 39936, Count: 1}}}
 
-func TestSlotIsPlaceOfKnownGeometry(t *testing.T) {
+func TestSlotIsAPlaceInItsGeometry(t *testing.T) {
 	for _, test := range []struct {
 		group, position int
 		want            string // the existing instances, or the error
@@ -190,7 +190,7 @@ func TestSlotRejectsAGeometryThatTheGPULacks(t *testing.T) {
 	}
 }
 
-func TestSlotRefusalNamesNoPodOfAnotherNamespace(t *testing.T) {
+func TestSlotRefusalDoesNotNamePodsOfOtherNamespaces(t *testing.T) {
 	n := start(t, whole, groups[0])
 	if _, err := n.Give(t.Context(), Owner{PodUID: "u1", Container: "main", Namespace: "secret", Pod: "payroll"},
 		[]Ask{n.slot(0, 0)}); err != nil {

@@ -184,7 +184,7 @@ func TestMonitorKeepsSeriesWithoutThePlugin(t *testing.T) {
 	}
 }
 
-func TestByteCountsAreLabelsOnlyWhereAskedFor(t *testing.T) {
+func TestByteCountsAreLabelsOnlyWhenConfigured(t *testing.T) {
 	directory := t.TempDir()
 	running := pod("test1", 1024)
 	hamiCore(t, directory, running, 1, 1, 0)

@@ -75,8 +75,8 @@ func TestPluginCountsTheGPUsOfAnL40SNode(t *testing.T) {
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-cores", 800)
 }
 
-// TestEightOfTheLargestGPUsRegisterWithNoSetting uses a kubelet whose gRPC refuses messages over 4 MiB, as the real one does.
-func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
+// TestEightOfTheLargestGPUsRegisterWithDefaults uses a kubelet whose gRPC refuses messages over 4 MiB, as the real one does.
+func TestEightOfTheLargestGPUsRegisterWithDefaults(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
 	api := machine(t, "b200-hgx", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {

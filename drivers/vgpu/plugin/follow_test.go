@@ -228,7 +228,7 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 }
 
 // A variable of ours would be the second of its name where the pod sets NVIDIA_VISIBLE_DEVICES itself, and the pod's own would win.
-func TestAllocateWithNRIGivesTheStopDeviceAndNoVariable(t *testing.T) {
+func TestAllocateWithNRIReturnsOnlyTheStopDevice(t *testing.T) {
 	n := withoutNRI(t, fake.NewClientset(), "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
 	n.nri = true
 	ofMemory, err := memory{n}.Allocate(t.Context(), []string{"0"})

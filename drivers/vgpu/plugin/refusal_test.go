@@ -65,7 +65,7 @@ func TestRefusalDoesNotFailAServedPod(t *testing.T) {
 	}
 }
 
-func TestRefusalFailsNoPodWithoutPatience(t *testing.T) {
+func TestRefusalDoesNotFailPodsWithoutPatience(t *testing.T) {
 	refused := result{container: "main", why: errors.New("unhealthy")}
 	after := refuse(t, 0, refused, refused, refused, refused)
 	if after[3].Status.Phase == corev1.PodFailed {

@@ -75,7 +75,7 @@ func TestUnusedMemoryOfPoolsAndGraphsServesOtherAllocations(t *testing.T) {
 	wantUsed(t, lib, "given back", 1024)
 }
 
-func TestLimiterAllowsNoPoolWithAnInvalidFile(t *testing.T) {
+func TestLimiterRefusesAPoolWithAnInvalidFile(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	preload, container := limited(t, lib, 1024)
 	limits := filepath.Join(container, "limits")

@@ -95,7 +95,7 @@ func TestDelaySurvivesASignal(t *testing.T) {
 	}
 }
 
-func TestTraceIsWholeForALongProgramName(t *testing.T) {
+func TestTraceIsCompleteForALongProgramName(t *testing.T) {
 	_, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
 	file := filepath.Join(t.TempDir(), "trace")
 	cmd.Env = append(os.Environ(), "FAKEFABRIC_TRACE="+file)

@@ -143,7 +143,7 @@ func TestStoreChangesOnlyObjectsOfItsState(t *testing.T) {
 	})
 }
 
-func TestRecordHoldsByOwnerElseByUID(t *testing.T) {
+func TestRecordMatchesByOwnerElseByUID(t *testing.T) {
 	object := func(uid, mark string) *unstructured.Unstructured {
 		obj := &unstructured.Unstructured{Object: map[string]any{}}
 		obj.SetUID(types.UID(uid))

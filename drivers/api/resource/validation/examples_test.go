@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestClaimAnswersExamplesOfNVIDIAsDRADriver has an equivalent of each example of release 0.5 that has a configuration or a
+// TestValidationAcceptsExamplesOfNVIDIAsDRADriver has an equivalent of each example of release 0.5 that has a configuration or a
 // constraint. docs/reports/nvidia-examples.md has the table.
-func TestClaimAnswersExamplesOfNVIDIAsDRADriver(t *testing.T) {
+func TestValidationAcceptsExamplesOfNVIDIAsDRADriver(t *testing.T) {
 	const head = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":`
 	for name, c := range map[string]struct {
 		driver, config, match, refused string

@@ -311,7 +311,7 @@ func (c *cluster) wantEvent(word string) {
 	}
 }
 
-func TestDeciderCutsOnceDevicesAreWithdrawnAndNoClaimHasThem(t *testing.T) {
+func TestDeciderCutsOnceDevicesAreWithdrawnAndFree(t *testing.T) {
 	c := newCluster(t, "n1")
 	c.begin("n1")
 	c.wantLayout("n1", "whole withdrawn []")
@@ -369,7 +369,7 @@ func TestDeciderTakesBackCutWhenNodeDoesNotAnswer(t *testing.T) {
 	c.wantEvent("has not withdrawn")
 }
 
-func TestDeciderGoesOnAfterRestartAtEachStep(t *testing.T) {
+func TestDeciderContinuesAfterRestartAtEachStep(t *testing.T) {
 	for step := range 6 {
 		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {
 			c := newCluster(t, "n1")
@@ -391,7 +391,7 @@ func TestDeciderGoesOnAfterRestartAtEachStep(t *testing.T) {
 	}
 }
 
-func TestDeciderLeavesFailedGPUAloneUntilNodeReportsSuccess(t *testing.T) {
+func TestDeciderIgnoresFailedGPUUntilNodeReportsSuccess(t *testing.T) {
 	c := newCluster(t, "n1")
 	c.begin("n1")
 	c.cut()

@@ -42,7 +42,7 @@ func TestDeciderKeepsNodesApartWhenOneReportsAnothersGPU(t *testing.T) {
 	c.wantEvent("LayoutChanged")
 }
 
-func TestDeciderGivesNoOrdersWhenNodeLiesAboutPlacements(t *testing.T) {
+func TestDeciderDoesNotOrderCutsWhenNodeReportsWrongPlacements(t *testing.T) {
 	starts := make([]int32, 16)
 	for i := range starts {
 		starts[i] = int32(i)
@@ -102,7 +102,7 @@ func TestDeciderGivesNoOrdersWhenNodeLiesAboutPlacements(t *testing.T) {
 	})
 }
 
-func TestDeciderGivesNoOrdersWhenGPUIsNeitherWholeNorCut(t *testing.T) {
+func TestDeciderDoesNotOrderCutsWhenGPUIsNeitherWholeNorCut(t *testing.T) {
 	c := newCluster(t, "n1")
 	c.real = true
 	c.begin("n1")

@@ -67,7 +67,7 @@ func TestReadCountsProcessesThatLive(t *testing.T) {
 	}
 }
 
-func TestReadOfANewAccountFindsThatNoProcessOpenedIt(t *testing.T) {
+func TestReadReportsThatANewAccountIsUnopened(t *testing.T) {
 	directory := t.TempDir()
 	for range 2 { // an existing file stays
 		if err := Make(directory, false); err != nil {

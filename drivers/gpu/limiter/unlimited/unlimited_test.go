@@ -102,7 +102,7 @@ func TestWatchReportsAContainerOnAGPUWhoseAccountIsNotOpened(t *testing.T) {
 	}
 }
 
-func TestWatchReportsNoContainerThatIsLimitedOrDoesNotUseAGPU(t *testing.T) {
+func TestWatchDoesNotReportLimitedContainersOrThoseWithoutAGPU(t *testing.T) {
 	n := newNode(t)
 	n.opens(t, "main")
 	n.pids = []uint32{7, 10}

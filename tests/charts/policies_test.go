@@ -154,7 +154,8 @@ func TestPoliciesLimitRolesAndTenants(t *testing.T) {
 			object(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain", "metadata": {"name": "kept", "namespace": "default"}, ` +
 				`"spec": {"numNodes": 1, "channel": {"resourceClaimTemplate": {"name": "kept"}}}}`),
 		},
-		sliceResource: {slice("of-node-b", `"nodeName": "node-b"`, domain, "node-b-compute-domain")},
+		sliceResource: {slice("of-node-b", `"nodeName": "node-b"`, domain, "node-b-compute-domain"),
+			slice("of-nvidia", `"nodeName": "node-a"`, domain, "node-a")},
 	} {
 		for _, one := range objects {
 			if _, err := live.client.Resource(resource).Namespace(one.GetNamespace()).Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
@@ -207,6 +208,7 @@ func TestPoliciesLimitRolesAndTenants(t *testing.T) {
 		{"a slice with a token of no node", domains, "", createSlice(`"nodeName": "node-a"`, domain, "node-a-compute-domain"), unsaid},
 		{"deleting another node's slice", domains, "node-a", deleteSlice("of-node-b"), otherSlices},
 		{"deleting its own slice", domains, "node-b", deleteSlice("of-node-b"), ""},
+		{"a slice that NVIDIA's driver left on its node", domains, "node-a", deleteSlice("of-nvidia"), ""},
 		{"the GPU plugin's own slice", "gpufabric-gpu-plugin", "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"), ""},
 		{"the RDMA plugin's own slice", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "rdma.gpufabric.io", "node-a-rdma"), ""},
 		{"the RDMA plugin's slice of GPUs", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"),

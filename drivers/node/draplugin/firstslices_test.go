@@ -10,24 +10,29 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-func TestPublishIsImmediateOnlyWithoutSlices(t *testing.T) {
+func TestPublishIsImmediateOnlyWithoutOwnSlices(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", UID: "uid-a"}}
 	pools := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"pool": {Slices: []resourceslice.Slice{
 		{Devices: []resourceapi.Device{{Name: "d0"}}}, {Devices: []resourceapi.Device{{Name: "d1"}}},
 	}}}}
+	slice := func(name, pool string) runtime.Object {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("node-a"), Pool: resourceapi.ResourcePool{Name: pool}}}
+	}
 	for name, c := range map[string]struct {
 		there   []runtime.Object
 		creates int
 		fails   bool
 	}{
-		"a new node": {there: []runtime.Object{node}, creates: 2},
-		"a node whose plugin was started again": {there: []runtime.Object{node,
-			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-x"}}}},
-		"no node object": {fails: true},
+		"a new node":                                 {there: []runtime.Object{node}, creates: 2},
+		"a node whose plugin was started again":      {there: []runtime.Object{node, slice("00000-x", "pool")}},
+		"a node that another driver of the name had": {there: []runtime.Object{node, slice("00000-x", "node-a")}, creates: 2},
+		"no node object":                             {fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, t.TempDir(), atomicfile.Writer{}, c.there...)
@@ -51,6 +56,9 @@ func TestPublishIsImmediateOnlyWithoutSlices(t *testing.T) {
 			list, err := b.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				t.Fatal(err)
+			}
+			if len(list.Items) != c.creates {
+				t.Errorf("the node has %d slices, want %d: those of another driver of the name go", len(list.Items), c.creates)
 			}
 			for i, slice := range list.Items {
 				if got := slice.Spec.Pool; got != (resourceapi.ResourcePool{Name: "pool", Generation: 1, ResourceSliceCount: 2}) {

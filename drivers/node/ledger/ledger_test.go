@@ -70,7 +70,7 @@ func TestExtendAddsHoldsToHolderByName(t *testing.T) {
 		t.Error(err)
 	}
 	if err := ledger.Extend("name", Reservation{Key: "part 2", Shared: true}); err == nil ||
-		!strings.Contains(err.Error(), "claim a holds name: part 2 is held by claim c") {
+		!strings.Contains(err.Error(), "claim a has name: part 2 is held by claim c") {
 		t.Errorf("two hold part 2: %v", err)
 	}
 	for _, id := range []string{"a", "b", "d"} {

@@ -157,7 +157,7 @@ func TestParseRejectsWrongConfigurations(t *testing.T) {
 		{"not JSON", `periodicUpdateInterval: 300`, []string{": not JSON: line 1"}},
 		{"JSON that ends in the middle", "{\n\"configList\": [", []string{": not JSON: line 2: the JSON ends"}},
 		{"a trailing comma", `{"configList": [],}`, []string{": not JSON: line 1"}},
-		{"two documents", `{"configList": []}{}`, []string{": not JSON: line 1: there is more"}},
+		{"two documents", `{"configList": []}{}`, []string{": not JSON: line 1: unexpected text"}},
 		{"a list at the top", `[]`, []string{": must be an object, not an array"}},
 		{"null", `null`, []string{": must be an object, not null"}},
 		{"nesting without end", strings.Repeat(`{"configList":[`, 100), []string{": not JSON: line 1: nested deeper"}},

@@ -50,7 +50,7 @@ const (
 	AttributeClique resourceapi.QualifiedName = "cliqueID"
 	// AttributeChannels is the number of IMEX channels behind a channel that several domains share.
 	AttributeChannels resourceapi.QualifiedName = "channels"
-	// AttributeAllHeld is true, of a channel that several domains share, where domains hold all channels behind it. HeldBy names
+	// AttributeAllHeld is true, of a channel that several domains share, where domains have all channels behind it. HeldBy names
 	// them then.
 	AttributeAllHeld resourceapi.QualifiedName = "allHeld"
 	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value reports why.

@@ -76,7 +76,7 @@ type GPUFacts struct {
 type Placement struct {
 	GPU, Device, Profile string
 	Memory               int64
-	// Start and Size are its memory slices; Size is 0 where the driver publishes no counters for them.
+	// Start and Size are its memory slices; Size is 0 where the driver does not publish counters for them.
 	Start, Size int
 	Taints      []Taint
 }

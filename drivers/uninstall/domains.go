@@ -57,7 +57,7 @@ func (e *LeftError) Error() string {
 
 // EndDomains waits until the ComputeDomains are gone that must go before the drivers: those of users where All is set, and those that the
 // controller keeps for cliques. The error is a *LeftError where a user's is left that is not being deleted. A clique's domain with channels
-// that domains hold stays where All is not set: jobs share memory by its daemons. Where All is set and the drivers' namespace has the
+// that domains have stays where All is not set: jobs share memory by its daemons. Where All is set and the drivers' namespace has the
 // annotation AnnotationAnyway, it deletes all of them by objects.
 func EndDomains(ctx context.Context, client kubernetes.Interface, domains *computedomain.Client, objects metadata.Interface,
 	d Domains) error {

@@ -25,7 +25,7 @@ const maxReason = 4 << 10
 
 // Reviewer answers admission reviews.
 type Reviewer struct {
-	// Cliques describes what the nodes of cliques can do; nil: then there are no warnings about ComputeDomains that do not fit.
+	// Cliques describes the devices of the nodes of cliques; nil: then there are no warnings about ComputeDomains that do not fit.
 	Cliques *Cliques
 }
 

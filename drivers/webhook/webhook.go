@@ -37,7 +37,7 @@ type Options struct {
 	CertDir string
 	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
 	MetricsAddress string
-	// Access restricts who may read the metrics; nil: everybody.
+	// Access restricts the readers of the metrics; nil: everybody.
 	Access *metrics.Access
 	// Cliques describes whether a ComputeDomain fits; nil: then there are no warnings.
 	Cliques *Cliques
@@ -48,13 +48,14 @@ type Options struct {
 
 // Command is the subcommand webhook.
 //
-// A pod of this role needs no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for --port, and a
+// A pod of this role does not need privileges or a host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for --port, and a
 // ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
 // deviceclasses (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may
 // have several replicas. failurePolicy Ignore is safe: the node plugins check everything again.
 //
-// It needs no rights in the API but these: with --domain-warnings, to list nodes and resourceslices, and the configuration has CREATE of
-// computedomains (resource.nvidia.com/v1beta1) too; with --metrics-authentication, to create TokenReviews and SubjectAccessReviews.
+// It does not need rights in the API but these: with --domain-warnings, to list nodes and resourceslices, and the configuration has
+// CREATE of computedomains (resource.nvidia.com/v1beta1) too; with --metrics-authentication, to create TokenReviews and
+// SubjectAccessReviews.
 func Command(h host.Host) *cobra.Command {
 	var o Options
 	var authentication, warnings bool

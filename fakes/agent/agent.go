@@ -64,7 +64,7 @@ type agent struct {
 	faults *faults
 }
 
-// What the agent listens for.
+// Ports on which the agent listens.
 const (
 	forHealth = "health checks"
 	forEvents = "events to inject"

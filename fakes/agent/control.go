@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// The control endpoint does over HTTP, and only on loopback, what fakefabric inject does:
+// The control endpoint offers over HTTP, and only on loopback, the events of fakefabric inject:
 //
 //	GET  /node            what is rendered, as JSON
 //	GET  /events          the events there are, as JSON

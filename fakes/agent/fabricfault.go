@@ -135,7 +135,7 @@ func (a *API) watchFaults(ctx context.Context, fn func(map[string]fabricFault)) 
 
 // reportFault writes one node's result into the status. The UID keeps it from a fault of the same name that was made meanwhile.
 func (a *API) reportFault(ctx context.Context, f fabricFault, node string, o outcome) error {
-	// In a merge patch null removes what an earlier result has and this one has not.
+	// In a merge patch null removes fields that an earlier result has and this one has not.
 	entry := map[string]any{"result": o.Result, "message": nil, "time": nil, "until": nil}
 	for key, text := range map[string]string{"message": o.Message, "time": o.Time, "until": o.Until} {
 		if text != "" {

@@ -87,7 +87,7 @@ func (a *agent) keepFaults(ctx context.Context) {
 	}
 }
 
-// considerFaults does what is due now, and returns when something is due again; the zero time: when something changes.
+// considerFaults triggers the due events, and returns the time of the next one; the zero time: when something changes.
 func (a *agent) considerFaults(ctx context.Context, now time.Time) time.Time {
 	all, read := a.faults.current()
 	if !read {
@@ -129,7 +129,7 @@ func (a *agent) happen(all []fabricFault, now time.Time) (results map[string]out
 	labels, problem := a.labels, a.problem
 	a.mu.Unlock()
 	if labels == nil {
-		return nil, next, nil // the node is not known yet
+		return nil, next, nil // the node is still unknown
 	}
 	results = map[string]outcome{}
 	if labels[LabelProfile] == "" || problem != nil {
@@ -197,7 +197,7 @@ func (a *agent) trigger(done record, f fabricFault, now time.Time) (happened, er
 	return h, done.write(a.Root)
 }
 
-// apply lets the event happen, unless its duration cannot be obeyed.
+// apply triggers the event, unless its duration cannot be kept.
 func (f *fabricFault) apply(root string, now time.Time) (happened, error) {
 	h := happened{outcome: outcome{Result: resultApplied, Time: now.UTC().Format(time.RFC3339)}}
 	undone := h

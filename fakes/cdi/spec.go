@@ -72,7 +72,7 @@ type Options struct {
 	Root string
 	// Node is the machine that was rendered there.
 	Node *profile.Node
-	// Architecture is that of the libraries, in Go's words: amd64 or arm64.
+	// Architecture is the architecture of the libraries, in Go's words: amd64 or arm64.
 	Architecture string
 }
 

@@ -56,7 +56,7 @@ func Find(name string) (Kind, error) {
 	return Kind{}, fmt.Errorf("no event %q; there are %s", name, strings.Join(names, ", "))
 }
 
-// Apply triggers one event on the node under root. Events of one node happen one after the other, whoever triggers them.
+// Apply triggers one event on the node under root. Events of one node happen one after the other.
 func Apply(root, name string, args Arguments) error {
 	k, err := Find(name)
 	if err != nil {

@@ -215,7 +215,7 @@ func (n *network) lid(number int) int {
 	return 1 + n.Nodes*n.perNode + number
 }
 
-// guid is that of a switch: leaves first, then spines, then cores.
+// guid is the guid of a switch: leaves first, then spines, then cores.
 func (n *network) guid(number int) uint64 {
 	h := sha256.Sum256(fmt.Appendf(nil, "fakefabric/%s/switch", n.Profile.Name))
 	return 0xfc6a1c0300000000 | uint64((binary.BigEndian.Uint32(h[:])+uint32(number)*0x9e3779b1)&0xffffff)

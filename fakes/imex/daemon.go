@@ -19,7 +19,7 @@ import (
 
 // Options are a daemon's means of access to its environment.
 type Options struct {
-	// Version is sent to peers; daemons of different versions do not talk to each other.
+	// Version is sent to peers; daemons of different versions do not connect.
 	Version string
 	// HostName is sent to peers; empty: the machine's name.
 	HostName string
@@ -94,7 +94,7 @@ type Daemon struct {
 	peers    []*peer
 }
 
-// New reads the list of nodes and prepares a daemon; it opens no file or port yet.
+// New reads the list of nodes and prepares a daemon; it does not open a file or port yet.
 func New(c Config, o Options) (*Daemon, error) {
 	nodes, err := ReadNodes(c.NodesFile)
 	if err != nil {

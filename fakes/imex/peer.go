@@ -114,7 +114,7 @@ func (p *peer) cut(addr netip.Addr) bool {
 	return p.daemon.options.Faults().cuts(p.host, addr)
 }
 
-// talk connects and exchanges heartbeats until the connection breaks.
+// talk connects and exchanges heartbeats until the connection ends.
 func (p *peer) talk(ctx context.Context, addr netip.Addr) {
 	d := p.daemon
 	ctx, cancel := context.WithCancel(ctx)

@@ -18,7 +18,7 @@ const PersistDir = "/var/run/nvidia-imex"
 
 func (d *Daemon) mark() string { return filepath.Join(d.options.PersistDir, RecoveryName) }
 
-// remember updates the mark.
+// remember updates the file of recovery.
 func (d *Daemon) remember() {
 	now := d.connected()
 	if d.options.PersistDir == "" || slices.Equal(now, d.remembered) {

@@ -1,6 +1,6 @@
 // Package mps is a stand-in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as
-// version 550.163.01 does (Debian's package nvidia-cuda-mps, which runs without a GPU). It silently ignores what the real one
-// ignores, and its client succeeds. It shares nothing: it stores its settings, and its server is a process that waits.
+// version 550.163.01 does (Debian's package nvidia-cuda-mps, which runs without a GPU). It silently ignores the same commands as
+// the real one, and its client succeeds. It shares nothing: it stores its settings, and its server is a process that waits.
 package mps
 
 import (

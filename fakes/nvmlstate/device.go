@@ -146,7 +146,7 @@ func (d *device) GetName() (string, nvml.Return) {
 	})
 }
 
-// profiles are those of a MIG device's instances.
+// profiles are the profiles of a MIG device's instances.
 func (p part) profiles() (*state.MIGProfile, *state.CIProfile, bool) {
 	if p.ci == nil || p.gi.Profile >= state.MaxMIGProfiles || p.ci.Profile >= state.MaxCIProfiles {
 		return nil, nil, false

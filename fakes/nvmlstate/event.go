@@ -15,7 +15,7 @@ import (
 const supportedEvents = nvml.EventTypeSingleBitEccError | nvml.EventTypeDoubleBitEccError | nvml.EventTypePState |
 	nvml.EventTypeXidCriticalError | nvml.EventTypeClock
 
-// eventSet remembers which types each GPU is registered for, and how far in the node's count of events it has looked.
+// eventSet stores the types for which each GPU is registered, and the last of the node's events that it has read.
 type eventSet struct {
 	*mock.EventSet
 	lib *library

@@ -1,6 +1,6 @@
 // Package nvmlstate is go-nvml's interface in Go over a fake node's state file. It is for simulations with many nodes in one
-// process, where go-nvml's own library cannot be used, since it can be loaded only once. It implements what the C library
-// implements, with one exception because of go-nvml's types: functions that return a versioned handler (names in V, such as
+// process, where go-nvml's own library cannot be used, since it can be loaded only once. It implements the functions of the C
+// library, with one exception because of go-nvml's types: functions that return a versioned handler (names in V, such as
 // GetGpuFabricInfoV) would call C when the handler is used, so they must not be called on it; their plain forms must.
 //
 // It exists beside the C library for tests of drivers at the size of a cluster: the simulated one runs the plugins of hundreds of
@@ -49,7 +49,8 @@ type Option func(*library)
 // capability appears there (see tree.MakeMIGNodes).
 func ReadOnlyDev(l *library) { l.readOnlyDev = true }
 
-// library answers for one node. The mocks behind it answer what nothing else does; they are made once and shared by all handles.
+// library answers for one node. The mocks behind it return the values of functions that are not implemented; they are made once and
+// shared by all handles.
 type library struct {
 	*mock.Interface
 	devices   *mock.Device

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// The getters here report what is the same for all profiles, or repeat others under another name.
+// The getters here return values that are the same for all profiles, or repeat others under another name.
 
 func (l *library) UnitGetCount() (int, nvml.Return) {
 	return 0, l.read("UnitGetCount", func(*state.Body) nvml.Return { return nvml.SUCCESS })

@@ -10,7 +10,7 @@ import (
 // ticket represents a handle of C. Only its address counts; its size gives it an address of its own.
 type ticket [16]byte
 
-// target is what a ticket represents: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's
+// target is the object of a ticket: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's
 // mocks, so that two handles of one thing share a ticket.
 type target struct {
 	gpu      int

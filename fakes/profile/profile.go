@@ -92,7 +92,7 @@ type Topology struct {
 type GPUs struct {
 	Model  GPUModel `yaml:"model" required:"true"`
 	NVLink *NVLink  `yaml:"nvlink"`
-	// Platform is absent where NVML reports no place in a chassis.
+	// Platform is absent where NVML does not report a place in a chassis.
 	Platform *Platform `yaml:"platform"`
 	Devices  []GPU     `yaml:"devices" required:"true"`
 }

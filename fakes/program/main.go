@@ -59,7 +59,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	return 0
 }
 
-// output remembers a failed write, so that no command succeeds whose answer is lost: a full disk, a closed pipe.
+// output stores a failed write, so that a command whose answer is lost fails: a full disk, a closed pipe.
 type output struct {
 	to     io.Writer
 	failed error

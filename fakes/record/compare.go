@@ -19,7 +19,7 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: real %s, fake %s", d.Path, d.Real, d.Fake)
 }
 
-// Compare lists where a recorded machine and a profile differ. It ignores what identifies a machine, or describes a profile: names,
+// Compare lists where a recorded machine and a profile differ. It ignores fields that identify a machine, or describe a profile: names,
 // texts, the cluster's UUID, host names. For defaults of the profile it compares the rendered node.
 func Compare(machine, fake *profile.Profile) []Difference {
 	var all []Difference

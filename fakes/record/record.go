@@ -228,7 +228,7 @@ func (g gpu) hasECC() bool {
 	return counter != "N/A" && counter != ""
 }
 
-// borrow copies what nvidia-smi does not report from the shipped profile of the same model, if there is one.
+// borrow copies the fields that nvidia-smi does not report from the shipped profile of the same model, if there is one.
 func borrow(p *profile.Profile) {
 	for _, name := range profile.Names() {
 		q, err := profile.Load(name)

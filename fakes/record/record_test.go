@@ -136,8 +136,8 @@ func TestProfileRefusesOutputOfNoGPUOfTheMachine(t *testing.T) {
 	m, _ := machine(t, "h100-hgx")
 	other, _ := machine(t, "t4")
 	for _, c := range []struct{ name, smi, message string }{
-		{"text", "NVIDIA-SMI has failed", "</nvidia_smi_log>, is wanted"},
-		{"half of the output", string(m.SMI[:len(m.SMI)/2]), "</nvidia_smi_log>, is wanted"},
+		{"text", "NVIDIA-SMI has failed", "</nvidia_smi_log>, is needed"},
+		{"half of the output", string(m.SMI[:len(m.SMI)/2]), "</nvidia_smi_log>, is needed"},
 		{"another program's XML", "<rocm-smi><gpu id=\"0\"></gpu></rocm-smi>", "expected element type <nvidia_smi_log>"},
 		{"no GPU", "<nvidia_smi_log><driver_version>580.95.05</driver_version></nvidia_smi_log>", "has no GPU"},
 		{"another machine's", string(other.SMI), "is not in " + m.Sysfs},

@@ -152,7 +152,7 @@ func addColumns(known map[string]field) {
 	for _, col := range columns() {
 		f := field{strings.TrimSuffix(col.unit, "x"), func(c *Command, g gpu) string { return c.element(g, col) }}
 		if col.unit == "C" {
-			f.unit = "" // temperatures are printed without theirs
+			f.unit = "" // temperatures are printed without their unit
 		}
 		for name := range strings.FieldsSeq(col.names) {
 			if _, ok := known[name]; !ok {

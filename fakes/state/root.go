@@ -13,8 +13,8 @@ const (
 	// KernelRoot is where a node appears as a part of its kernel: a process with a driver's files and device nodes reaches it from any
 	// root that has a /proc.
 	KernelRoot = "/proc/driver/fakefabric"
-	// PluginRoot is where a container has the node's state from NVIDIA's DRA driver or nvidia-ctk. They give a container with a GPU what is at
-	// run/nvidia-persistenced/socket in the driver root, to read and to write.
+	// PluginRoot is where a container has the node's state from NVIDIA's DRA driver or nvidia-ctk. They give a container with a GPU
+	// the file run/nvidia-persistenced/socket of the driver root, to read and to write.
 	PluginRoot = "/run/nvidia-persistenced"
 )
 

@@ -32,8 +32,9 @@ type Options struct {
 	Tools string
 	// PlainDevices makes plain files in dev even where device nodes could be made.
 	PlainDevices bool
-	// NVIDIAPlugins gives the driver root what NVIDIA's DRA driver and nvidia-ctk pass on to containers: device nodes in DIR/driver/dev, as
-	// NVIDIA's driver container has them, and the node's state at state.PluginRoot, which they take for a socket of nvidia-persistenced.
+	// NVIDIAPlugins adds to the driver root the files that NVIDIA's DRA driver and nvidia-ctk pass on to containers: device nodes
+	// in DIR/driver/dev, as NVIDIA's driver container has them, and the node's state at state.PluginRoot, which they take for a
+	// socket of nvidia-persistenced.
 	NVIDIAPlugins bool
 }
 

@@ -13,7 +13,7 @@ import (
 const uvmMajor = 508
 const uvmName = "nvidia-uvm"
 
-// SetUVM makes a rendered node's tree what it is with the module nvidia-uvm loaded or unloaded. The kernel gives the module its
+// SetUVM changes a rendered node's tree to the module nvidia-uvm loaded or unloaded. The kernel gives the module its
 // major number when it is loaded. No program loads it at boot: the first CUDA program does through nvidia-modprobe, which also
 // makes the nodes (nvidia_uvm_modprobe and nvidia_uvm_mknod in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c), or
 // the host's start-up scripts do.

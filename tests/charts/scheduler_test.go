@@ -19,7 +19,7 @@ func scheduler(t *testing.T, values map[string]any) []Object {
 	return own
 }
 
-func TestChartRendersNoSchedulerObjectsWhenDisabled(t *testing.T) {
+func TestChartOmitsSchedulerObjectsWhenDisabled(t *testing.T) {
 	if own := scheduler(t, everything()); len(own) > 0 {
 		t.Errorf("%d objects of the scheduler are rendered, %s first", len(own), own[0].GetName())
 	}

@@ -25,7 +25,7 @@ const (
 	seedKey         = "seed"
 
 	// annotationRenewal on a DaemonSet is the time when its daemons' certificate is replaced; its presence means that they have
-	// one. So the controller needs no right to read the Secret.
+	// one. So the controller does not need a right to read the Secret.
 	annotationRenewal = "gpufabric.io/imex-certificate-renewal"
 
 	certificates = "certificates" // the volume

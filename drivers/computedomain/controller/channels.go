@@ -17,7 +17,7 @@ import (
 )
 
 // channelsOf adds to a clique's table of channels the domains that its nodes have joined. count is how many channels every node of the
-// clique has. A new domain gets the lowest free number. It gets none where no number is free, where one domain holds all channels, or
+// clique has. A new domain gets the lowest free number. It gets none where no number is free, where one domain has all channels, or
 // where it wants all of them and others hold some.
 //
 // A domain whose status has a number of the clique, and which the table lacks, had it before the clique's ComputeDomain was made again: its
@@ -86,7 +86,7 @@ func channelCount(nodes []metav1.PartialObjectMetadata) int {
 }
 
 // setChannels writes the table of channels into the status of a clique's domain. Into the status of a user's domain it writes which
-// number the domain holds in each of its cliques.
+// number the domain has in each of its cliques.
 func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
 	status := &p.domain.Status
 	if p.clique == "" {

@@ -20,7 +20,7 @@ import (
 
 // cliques keeps a ComputeDomain for every clique that has nodes, in the modes in which domains share a clique. A request names a clique.
 // The Reconciler makes the objects of such a ComputeDomain, as for any other. It keeps the mode in which it was made: after a change of
-// mode a new one replaces it, once no domain holds a channel of it.
+// mode a new one replaces it, once no domain has a channel of it.
 type cliques struct {
 	client   client.Client
 	settings Settings
@@ -119,7 +119,8 @@ func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, er
 	return ctrl.Result{}, nil
 }
 
-// cliqueDomain is the ComputeDomain of a whole clique. No pod claims a channel of it, so the controller makes no template of this name.
+// cliqueDomain is the ComputeDomain of a whole clique. No pod claims a channel of it, so the controller does not make a template of
+// this name.
 func cliqueDomain(clique, namespace string) *v1beta1.ComputeDomain {
 	name := computedomain.CliqueName(clique)
 	return &v1beta1.ComputeDomain{

@@ -100,7 +100,7 @@ func (r *Reconciler) modeHeld(ctx context.Context, domain *v1beta1.ComputeDomain
 	return r.channelMode(ctx, domain.UID)
 }
 
-// channelMode returns the mode of the clique of which a domain holds a channel; empty: it holds none.
+// channelMode returns the mode of the clique of which a domain has a channel; empty: it holds none.
 func (r *Reconciler) channelMode(ctx context.Context, domain types.UID) (v1beta1.IMEXMode, error) {
 	var list v1beta1.ComputeDomainList
 	if err := r.client.List(ctx, &list, client.InNamespace(r.settings.Namespace), client.HasLabels{v1beta1.LabelClique}); err != nil {

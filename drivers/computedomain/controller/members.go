@@ -48,7 +48,7 @@ func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.P
 		if p.clique != "" {
 			m.ready, m.why = hostService(node)
 		} else if m.clique == "" {
-			m.ready = true // a node without fabric needs no daemon
+			m.ready = true // a node without fabric does not need a daemon
 		} else if err := r.servedBy(ctx, p.domain, node, &m); err != nil {
 			return nil, nil, err
 		}

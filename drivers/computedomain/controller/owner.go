@@ -36,7 +36,7 @@ func OwnerDefinition(kind string) string {
 	return strings.ToLower(kind) + "s." + gvk.Group
 }
 
-// reasonOwner is the reason of the Event on a domain whose annotation names no workload that it could go with.
+// reasonOwner is the reason of the Event on a domain whose annotation does not name a workload that it could go with.
 const reasonOwner = "OwnerNotUsable"
 
 // OwnerKinds are the kinds that a domain may go with, sorted.

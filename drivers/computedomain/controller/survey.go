@@ -271,7 +271,7 @@ func (s *survey) rows(ctx context.Context, g *group, nodes []v1beta1.ComputeDoma
 	return rows
 }
 
-// answer queries one daemon. Without an answer it returns no rows.
+// answer queries one daemon. Without an answer it does not return rows.
 func (s *survey) answer(ctx context.Context, node v1beta1.ComputeDomainNode) imexd.Connections {
 	answer, err := s.ask(ctx, node.IPAddress)
 	if err != nil {

@@ -111,7 +111,7 @@ func (f *finder) find() error {
 	return nil
 }
 
-// program adds a program's loader and libraries. A file that is not ELF, or that needs no loader, is complete by itself.
+// program adds a program's loader and libraries. A file that is not ELF, or that does not need a loader, is complete by itself.
 func (f *finder) program(path string) error {
 	if is, err := isELF(path); err != nil || !is {
 		return err

@@ -31,7 +31,7 @@ type Peer struct {
 type Group struct {
 	// Domain is the compute domain's UID.
 	Domain string
-	// Clique is "<ClusterUUID>.<CliqueID>"; empty where this node has no fabric, and so needs no daemon.
+	// Clique is "<ClusterUUID>.<CliqueID>"; empty where this node has no fabric, and so does not need a daemon.
 	Clique string
 	// Own is this node's index.
 	Own int

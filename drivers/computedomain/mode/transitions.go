@@ -13,7 +13,7 @@ type State struct {
 }
 
 // MayFollow reports whether the domain gets the configured mode in the place of the recorded one, unless it holds a channel of a clique: no
-// daemon serves it so far, and none may come, since the controller makes no clique's ComputeDomain in mode Domain.
+// daemon serves it so far, and none may come, since the controller does not make a clique's ComputeDomain in mode Domain.
 func (s State) MayFollow() bool {
 	return !s.Clique && Of(s.Recorded).Shared() && s.Recorded != s.Configured && s.Nodes == 0
 }

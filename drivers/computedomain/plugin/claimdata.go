@@ -19,7 +19,7 @@ type claimData struct {
 	// Server is, of a shared channel, the ComputeDomain of the clique whose daemon serves it. That daemon's directory outlives its claim for
 	// as long as this one exists: the next daemon needs nvidia-imex's files there.
 	Server types.UID `json:"server,omitempty"`
-	// Session is the IMEX session of the node in which the channel was handed out (package session); 0: it is not known.
+	// Session is the IMEX session of the node in which the channel was handed out (package session); 0: unknown.
 	Session int64 `json:"session,omitempty"`
 }
 

@@ -71,7 +71,7 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 // mostHolders is how many domains can be named on a device, beside its other attributes.
 const mostHolders = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 8
 
-// holders are the domains that hold all of a node's channels, by the table of a clique. It returns none where a channel is free.
+// holders are the domains that have all of a node's channels, by the table of a clique. It returns none where a channel is free.
 // Where they are too many to be named, pods of other domains wait on their node.
 func holders(object *v1beta1.ComputeDomain, channels int) []types.UID {
 	if object == nil || len(object.Status.Channels) > mostHolders {

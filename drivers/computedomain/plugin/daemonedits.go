@@ -60,8 +60,8 @@ func (k *preparer) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 func (k *preparer) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
 	if boot == "" {
-		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so it is not known whether what an IMEX daemon " +
-			"kept is of this boot; it is read again when the claim is tried again")
+		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so the state that an IMEX daemon stored may " +
+			"be of an earlier boot; it is read again when the claim is tried again")
 	}
 	last, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -26,8 +26,8 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 }
 
 // devicesOf are the devices of a node with this fabric. A shared channel represents all channels of the node: any number of claims
-// may have it, and each gets the number that its domain holds. unready is the value of a taint where the daemon that serves the channel is
-// not ready. holders are the domains that hold all of the channels; none: some are free.
+// may have it, and each gets the number that its domain has. unready is the value of a taint where the daemon that serves the channel is
+// not ready. holders are the domains that have all of the channels; none: some are free.
 func devicesOf(f fabric, shared bool, unready string, holders []types.UID) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {
@@ -58,8 +58,8 @@ func Healthy(clique string) []resourceapi.Device {
 	return devicesOf(fabric{known: true, state: nvml.Joined, clique: clique}, false, "", nil)
 }
 
-// offersNone reports whether the node publishes no device. A node in trouble may belong to a fabric: the taint of its channel names the
-// trouble. A node with claims publishes its devices until they are gone: the daemon of a claim's domain needs one.
+// offersNone reports whether the node does not publish a device. A node in trouble may belong to a fabric: the taint of its channel
+// names the trouble. A node with claims publishes its devices until they are gone: the daemon of a claim's domain needs one.
 func (k *preparer) offersNone(f fabric) bool {
 	return k.fabricOnly && f.state == nvml.NoFabric && f.problem == "" && k.holdings.empty()
 }

@@ -19,7 +19,7 @@ import (
 
 // NVML has no event for a GPU's place in the fabric, so it is read: every second while GPUs are joining, and every ten after that,
 // which is how late a change of clique (a partition that is made again by the fabric manager) may be seen. A read takes microseconds once
-// the library is open, and sends no request to the API server.
+// the library is open, and does not send a request to the API server.
 const (
 	joiningInterval = time.Second
 	steadyInterval  = 10 * time.Second
@@ -34,7 +34,7 @@ type fabric struct {
 	// problem is the reason why the node's fabric cannot be used; its kind is one of the taint's values.
 	problem     string
 	problemKind string
-	// channels is how many IMEX channels the node's driver made; 0: it is not known.
+	// channels is how many IMEX channels the node's driver made; 0: unknown.
 	channels int
 }
 

@@ -13,9 +13,9 @@ import (
 type holdings struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]claimData
-	// namespaces are those of the domains whose channel is held.
+	// namespaces are the namespaces of the domains whose channel is held.
 	namespaces map[types.UID]string
-	// unsure is set where records of claims could not be read: they may hold any domain.
+	// unsure is set where records of claims could not be read: they may be for any domain.
 	unsure  bool
 	changed chan struct{} // closed and replaced at each change
 }

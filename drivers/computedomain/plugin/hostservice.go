@@ -42,7 +42,7 @@ type hostService interface {
 type hostState struct {
 	// known is false until it was looked at.
 	known bool
-	// label is the value of computedomain.LabelHostIMEX; empty: no label, since the node needs no service, or another serves.
+	// label is the value of computedomain.LabelHostIMEX; empty: no label, since the node does not need a service, or another serves.
 	label string
 }
 

@@ -47,7 +47,7 @@ func (k *preparer) keepLabel(ctx context.Context) {
 func (k *preparer) mendLabel(ctx context.Context, held, label types.UID) error {
 	logger := klog.FromContext(ctx)
 	if label != "" {
-		logger.Info("Removing the label of a compute domain that no claim of the node is for", "domain", label)
+		logger.Info("Removing the label of a compute domain without claims on the node", "domain", label)
 		if err := k.node.leave(ctx, label); err != nil {
 			return err
 		}

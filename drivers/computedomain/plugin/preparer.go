@@ -96,7 +96,7 @@ func (k *preparer) Prepare(ctx context.Context, allocated *draplugin.Claim, prog
 	if server := data.server(); server != "" {
 		record, err := session.Read(k.domainDir(server))
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "The claim's pods will get no Event when the IMEX session ends", "claim", klog.KObj(claim))
+			klog.FromContext(ctx).Error(err, "The claim's pods will not get an Event when the IMEX session ends", "claim", klog.KObj(claim))
 		}
 		data.Session = record.Session
 		k.holdings.hold(claim.UID, claim.Namespace, data)

@@ -31,7 +31,7 @@ func (k *preparer) Recover(ctx context.Context, records []claimstate.Record, asi
 	}
 	if !sure {
 		k.holdings.doubt()
-		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims cannot be read", "aside", aside)
+		klog.FromContext(ctx).Info("Directories of domains are kept while records of claims cannot be read", "aside", aside)
 		return nil
 	}
 	for _, parent := range []string{k.domainsDir(), k.privateDirs()} {

@@ -47,7 +47,7 @@ func (k *preparer) confirmMode(ctx context.Context, claim preparation, domain *v
 	return domain, err
 }
 
-// prepareShared gives a claim the channel that its domain holds in the node's clique.
+// prepareShared gives a claim the channel that its domain has in the node's clique.
 //
 // The order of three steps keeps a number from having two domains. The node gets the domain's label; then the plugin checks that the
 // domain is not being deleted; only then it reads the number. The controller takes a number only from a domain that is being deleted or
@@ -192,7 +192,7 @@ func (k *preparer) mendMember(ctx context.Context, domain types.UID) error {
 	}
 	defer unlock()
 	if k.holdings.only("", domain) {
-		klog.FromContext(ctx).Info("Releasing the channel of a compute domain that no claim of the node is for", "domain", domain)
+		klog.FromContext(ctx).Info("Releasing the channel of a compute domain without claims on the node", "domain", domain)
 		return k.node.leaveShared(ctx, domain)
 	}
 	klog.FromContext(ctx).Info("Restoring the label of a compute domain: a claim here has its channel", "domain", domain)

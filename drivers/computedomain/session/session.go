@@ -78,8 +78,8 @@ func Read(dir string) (Record, error) {
 	return record, nil
 }
 
-// ReadFile reads a file of a domain's directory. The daemon's container can replace it by anything: ReadFile follows no link, waits for no
-// writer of a pipe, and takes no file of over 64 KiB.
+// ReadFile reads a file of a domain's directory. The daemon's container can replace it by anything: ReadFile does not follow a
+// link, wait for the writer of a pipe, or read a file of over 64 KiB.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

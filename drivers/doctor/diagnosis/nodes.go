@@ -170,7 +170,7 @@ func (e *examination) published(node string) {
 	}
 }
 
-// shouldPublish reports whether a running plugin publishes anything on a node: without hardware it publishes no GPUs.
+// shouldPublish reports whether a running plugin publishes anything on a node: without hardware it does not publish GPUs.
 func (e *examination) shouldPublish(driver, node string) bool {
 	if driver == rdma.Driver {
 		return !e.hasArgument("rdma-plugin", "--dra=false")

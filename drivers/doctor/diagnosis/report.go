@@ -45,7 +45,7 @@ func (s Subject) String() string {
 
 // Found is a finding in this cluster.
 type Found struct {
-	// Code and Stage are those of the table of findings.
+	// Code and Stage are from the table of findings.
 	Code  string `json:"code"`
 	Stage string `json:"stage"`
 	// Objects are where it was found, as "node n1" or "pod ns/p": at most shown of them; Count is their number.
@@ -79,7 +79,7 @@ type Report struct {
 	Server  snapshot.Server  `json:"server"`
 }
 
-// ExitStatus is that of the program: 0 where nothing was found, else by the stage of the first cause.
+// ExitStatus is the program's exit status: 0 where nothing was found, else by the stage of the first cause.
 func (r *Report) ExitStatus() int {
 	if r.First == nil {
 		return 0

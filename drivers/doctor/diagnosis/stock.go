@@ -139,12 +139,12 @@ func (p *pool) fits(d *resourceapi.Device) bool {
 	return true
 }
 
-// pools are those of a driver on a node.
+// pools are the pools of a driver on a node.
 func (s *stock) pools(driver, node string) []*pool {
 	return s.onNode[deviceKey{driver: driver, pool: node}]
 }
 
-// all are those of a driver, by node and name.
+// all are the devices of a driver, by node and name.
 func (s *stock) all(driver string) []*pool { return s.sorted[driver] }
 
 // attribute is the attribute of the first device that has it, as text.

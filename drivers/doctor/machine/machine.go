@@ -1,5 +1,5 @@
 // Package machine is `gpufabric doctor machine`: the facts of its node that a pod of the Jobs of `doctor preflight --print-jobs`
-// reports. It opens no device and changes nothing.
+// reports. It does not open a device and changes nothing.
 package machine
 
 import (
@@ -86,7 +86,7 @@ func Look(ctx context.Context, p Place) preflight.Facts {
 	search := p.Driver()
 	f.Driver = search.Loaded()
 	if f.Trouble, f.Says = search.Trouble(); f.GPUs == 0 && f.Driver == "" {
-		f.Trouble, f.Says = "", "" // a node without a GPU needs no driver
+		f.Trouble, f.Says = "", "" // a node without a GPU does not need a driver
 	}
 	if f.Driver != "" {
 		channels, err := imex.FS{ProcDevices: p.ProcDevices}.ChannelCount()

@@ -12,7 +12,7 @@ import (
 )
 
 // Facts are a pod's findings about its node's machine. The pod writes them as JSON to its termination message, which may have
-// 4,096 bytes, so that the pod needs no right at the API server.
+// 4,096 bytes, so that the pod does not need a right at the API server.
 type Facts struct {
 	// GPUs counts NVIDIA's GPUs on the PCI bus, Nodes the device nodes such as /dev/nvidia0.
 	GPUs  int `json:"gpus"`

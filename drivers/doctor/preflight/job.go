@@ -47,7 +47,7 @@ func Jobs(s *snapshot.Snapshot, v Values, namespace, image string) ([]batchv1.Jo
 	return out, nil
 }
 
-// job is that of a node.
+// job is the job of a node.
 func job(v Values, namespace, image, node, runtime string) batchv1.Job {
 	labels := map[string]string{"app.kubernetes.io/name": snapshot.PreflightJobs}
 	volumes, mounts, flags := v.Hardware.seen(runtime, v.preset.Runtimes)

@@ -15,7 +15,7 @@ import (
 // part is an operand of an expression's outermost &&.
 type part struct {
 	compiled cel.CompilationResult
-	// domain and name are those of the attribute or capacity that it compares, wanted the constant; an empty name: it is of another form.
+	// domain and name identify the attribute or capacity that it compares, wanted the constant; an empty name: it is of another form.
 	domain, name, wanted string
 }
 
@@ -41,7 +41,7 @@ func partsOf(text string, env *celgo.Env) []part {
 	return parts
 }
 
-// operands are those of an expression's outermost &&.
+// operands are the operands of an expression's outermost &&.
 func operands(e ast.Expr) []ast.Expr {
 	if e.Kind() == ast.CallKind && e.AsCall().FunctionName() == operators.LogicalAnd {
 		var all []ast.Expr

@@ -42,7 +42,7 @@ type Reader struct {
 	config    *rest.Config
 }
 
-// NewReader makes a Reader. It sends no request.
+// NewReader makes a Reader. It does not send a request.
 func NewReader(config *rest.Config, scope Scope) (*Reader, error) {
 	r := &Reader{url: config.Host, timeout: scope.Timeout, meter: &meter{}}
 	if r.timeout <= 0 {

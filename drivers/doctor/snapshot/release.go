@@ -104,7 +104,7 @@ func (s *Snapshot) disown() {
 	}
 }
 
-// foreign is a copy of labels without those by which gpufabric's own objects are known: a watch's objects are shared.
+// foreign is a copy of labels without the labels that identify gpufabric's own objects: a watch's objects are shared.
 func foreign(labels map[string]string) map[string]string {
 	kept := maps.Clone(labels)
 	for _, key := range []string{labelPartOf, labelName} {

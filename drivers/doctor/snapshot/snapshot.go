@@ -34,9 +34,9 @@ type Snapshot struct {
 	Templates []resourceapi.ResourceClaimTemplate
 	// Pods are gpufabric's own pods, waiting pods, and those that Scope names.
 	Pods []corev1.Pod
-	// Events are those of type Warning, and all in the namespace that Scope names. The message is kept where it is about devices.
+	// Events are the events of type Warning, and all in the namespace that Scope names. The message is kept where it is about devices.
 	Events []corev1.Event
-	// DaemonSets and Deployments are those of all owners: other drivers are found among them.
+	// DaemonSets and Deployments of all owners: other drivers are found among them.
 	DaemonSets  []appsv1.DaemonSet
 	Deployments []appsv1.Deployment
 	// CRDs and Webhooks are the metadata of CustomResourceDefinitions and ValidatingWebhookConfigurations.

@@ -171,7 +171,7 @@ func (o *options) fromFile() (*corev1.Node, []resourceapi.ResourceSlice, error) 
 	return found.nodes[o.node], found.slices, nil
 }
 
-// objects are those of a file; other kinds are passed over.
+// objects are the objects of a file; other kinds are passed over.
 type objects struct {
 	nodes  map[string]*corev1.Node
 	slices []resourceapi.ResourceSlice

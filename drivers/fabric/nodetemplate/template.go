@@ -22,7 +22,7 @@ import (
 // Template is a node that does not exist.
 type Template struct {
 	Node *corev1.Node
-	// Slices are those of gpufabric's drivers, by driver and name. They keep the values by which devices of one node belong together
+	// Slices are the slices of gpufabric's drivers, by driver and name. They keep the values by which devices of one node belong together
 	// (PCIe root, parent GPU), and lack the device taints.
 	Slices []*resourceapi.ResourceSlice
 	// Notes are sentences on the difference between the template and the node that it was made from.

@@ -55,7 +55,7 @@ type kind struct {
 	add     func(*fabric.Facts, any)
 }
 
-// New makes a reader. It sends no request yet.
+// New makes a reader. It does not send a request yet.
 func New(config *rest.Config, o Options) (*Reader, error) {
 	config = host.Tune(config, o.Agent)
 	core, err := host.Client(config, o.Agent)
@@ -228,7 +228,7 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 	var running sync.WaitGroup
 	for _, informer := range f.informers {
 		running.Go(func() { informer.RunWithContext(ctx) })
-		running.Go(func() { // a kind without objects sends no event
+		running.Go(func() { // a kind without objects does not send an event
 			select {
 			case <-informer.HasSyncedChecker().Done():
 				changed()

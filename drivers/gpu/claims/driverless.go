@@ -18,7 +18,7 @@ import (
 // Effects that cannot be undone without a driver are stored, and undone by the Preparer that starts when the driver is there. So pods that
 // hold GPUs end, and a node can be drained to install or mend its driver.
 type Driverless struct {
-	// Options are those of the Preparer. Only MPS, Limits, LeftFile, PartitionsFile, Writer and Events are used.
+	// Options are the options of the Preparer. Only MPS, Limits, LeftFile, PartitionsFile, Writer and Events are used.
 	Options Options
 	// Why returns the reason of the role's wait.
 	Why func() string

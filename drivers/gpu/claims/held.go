@@ -73,7 +73,7 @@ func (k *Preparer) holdings() []devices.HeldDevice {
 // Use returns the devices that claims have, and a channel that is closed when they change.
 func (k *Preparer) Use() ([]devices.HeldDevice, <-chan struct{}) { return k.use.Get() }
 
-// SetFull changes which shared devices are not published, because nothing of them is left.
+// SetFull changes the shared devices that are not published because they are full.
 func (k *Preparer) SetFull(names []string) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -115,7 +115,7 @@ func (k *Preparer) SetByDemand(layouts map[string]devices.Layout) {
 	k.offer(&h)
 }
 
-// SetMissing changes the features that the cluster lacks. Devices that claims hold stay offered; forms that the cluster cannot keep
+// SetMissing changes the features that the cluster lacks. Devices that claims have stay offered; forms that the cluster cannot keep
 // apart are withheld where they are published.
 func (k *Preparer) SetMissing(missing capability.Missing) {
 	k.layingOut.Lock()

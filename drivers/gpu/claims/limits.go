@@ -40,7 +40,7 @@ type Limits struct {
 	Bytes    int64
 	// Closed makes the library refuse all memory where it cannot count.
 	Closed bool
-	// Seats are those of shares with a percentage of the cores; all containers of one share have theirs together. nil: each process holds
+	// Seats are the seats of shares with a percentage of the cores; all containers of one share have theirs together. nil: each process holds
 	// itself to its percentage.
 	Seats *cores.Seats
 }
@@ -66,7 +66,7 @@ func ownAccount() *specs.Mount {
 		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=2m", "nr_inodes=16"}}
 }
 
-// limitOf returns the limit of a share of a GPU; false: it requests no memory and has none, or only observes the GPU.
+// limitOf returns the limit of a share of a GPU; false: it does not request memory and has none, or only observes the GPU.
 func limitOf(gpu string, allocated draplugin.AllocatedDevice) (limit limiter.Limit, limited bool) {
 	memory := allocated.ConsumedCapacity[devices.CapMemory]
 	percent := allocated.ConsumedCapacity[devices.CapCores]
@@ -211,7 +211,7 @@ func (l Limits) sweep(gone func(name string) bool) error {
 
 // Share is a claim's share of a GPU that the library limits.
 type Share struct {
-	// Name is that of its files: of its limits in the containers' limiter.Directory, and of its account's directory.
+	// Name is the name of its files: of its limits in the containers' limiter.Directory, and of its account's directory.
 	Name  string
 	Claim types.UID
 	// GPU is the GPU's UUID.

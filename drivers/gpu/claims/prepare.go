@@ -208,7 +208,7 @@ func (k *Preparer) prepare(ctx context.Context, p *preparation) error {
 	return k.setSharing(ctx, p)
 }
 
-// undivided makes sure that a GPU that is given out whole or as shares is not in MIG mode: CUDA finds no device on a GPU in MIG
+// undivided makes sure that a GPU that is given out whole or as shares is not in MIG mode: CUDA does not find a device on a GPU in MIG
 // mode.
 func (k *Preparer) undivided(d *devices.Device) error {
 	if d.GPU.MIG == nil {

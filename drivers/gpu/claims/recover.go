@@ -156,7 +156,7 @@ func (k *Preparer) offer(h *Hardware) {
 	}
 	k.reported = problems
 	for name, d := range k.appeared(h.Pool) {
-		// Their claims hold these devices by name only. They must hold the devices' parts before another claim can get them.
+		// Their claims have these devices by name only. They must hold the devices' parts before another claim can get them.
 		if err := k.options.Ledger.Extend(nameKey(k.options.Pool, name), HoldsOf(d)...); err != nil {
 			k.options.Events.Report("DeviceHeldTwice", err.Error())
 		}
@@ -171,7 +171,7 @@ func (k *Preparer) recoveredClaim(record claimstate.Record) {
 	k.names[record.UID] = types.NamespacedName{Namespace: record.Namespace, Name: record.Name}
 }
 
-// recovered records that a claim holds a device, which may not have been seen yet.
+// recovered records that a claim has a device, which may not have been seen yet.
 func (k *Preparer) recovered(held claimstate.Device, claim types.UID) {
 	device, shared := held.Device, held.ShareID != ""
 	seen := k.Hardware().Pool.Device(device) != nil
@@ -188,7 +188,7 @@ func (k *Preparer) recovered(held claimstate.Device, claim types.UID) {
 	k.unseen[device][claim] = shared
 }
 
-// appeared returns the devices that pool is the first to show, by the names under which claims hold them. Their claims share the
+// appeared returns the devices that pool is the first to show, by the names under which claims have them. Their claims share the
 // GPU in the default way unless they request another.
 func (k *Preparer) appeared(pool *devices.Pool) map[string]*devices.Device {
 	k.mu.Lock()

@@ -15,7 +15,7 @@ import (
 // for it: there the variables without an index apply.
 func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerEdits {
 	var e specs.ContainerEdits
-	// A counted share that requests no memory has no limit.
+	// A counted share that does not request memory has no limit.
 	if memory, ok := allocated.ConsumedCapacity[devices.CapMemory]; ok && memory.Sign() > 0 {
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", index, memory.Value()>>20),
 			fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))

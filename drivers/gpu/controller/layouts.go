@@ -170,7 +170,7 @@ func sumUpDemand(l *v1alpha1.MIGLayout, all []v1alpha1.MIGLayout, nodes map[stri
 	}
 }
 
-// unknownShapes are the MIG profiles of a layout by demand that are not among those of its nodes' GPUs; none where these are not known.
+// unknownShapes are the MIG profiles of a layout by demand that are not among those of its nodes' GPUs; none where these are unknown.
 func unknownShapes(auto *v1alpha1.MIGAuto, profiles map[string]bool) []string {
 	var out []string
 	for i, shape := range auto.Shapes {

@@ -62,7 +62,7 @@ const (
 // ErrFull marks a GPU on which no further container can have a percentage.
 var ErrFull = fmt.Errorf("%d containers have percentages of the GPU, which is the maximum", most)
 
-// Seats are those of a node's containers. With its fields set it has none; Resume finds those of an earlier run of this program.
+// Seats are the seats of a node's containers. With its fields set it has none; Resume finds those of an earlier run of this program.
 type Seats struct {
 	// Directory has a directory for each GPU, at the same path here and on the node.
 	Directory string

@@ -2,7 +2,7 @@
 // device without counters. The devices of a GPU with several forms use its counter set, so that the scheduler itself cannot
 // allocate one GPU in two forms.
 //
-// A GPU of ModeShareable is one device that allows multiple allocations. A claim that requests no capacity consumes all of its
+// A GPU of ModeShareable is one device that allows multiple allocations. A claim that does not request a capacity consumes all of its
 // memory, and so has it whole. Claims that request memory share it, as far as memory and cores suffice. A GPU of ModeShares is such
 // a device too, and its shares are counted.
 //

@@ -15,12 +15,12 @@ type Mode string
 // The modes. A scheduler considers every device and every counter of a node for each pod, so each mode beyond Whole costs time for
 // every pod of the cluster (docs/scheduling.md has the figures).
 const (
-	// ModeWhole offers the whole GPU, to one claim at a time. It uses no counters.
+	// ModeWhole offers the whole GPU, to one claim at a time. It does not use counters.
 	ModeWhole Mode = "whole"
-	// ModeShareable offers one device. A plain claim has it whole; claims that request memory share it. It uses no counters.
+	// ModeShareable offers one device. A plain claim has it whole; claims that request memory share it. It does not use counters.
 	ModeShareable Mode = "shareable"
 	// ModeShares offers one device with a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's
-	// consumableShares does. A share has no limit except the memory that its claim requests. It uses no counters.
+	// consumableShares does. A share has no limit except the memory that its claim requests. It does not use counters.
 	ModeShares Mode = "shares"
 	// ModeMIG offers only the placements of named MIG profiles. It uses counters where placements exclude each other.
 	ModeMIG Mode = "mig"

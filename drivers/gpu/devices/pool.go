@@ -30,7 +30,7 @@ type Pool struct {
 	sets  []resourceapi.CounterSet
 	// withdrawn are the devices that exist only for the claims that share them already.
 	withdrawn map[string]bool
-	// Settling are the GPUs, by UUID, that keep a form which is no longer offered until the claims that hold it end.
+	// Settling are the GPUs, by UUID, that keep a form which is no longer offered until the claims that have it end.
 	Settling map[string]bool
 	// Problems are devices that could not be offered.
 	Problems []error
@@ -40,7 +40,7 @@ type Pool struct {
 type Options struct {
 	// Forms are the forms in which they are offered.
 	Forms Forms
-	// HeldDevice are the devices that claims hold. They stay published, whatever the value of Forms is.
+	// HeldDevice are the devices that claims have. They stay published, whatever the value of Forms is.
 	Held []HeldDevice
 	// Share is the default share of a GPU; the zero value is a tenth of the GPU.
 	Share Share
@@ -57,20 +57,20 @@ type Options struct {
 	MIGMode map[string]bool
 	// Limits is the value of AttrLimits; empty: devices lack it.
 	Limits string
-	// NoMIG offers no MIG placements on GPUs without static instances.
+	// NoMIG does not offer MIG placements on GPUs without static instances.
 	NoMIG bool
-	// Full are the names of shared devices that are not published, because nothing of them is left. Those with a taint are.
+	// Full are the names of shared devices that are not published because they are full. Those with a taint are.
 	Full []string
 	// Missing are the features of resource.k8s.io that the cluster lacks. A device that needs one of them is not offered.
 	Missing capability.Missing
 }
 
-// HeldDevice is a device that a claim holds.
+// HeldDevice is a device that a claim has.
 type HeldDevice struct {
 	Device string
-	// Shared: other claims may hold the device too.
+	// Shared: other claims may have the device too.
 	Shared bool
-	// Counted: the claim holds counted shares of a GPU of ModeShares.
+	// Counted: the claim has counted shares of a GPU of ModeShares.
 	Counted bool
 	// Consumed is the claim's part of a shared device's capacities.
 	Consumed map[resourceapi.QualifiedName]resource.Quantity
@@ -173,7 +173,7 @@ func (p *Pool) wanted(g *inventory.GPU) []*Device {
 	return all
 }
 
-// keptApart are those of the selected devices of a GPU that the cluster can keep apart; the whole GPU where it can keep none.
+// keptApart are the selected devices of a GPU that the cluster can keep apart; the whole GPU where it can keep none.
 func (p *Pool) keptApart(g *inventory.GPU, all []*Device) []*Device {
 	m := p.options.Missing
 	var lacks capability.Missing
@@ -197,7 +197,7 @@ func (p *Pool) keptApart(g *inventory.GPU, all []*Device) []*Device {
 	return kept
 }
 
-// heldOn are the devices of a GPU that claims hold.
+// heldOn are the devices of a GPU that claims have.
 func (p *Pool) heldOn(g *inventory.GPU) []HeldDevice {
 	return slices.DeleteFunc(slices.Clone(p.options.Held), func(h HeldDevice) bool { return !of(g, h.Device) })
 }
@@ -295,7 +295,7 @@ func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Dev
 	return out
 }
 
-// kept are the devices of a GPU that claims hold, where one of them is not among the wanted ones; else nil. The rest of the GPU
+// kept are the devices of a GPU that claims have, where one of them is not among the wanted ones; else nil. The rest of the GPU
 // is not offered until they end: the wanted devices may exclude them, and the scheduler does not have this fact.
 func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device

@@ -21,7 +21,7 @@ func Multiprocessors(g *inventory.GPU) int {
 func SampleMIG(like resourceapi.Device, p inventory.Profile, total int) resourceapi.Device {
 	a := sampled(like, MIG)
 	a.text(AttrProfile, p.Name)
-	for _, name := range []resourceapi.QualifiedName{AttrUUID, AttrParentUUID} { // an instance's own UUID is not known in advance
+	for _, name := range []resourceapi.QualifiedName{AttrUUID, AttrParentUUID} { // an instance's own UUID is unknown in advance
 		if gpu := like.Attributes[name]; gpu.StringValue != nil {
 			a.text(AttrParentUUID, *gpu.StringValue)
 		}

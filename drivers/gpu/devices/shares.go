@@ -65,7 +65,7 @@ func DescribeWhole(d resourceapi.Device) string {
 	return string(ModeWhole)
 }
 
-// canBe reports whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
+// canBe reports whether a device is the one that a claim has, in the way in which the claim has it. A GPU of ModeShares and one of
 // ModeShareable are not the same. The scheduler subtracts a claim's consumption only from capacities of the same names, so it would
 // give a GPU whole to one claim while others share it by count.
 func (d *Device) canBe(h HeldDevice) bool {

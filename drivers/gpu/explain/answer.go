@@ -28,7 +28,7 @@ type Answer struct {
 type Node struct {
 	Name string `json:"name"`
 	GPUs int    `json:"gpus"`
-	// Free are the GPUs of which no claim holds anything.
+	// Free are the GPUs that claims do not use.
 	Free int `json:"free"`
 	// Offers counts the GPUs by their published forms.
 	Offers map[string]int `json:"offers"`
@@ -51,8 +51,7 @@ type Request struct {
 	Name  string `json:"name"`
 	Class string `json:"class"`
 	Wants string `json:"wants"`
-	// Offered are the GPUs that offer the form. Free are those of them of which no claim holds anything, or that have counted shares
-	// left.
+	// Offered are the GPUs that offer the form. Free are the ones that claims do not use, or that have counted shares left.
 	Offered int    `json:"offered"`
 	Free    int    `json:"free"`
 	Answer  string `json:"answer"`

@@ -41,7 +41,7 @@ type Keeper struct {
 	turn keylock.Locks // one change at a time: a list of active partitions replaces the one before
 
 	mu sync.Mutex
-	// gpus and partitions are those of the last Refresh.
+	// gpus and partitions are the result of the last Refresh.
 	gpus       map[pci.Address]GPU
 	partitions map[int][]pci.Address
 }
@@ -77,7 +77,7 @@ func (k *Keeper) Refresh(ctx context.Context, gpus []pci.Address) (lost []int, e
 			members[i] = address(g)
 		}
 		if len(members) == 0 || slices.Contains(members, "") {
-			continue // a GPU of it is not on this node's bus, or its module ID is not known
+			continue // a GPU of it is not on this node's bus, or its module ID is unknown
 		}
 		for i, a := range members {
 			if places[a].Partitions == nil {

@@ -38,9 +38,8 @@ get_default_device_pinned_mem_limit*) cat "$dir/limit-${line##* }" ;;
 esac
 `
 
-// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. The stand-in writes how it was started and
-// its commands to the file told, whose name may use the shell's variables. Before it listens it runs the given shell
-// commands.
+// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. The stand-in writes its arguments and
+// commands to the file told, whose name may contain shell variables. Before it listens it runs the given shell commands.
 func MPSControl(t testing.TB, driverRoot, log, before string) {
 	t.Helper()
 	program := filepath.Join(driverRoot, "usr/bin/nvidia-cuda-mps-control")

@@ -129,7 +129,7 @@ func inMIGMode(g *inventory.GPU) bool {
 	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
 
-// stands reports whether a link's fault is recorded.
+// stands reports whether the record has a link's fault.
 func (m *follower) stands(uuid string, link int) bool {
 	for _, f := range m.Faults() {
 		if f.GPU == uuid && f.Link != nil && *f.Link == link {

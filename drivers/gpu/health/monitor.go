@@ -385,7 +385,7 @@ func (m *follower) heal(ctx context.Context) {
 	m.mu.Unlock()
 	for _, f := range gone {
 		if f.Kind == Lost {
-			delete(m.registered, f.GPU) // a GPU that came back sends no events to earlier registrations
+			delete(m.registered, f.GPU) // a GPU that came back does not send events to earlier registrations
 		}
 		m.listener.Healed(ctx, f)
 	}

@@ -53,7 +53,7 @@ func lost(g *GPU) bool {
 }
 
 // Keeping returns a newer reading of n, together with those of its GPUs that could not be read again: a lost GPU still belongs to
-// this node, and claims may hold it.
+// this node, and claims may have it.
 func (n *Node) Keeping(newer *Node) *Node {
 	merged := *newer
 	merged.GPUs, merged.Missing = slices.Clone(newer.GPUs), slices.Clone(newer.Missing)

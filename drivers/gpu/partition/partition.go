@@ -1,7 +1,7 @@
 // Package partition makes and removes MIG instances through NVML: a GPU instance at an exact placement with one compute instance
 // that fills it.
 //
-// The package takes no locks: the caller must not make two changes of one GPU at once. NVML calls cannot be interrupted and may take
+// The package does not take locks: the caller must not make two changes of one GPU at once. NVML calls cannot be interrupted and may take
 // seconds.
 package partition
 

@@ -6,7 +6,7 @@
 //   - drivers/iommu/iommu.c: iommu_group of a function, devices of a group
 //   - drivers/vfio: /dev/vfio/GROUP, and with iommufd /dev/vfio/devices/vfioN and /dev/iommu
 //
-// It opens no NVML: NVIDIA's driver does not let a GPU go while a process has it open, this one included.
+// It does not open NVML: NVIDIA's driver does not let a GPU go while a process has it open, this one included.
 package passthrough
 
 import (
@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// Driver is the kernel's driver of functions that are passed through. GraceDriver is that of GPUs whose memory is coherent with the
-	// CPU's: with vfio-pci a virtual machine has none of it, and CUDA does not start (drivers/vfio/pci/nvgrace-gpu, from Linux 6.8).
+	// Driver is the kernel's driver of functions that are passed through. GraceDriver is the driver of GPUs whose memory is
+	// coherent with the CPU's: with vfio-pci a virtual machine has none of it, and CUDA does not start
+	// (drivers/vfio/pci/nvgrace-gpu, from Linux 6.8).
 	Driver      = "vfio-pci"
 	GraceDriver = "nvgrace_gpu_vfio_pci"
 	// gpuDriver is NVIDIA's kernel driver.
@@ -42,7 +43,7 @@ func Name(gpu pci.Address) string {
 
 const namePrefix = "gpu-vfio-"
 
-// IsName reports whether a device's name is that of a GPU that is passed through.
+// IsName reports whether a device's name belongs to a GPU that is passed through.
 func IsName(device string) bool { return strings.HasPrefix(device, namePrefix) }
 
 // Card is a GPU that can be passed through, with the other functions of its card (audio, USB), which are in its IOMMU group.
@@ -138,14 +139,16 @@ func (p Places) ready(switches int) error {
 	groups, err := os.ReadDir(filepath.Join(p.Sysfs, "kernel/iommu_groups"))
 	switch {
 	case err != nil || len(groups) == 0:
-		return errors.New("no GPU is passed through: the kernel has no IOMMU groups, so the IOMMU is off: switch it on in the firmware (VT-d, " +
+		return errors.New("GPUs are not passed through: the kernel has no IOMMU groups, so the IOMMU is off: switch it on in the firmware " +
+			"(VT-d, " +
 			"AMD-Vi, SMMU), and boot an Intel machine with intel_iommu=on")
 	case switches > 0 && !p.Partitions:
-		return fmt.Errorf("no GPU is passed through: the node has %d NVSwitches, and a GPU behind them works in a virtual machine only with a "+
+		return fmt.Errorf("GPUs are not passed through: the node has %d NVSwitches, and a GPU behind them works in a virtual machine only "+
+			"with a "+
 			"partition of Fabric Manager: set gpus.passthrough.fabricManager, or offer its GPUs in another form", switches)
 	}
 	if _, err := os.Stat(p.driver(Driver, "bind")); err != nil {
-		return fmt.Errorf("no GPU is passed through: the kernel's driver %s is not loaded (%w): modprobe vfio-pci on the node", Driver, err)
+		return fmt.Errorf("GPUs are not passed through: the kernel's driver %s is not loaded (%w): modprobe vfio-pci on the node", Driver, err)
 	}
 	return nil
 }

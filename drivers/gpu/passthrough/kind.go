@@ -50,7 +50,7 @@ type Kind struct {
 	held observed.Value[int]
 
 	mu sync.Mutex
-	// cards are those of the last Find, by device name. seen are the Identities of GPUs before they were taken.
+	// cards are the cards of the last Find, by device name. seen are the Identities of GPUs before they were taken.
 	cards map[string]*Card
 	seen  map[string]Identity
 	// claims are those that have cards, or whose records cannot be read; blind: there are some of the latter.

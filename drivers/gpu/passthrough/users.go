@@ -90,8 +90,8 @@ func (p Places) users(ctx context.Context, files ...string) ([]Process, error) {
 // errUnseen is wrapped by the error for a node whose processes cannot be seen at all.
 var errUnseen = errors.New("the processes that use the GPU cannot be listed")
 
-// ended reports whether an error of a file of /proc or sysfs is that of a process, a device or a mount that is not there, or that is closed
-// to this process for good. Any other error, such as EMFILE, is no answer: the process may have the GPU open.
+// ended reports whether an error of a file of /proc or sysfs means that a process, a device or a mount does not exist, or is never
+// readable by this process. Any other error, such as EMFILE, is no answer: the process may have the GPU open.
 func ended(err error) bool {
 	for _, absent := range []error{syscall.ENOENT, syscall.ESRCH, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, absent) {

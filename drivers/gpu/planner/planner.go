@@ -94,7 +94,7 @@ type Order struct {
 	Hide, Show []Device
 	// Reason explains the order to an administrator.
 	Reason string
-	// Namespace is that of the pod for which the GPU is cut, empty where it is cut for a reserve.
+	// Namespace is the namespace of the pod for which the GPU is cut, empty where it is cut for a reserve.
 	Namespace string
 }
 

@@ -49,7 +49,7 @@ func has(devices []Device, wanted []int, counts func(Device) bool) bool {
 	return !slices.ContainsFunc(left, func(n int) bool { return n > 0 })
 }
 
-// present keeps devices of one GPU that are free or come.
+// present keeps the devices of one GPU that are free or will be made.
 func (t *turn) present(wanted []int) bool {
 	for _, g := range t.gpus {
 		total := slices.Clone(wanted)

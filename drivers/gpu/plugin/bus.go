@@ -11,7 +11,7 @@ import (
 // errPluggedIn ends a run of the plugin that then starts again.
 var errPluggedIn = errors.New("a GPU was plugged in")
 
-// bus watches which GPUs NVIDIA's kernel driver has bound, by their addresses on the PCI bus. Sysfs reports no change, so bus reads
+// bus watches which GPUs NVIDIA's kernel driver has bound, by their addresses on the PCI bus. Sysfs does not report a change, so bus reads
 // one directory from time to time. Only one goroutine uses it at a time.
 type bus struct {
 	sysfs pci.FS

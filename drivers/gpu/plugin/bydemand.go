@@ -94,7 +94,7 @@ func (w *layouts) follow(gpus map[string]devices.Layout) error {
 	return nil
 }
 
-// leave offers no GPU by demand any more. The stored state counts until the next start has read the MIGLayouts.
+// leave does not offer a GPU by demand any more. The stored state counts until the next start has read the MIGLayouts.
 func (w *layouts) leave(ctx context.Context) {
 	if w.kept.file != nil && len(w.kept.get()) > 0 {
 		if err := w.kept.file.Put(byDemandData{}); err != nil {
@@ -249,7 +249,7 @@ func (w *layouts) applyGPU(ctx context.Context, g *inventory.GPU, planned []v1al
 	klog.FromContext(ctx).Info("Changing a part of a GPU", "gpu", g.UUID, "layout", name, "destroy", len(change.Doomed), "create",
 		len(change.Missing))
 	err = change.Apply()
-	w.kind.LayOut() // also after an error, and before a claim may hold these parts
+	w.kind.LayOut() // also after an error, and before a claim may have these parts
 	return false, err
 }
 

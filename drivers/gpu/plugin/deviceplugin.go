@@ -25,7 +25,7 @@ func uuidsOf(gpus []*inventory.GPU) []string {
 	return uuids
 }
 
-// lackingRetry is how often to look for missing device nodes: /dev gives no notification for new ones.
+// lackingRetry is how often to look for missing device nodes: /dev does not give a notification for new ones.
 const lackingRetry = 5 * time.Second
 
 // countedGPUs offers the GPUs of --device-plugin as nvidia.com/gpu. They are requested like any other device plugin's, so they are

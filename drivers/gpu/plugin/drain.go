@@ -111,7 +111,7 @@ func (s *starter) Report(reason, message string) { s.current.Load().events.Repor
 // drainOwner is the holder of the GPUs in the ledger while they are drained.
 const drainOwner = "drain"
 
-// drainer waits until no pod has a GPU. It takes no GPU away.
+// drainer waits until no pod has a GPU. It does not take a GPU away.
 type drainer struct {
 	// draining keeps new claims off the GPUs.
 	draining  observed.Value[bool]

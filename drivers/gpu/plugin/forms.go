@@ -31,7 +31,7 @@ const (
 	// formsSettle is how long a node's labels must stay unchanged before its GPUs change their forms: an administrator may set
 	// several labels, one after another.
 	formsSettle = 2 * time.Second
-	// formsUnrest is how long labels may change faster than that before the node's condition reports it.
+	// formsUnrest is how long labels may keep changing before the node's condition reports it.
 	formsUnrest = 10 * time.Second
 )
 

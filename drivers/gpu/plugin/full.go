@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/gpu/claims"
 )
 
-// fullGPUs takes shared GPUs out of the node's ResourceSlices while nothing of them is left. The scheduler runs CEL and works out
+// fullGPUs removes shared GPUs from the node's ResourceSlices while they are full. The scheduler runs CEL and works out
 // capacities for each shared GPU that is published, also for a full one.
 //
 // A GPU goes once it has been full for a time, and returns with the first share that ends: at most two writes of the node's slice a GPU in

@@ -18,7 +18,7 @@ import (
 // maxInforming is how many faults may wait for their Events on claims: programs can make GPUs report mistakes all day.
 const maxInforming = 64
 
-// informer writes Events on the node, on each claim that holds a device with a fault, and on the claim's pods. It reads the claims
+// informer writes Events on the node, on each claim that has a device with a fault, and on the claim's pods. It reads the claims
 // of one fault after another's, in a goroutine of its own: a slow API server must not delay the detection of the next fault.
 type informer struct {
 	client  kubernetes.Interface
@@ -58,7 +58,7 @@ func (i *informer) inform(ctx context.Context, f health.Fault, kind, reason, mes
 	select {
 	case i.waiting <- information{holders, kind, reason, message}:
 	default:
-		klog.FromContext(ctx).Info("No Events on claims for a GPU's event: the API server is still busy with earlier ones", "gpu", f.GPU)
+		klog.FromContext(ctx).Info("Claims do not get Events for a GPU's event: the API server is still busy with earlier ones", "gpu", f.GPU)
 	}
 }
 
@@ -79,7 +79,7 @@ func (i *informer) reportOnClaims(ctx context.Context, next information) {
 	for _, record := range next.holders {
 		claim, err := i.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 		if err != nil || claim.UID != record.UID {
-			klog.FromContext(ctx).Info("No Event on a claim that could not be read", "claim", record.Namespace+"/"+record.Name, "err", err)
+			klog.FromContext(ctx).Info("Could not read a claim, which does not get an Event", "claim", record.Namespace+"/"+record.Name, "err", err)
 			continue
 		}
 		i.events.recorder.Event(&corev1.ObjectReference{

@@ -271,6 +271,6 @@ func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) 
 		len(plan.Instances))
 	err = plan.Apply()
 	w.kind.SettleMode(plan.GPU)
-	w.kind.LayOut() // also after an error; and before a claim may hold the GPU, which would take the new instances for a stranger's
+	w.kind.LayOut() // also after an error; and before a claim may have the GPU, which would take the new instances for a stranger's
 	return false, err
 }

@@ -58,7 +58,7 @@ type Options struct {
 	ShareCores   int64
 	// Limits is the mechanism that limits the containers of shares: auto, library or none.
 	Limits string
-	// FullAfter is how long nothing of a shared GPU is left until it is not published any more; 0: it always is.
+	// FullAfter is how long a shared GPU is full before it is no longer published; 0: it always is.
 	FullAfter time.Duration
 	// LendCores lets a claim use the time of a GPU that others leave, beyond its own percentage.
 	LendCores bool

@@ -34,7 +34,7 @@ import (
 
 // A node's GPUs are offered either to containers, by the parts of plugin, or in form vfio to virtual machines, by a passer. The two
 // never run at once: plugin has NVML open, and NVIDIA's driver lets no GPU go that a process has open. A run of either ends with
-// errForms when the forms change and nothing of its own is held any more.
+// errForms when the forms change and claims have none of its devices any more.
 
 // errForms ends such a run.
 var errForms = errors.New("the node's GPUs are being switched between containers and virtual machines")
@@ -48,7 +48,7 @@ const (
 	askPatience, askPause = 5 * time.Second, 2 * time.Second
 )
 
-// leaver ends a run of the plugin when the forms are vfio and nothing of the GPUs is offered in other forms any more.
+// leaver ends a run of the plugin when the forms are vfio and GPUs are no longer offered in other forms.
 type leaver struct {
 	kind      *claims.Preparer
 	forms     *forms

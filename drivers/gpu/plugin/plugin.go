@@ -93,7 +93,7 @@ func Command(h host.Host) *cobra.Command {
 // driverProgram is the subcommand with which the role starts itself to run a program of the driver.
 const driverProgram = "driver-program"
 
-// Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
+// Run runs the role until ctx ends. Without objects it does not follow MIGLayouts.
 func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
 	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram)}).run(ctx)
 }
@@ -152,7 +152,7 @@ type parts struct {
 	counted   *countedGPUs              // GPUs of the role's own device plugin
 	drainer   *drainer                  // drains
 	publisher *publisher
-	full      *fullGPUs        // shared GPUs of which nothing is left
+	full      *fullGPUs        // shared GPUs that are full
 	unlimited *unlimited.Watch // finds containers that use a share without the library
 	leaver    *leaver          // ends the run for form vfio; nil: it is never chosen
 }

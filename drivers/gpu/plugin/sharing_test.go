@@ -37,7 +37,7 @@ func smi(t *testing.T, m *gputest.Machine) func() string {
 	}
 }
 
-func TestATimeSliceIsSetWithTheClaimAndBackWithIt(t *testing.T) {
+func TestTimeSliceIsSetAndResetWithTheClaim(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls := smi(t, m)
 	b := newBench(t, m)

@@ -26,7 +26,7 @@ const (
 // errNotYet is wrapped by the error of a start that may succeed later, without a change of the role's options.
 var errNotYet = errors.New("the node's GPUs cannot be offered yet")
 
-// standIn serves the kubelet while the role waits for a driver: pods that hold GPUs must be able to end, above all where the driver is
+// standIn serves the kubelet while the role waits for a driver: pods that have GPUs must be able to end, above all where the driver is
 // to be mended. Its zero value serves nothing.
 type standIn struct {
 	message observed.Value[string]

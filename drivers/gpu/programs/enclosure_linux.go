@@ -35,7 +35,7 @@ type Node struct {
 	// Name is its path below /dev.
 	Name string `json:"name"`
 	// Numbered means that Major and Minor are known. The node is then made from them, whether or not it exists below Enclosure.Dev: the
-	// kernel makes no file for nvidia-uvm, nor for the capability nodes of MIG devices.
+	// kernel does not make a file for nvidia-uvm, nor for the capability nodes of MIG devices.
 	Numbered bool   `json:"numbered,omitempty"`
 	Major    uint32 `json:"major,omitempty"`
 	Minor    uint32 `json:"minor,omitempty"`
@@ -44,7 +44,7 @@ type Node struct {
 // ownNodes are the device nodes that every program may have.
 func ownNodes() []string { return []string{"null", "zero", "full", "random", "urandom"} }
 
-// Enter becomes a program inside an enclosure, which is given as Enclosure in JSON. It returns only an error. The process must have
+// Enter replaces this process by a program inside an enclosure (an Enclosure in JSON). It returns only an error. The process must have
 // its own mount namespace and PID namespace.
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
@@ -291,8 +291,8 @@ func (e Enclosure) node(n Node) error {
 	return os.Chmod(e.in(path), mode) // the umask cut the mode
 }
 
-// share binds a directory that others write, too. The program follows no link there, and can use no device and no set-user-ID file
-// there. Kernels before 5.10 follow links: they lead nowhere outside the enclosure.
+// share binds a directory that others write, too. The program does not follow a link there, and can use no device and no set-user-ID file
+// there. Kernels before 5.10 follow links: they do not lead out of the enclosure.
 func (e Enclosure) share(source, path string) error {
 	if err := e.bind(source, path, true); err != nil {
 		return err

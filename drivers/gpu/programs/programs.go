@@ -31,7 +31,7 @@ import (
 type Runner struct {
 	// Driver returns where the driver is; it may be installed later than this process, and move.
 	Driver func() driver.Location
-	// Enter makes the command that becomes a program inside an enclosure, which is Enclosure in JSON; see Reexec.
+	// Enter makes the command that runs a program inside an enclosure (an Enclosure in JSON); see Reexec.
 	Enter func(enclosure, program string, args ...string) *exec.Cmd
 }
 
@@ -42,7 +42,7 @@ type Share struct {
 	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that exist. A named node need not exist where the kernel's
 	// table of devices has its number.
 	Nodes []string
-	// Directories are writable, and have the same path inside as outside. The program follows no symbolic link in them, nor in Shm.
+	// Directories are writable, and have the same path inside as outside. The program does not follow a symbolic link in them, nor in Shm.
 	Directories []string
 	// Shm replaces /dev/shm where it is set.
 	Shm string

@@ -82,7 +82,7 @@ func (d directory) clear(name string) error {
 	}
 }
 
-// errNoDaemon means that there is no daemon to talk to.
+// errNoDaemon means that the claim has no running daemon.
 var errNoDaemon = errors.New("the socket of an MPS control daemon does not exist")
 
 // check makes sure that control is a daemon's: a socket (a FIFO in old versions) owned by root, and no link.

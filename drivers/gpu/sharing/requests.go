@@ -24,7 +24,7 @@ import (
 //	PUT    /claims?at=MOMENT [UID, ...]   Retain
 //	GET    /healthz                       whether requests are answered
 //
-// Requests for one claim count in the order of their moments, in whatever order they arrive: an earlier request starts no daemon
+// Requests for one claim count in the order of their moments, in whatever order they arrive: an earlier request does not start a daemon
 // for a claim that was released.
 type requests struct {
 	Keeper

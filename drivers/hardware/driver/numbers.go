@@ -18,7 +18,7 @@ const (
 // Numbers are the major numbers that the kernel gave to the parts of the driver, by name.
 type Numbers map[string]int64
 
-// ReadNumbers reads the file in place of /proc/devices. A file that cannot be read gives no numbers: then only the device nodes
+// ReadNumbers reads the file in place of /proc/devices. A file that cannot be read does not give numbers: then only the device nodes
 // themselves show their numbers.
 func ReadNumbers(procDevices string) Numbers {
 	f, err := os.Open(procDevices)

@@ -41,7 +41,7 @@ type Spec struct {
 	// The daemon's peers reach it at BindAddress and ServerPort; nvidia-imex-ctl uses CommandAddress and CommandPort.
 	BindAddress, CommandAddress string
 	ServerPort, CommandPort     int
-	// Certificates are those of it and its peers; nil: connections are not authenticated.
+	// Certificates are the certificates of it and its peers; nil: connections are not authenticated.
 	Certificates *Certificates
 }
 

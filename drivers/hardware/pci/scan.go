@@ -151,7 +151,7 @@ func (f FS) gone(name string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// singleNUMA reports whether the machine has one NUMA node. Its firmware often names no node for its functions then, but all of
+// singleNUMA reports whether the machine has one NUMA node. Its firmware often does not name a node for its functions then, but all of
 // them are on that one.
 func (f FS) singleNUMA() bool {
 	nodes, err := filepath.Glob(filepath.Join(f.root, "devices/system/node/node[0-9]*"))

@@ -49,7 +49,7 @@ func TestLackIsThatOfAWaitingThread(t *testing.T) {
 	}
 }
 
-func TestLackOfAShortProgramIsItsLast(t *testing.T) {
+func TestThreadsReportTheLastLackOfAShortProgram(t *testing.T) {
 	start := time.Now()
 	for name, c := range map[string]struct {
 		thread Thread

@@ -143,7 +143,7 @@ func (s Server) keeps(ctx context.Context, spec resourceapi.ResourceSliceSpec) (
 }
 
 // refusesContent reports whether the API server finds a field of a slice's spec wrong. An admission policy may refuse the slice as invalid
-// too, and names no field.
+// too, and does not name a field.
 func refusesContent(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {

@@ -127,7 +127,7 @@ func (d *Dir) List() ([]types.UID, error) {
 }
 
 // Unread returns the claims whose specs were written before a time and that no process has read since. It returns an error where
-// the file system keeps no access times.
+// the file system does not keep access times.
 func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
 	if err := timed(d.root); err != nil {
 		return nil, err

@@ -23,9 +23,9 @@ const (
 )
 
 // Watch checks that a container runtime reads the specs that containers wait for. containerd before 2.0 has CDI off by default: it
-// starts containers without their devices and reports no error. Later versions refuse the container where CDI was switched off. A
+// starts containers without their devices and does not report an error. Later versions refuse the container where CDI was switched off. A
 // directory that the runtime does not search, or that AppArmor or SELinux keeps from it, looks the same. The file's access time
-// shows all of these, so the watch needs no access to the runtime's socket or configuration.
+// shows all of these, so the watch does not need access to the runtime's socket or configuration.
 type Watch struct {
 	// Unread returns the names of the owners of specs that were not read, and that were available before a time. An error means that reads
 	// cannot be seen.
@@ -35,7 +35,7 @@ type Watch struct {
 
 	// reported is when the problem was last reported, zero where there is none.
 	reported time.Time
-	// blind is when the watch last reported that the file system keeps no access times.
+	// blind is when the watch last reported that the file system does not keep access times.
 	blind time.Time
 }
 
@@ -83,7 +83,7 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 
 // Read reports whether a process has read a spec since it was written, and when it was written. A runtime with CDI reads a spec when
 // it appears, or at the latest when a container asks for one of its devices. No other program has a reason to. It returns an error
-// where the file system keeps no access times or the spec does not exist.
+// where the file system does not keep access times or the spec does not exist.
 func Read(spec string) (read bool, written time.Time, err error) {
 	if err := timed(spec); err != nil {
 		return false, written, err
@@ -95,7 +95,7 @@ func Read(spec string) (read bool, written time.Time, err error) {
 	return !atomicfile.IsUnread(info), info.ModTime(), nil
 }
 
-// timed returns an error where the file system of a path keeps no access times.
+// timed returns an error where the file system of a path does not keep access times.
 func timed(path string) error {
 	var about unix.Statfs_t
 	if err := unix.Statfs(path, &about); err != nil {

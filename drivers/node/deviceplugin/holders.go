@@ -54,7 +54,7 @@ type Holders struct {
 	mu sync.Mutex
 	// pods are the pods that the kubelet gave a device, by the device's key, until they are known to have ended.
 	pods map[string][]types.UID
-	// current are those of the kubelet's last checkpoint.
+	// current are the holders in the kubelet's last checkpoint.
 	current map[string][]types.UID
 	seen    identity // of that checkpoint
 	opened  bool
@@ -212,7 +212,7 @@ func (h *Holders) read() error {
 	return nil
 }
 
-// mayRun reports whether a pod has processes, or whether that is not known just now.
+// mayRun reports whether a pod has processes, or whether that is unknown just now.
 func (h *Holders) mayRun(ctx context.Context, pod types.UID) bool {
 	sight, err := h.Cgroups.Look(ctx, pod)
 	return sight.Running || err != nil

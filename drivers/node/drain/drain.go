@@ -59,7 +59,7 @@ var ErrDrained = errors.New("the node's GPUs are drained: NVML is closed")
 
 // Directory is the directory that the roles of a node share.
 type Directory struct {
-	// Path is the same directory in every role; empty: the role takes no part in drains.
+	// Path is the same directory in every role; empty: the role does not take part in drains.
 	Path string
 	// Files reports its changes.
 	Files *filewatch.Watcher

@@ -25,14 +25,14 @@ type Session struct {
 	wanted observed.Value[bool]
 
 	mu   sync.Mutex
-	file *os.File // nil: the role takes no part
+	file *os.File // nil: the role does not take part
 	// recorded is the present text of file.
 	recorded string
 }
 
 // Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrDrained once it has closed NVML for a drain.
 // Run calls it again when the drain is over. Where the directory cannot be used, the role still runs: Run logs the error, and the
-// role takes no part in drains.
+// role does not take part in drains.
 func (m Member) Run(ctx context.Context, use func(context.Context, *Session) error) error {
 	if m.Path == "" {
 		return use(ctx, &Session{})

@@ -61,7 +61,7 @@ func (d Directory) forget() error {
 	return nil
 }
 
-// locked runs a function while no other role decides by operatorFile. A role that takes no part in drains has no such file.
+// locked runs a function while no other role decides by operatorFile. A role that does not take part in drains has no such file.
 func (d Directory) locked(ctx context.Context, decide func() error) error {
 	if d.Path == "" {
 		return nil

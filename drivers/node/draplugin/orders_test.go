@@ -102,7 +102,7 @@ func TestReleaseCommandRefusesClaimsInUse(t *testing.T) {
 		t.Errorf("%d claims are left, want 3", b.state.Len())
 	}
 	b.dir = t.TempDir()
-	if _, err := order(t, b, "u1"); err == nil || !strings.Contains(err.Error(), "no plugin answers below") {
+	if _, err := order(t, b, "u1"); err == nil || !strings.Contains(err.Error(), "a plugin does not answer below") {
 		t.Errorf("without a plugin: %v", err)
 	}
 }

@@ -27,7 +27,7 @@ import (
 const (
 	// answerMargin is the part of the kubelet's call time-out (45 s) that is kept to report a failure on the claim and to answer.
 	answerMargin = 3 * time.Second
-	// holdPatience is how long another claim may hold a device before the wait is worth an Event. An unprepare that is merely late
+	// holdPatience is how long another claim may have a device before the wait is worth an Event. An unprepare that is merely late
 	// takes less.
 	holdPatience = 2 * time.Second
 	// endless is longer than any call of the kubelet.

@@ -47,7 +47,7 @@ type Renewer interface {
 	Outdated(record claimstate.Record) bool
 }
 
-// Holder is a Preparer whose devices exclude each other in other ways than by name (a GPU and its slices). Without it a claim holds
+// Holder is a Preparer whose devices exclude each other in other ways than by name (a GPU and its slices). Without it a claim has
 // every device exclusively, except those allocated as shares.
 type Holder interface {
 	Holds(device AllocatedDevice) []ledger.Reservation
@@ -58,8 +58,8 @@ type Prepared struct {
 	// Edits are the container edits of the claim's devices: Edits[i] belongs to Claim.Devices[i]. A device with empty edits gets
 	// no CDI device. A nil slice: none gets one.
 	Edits []specs.ContainerEdits
-	// Attributes returns the attributes of Claim.Devices[i], for its containers; nil: they are told of none. Described tells them
-	// without --device-metadata too.
+	// Attributes returns the attributes of Claim.Devices[i], for its containers; nil: they do not receive metadata. Described gives
+	// it to them without --device-metadata too.
 	Attributes func(i int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 	Described  bool
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
@@ -105,7 +105,7 @@ type AllocatedDevice struct {
 type OpaqueConfig struct {
 	// Source is where it was written: the DeviceClass (an administrator's) or the claim (a user's).
 	Source resourceapi.AllocationConfigSource
-	// Path is the field in the claim that holds it, for error messages.
+	// Path is the field in the claim that has it, for error messages.
 	Path string
 	// Raw is the JSON object.
 	Raw json.RawMessage

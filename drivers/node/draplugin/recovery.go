@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// recoverLocal makes files, CDI specs and hardware consistent before the kubelet can call. It needs no API server.
+// recoverLocal makes files, CDI specs and hardware consistent before the kubelet can call. It does not need an API server.
 func (p *Plugin) recoverLocal(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	records, aside := p.state.List(), p.state.SetAside()

@@ -16,7 +16,7 @@ const noticePatience = time.Minute
 // outlives the kubelet that gave it: a plugin does not see that the kubelet was restarted and that the new one has not noticed it.
 type registration struct {
 	mu sync.Mutex
-	// since is when the plugin's socket lay in the kubelet's directory; zero before.
+	// since is the time from which the plugin's socket is in the kubelet's directory; zero before.
 	since    time.Time
 	answered bool
 	refused  bool

@@ -31,7 +31,7 @@ crictl rm --force, or a reboot of the node, first.`,
 				return fmt.Errorf("release: look for plugins below %s: %w", root, err)
 			}
 			if len(sockets) == 0 {
-				return fmt.Errorf("release: no plugin answers below %s (no %s): does one run on this node, with this --state-root?",
+				return fmt.Errorf("release: a plugin does not answer below %s (no %s): does one run on this node, with this --state-root?",
 					root, releaseSocket)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), releaseTimeout)

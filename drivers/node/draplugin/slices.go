@@ -27,7 +27,7 @@ const ownerInterval = 5 * time.Second
 // (kubeletplugin.Helper runs the same controller, and cannot replace it.)
 type nodeSlices struct {
 	driver, node string
-	// options are those of every controller; driver, node and owner are set here.
+	// options are the options of every controller; driver, node and owner are set here.
 	options resourceslice.Options
 	// ctx ends the controllers.
 	ctx context.Context

@@ -3,7 +3,7 @@
 // same user).
 //
 // Where no instance or no watch is available (fs.inotify.max_user_watches), Watcher scans the directory every Interval instead. Its
-// users then notice changes later, but of all of them.
+// users then detect changes later, but all of them.
 package filewatch
 
 import (

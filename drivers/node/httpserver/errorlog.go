@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// linesAtOnce and linePause limit the lines that callers can put into the log: a failed TLS handshake, which needs no token, is one.
+	// linesAtOnce and linePause limit the lines that callers can put into the log: a failed TLS handshake, which does not need a
+	// token, is one.
 	linesAtOnce = 5
 	linePause   = 30 * time.Second
 	longestLine = 256

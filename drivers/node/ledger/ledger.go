@@ -1,4 +1,4 @@
-// Package ledger records which claim holds which device of a node. It is the last defence against two claims that hold one device.
+// Package ledger records which claim has which device of a node. It is the last defence against two claims that hold one device.
 //
 // The scheduler keeps claims apart, except in two cases. The next pod's prepare may come before the last pod's unprepare: Acquire
 // waits for that. And there may be a mistake elsewhere: Acquire refuses it and names the holder.
@@ -60,7 +60,7 @@ type ConflictError struct {
 }
 
 // Error names the first conflict only: a whole GPU is as many holds as it has memory slices, and one of them is enough. The
-// tenant reads this error in an Event or on the pod, so it names no owner of another namespace. Detail is for the node's log.
+// tenant reads this error in an Event or on the pod, so it does not name an owner of another namespace. Detail is for the node's log.
 func (e *ConflictError) Error() string {
 	c, namespace := e.Conflicts[0], e.Requester.Namespace
 	if namespace != "" && c.Holder.Namespace != "" && c.Holder.Namespace != namespace {
@@ -154,7 +154,7 @@ func (l *Ledger) put(owner Owner, hold Reservation) {
 	l.holders[hold.Key][owner.ID] = reservedBy{owner: owner, shared: hold.Shared}
 }
 
-// Extend gives every holder of key also holds, once it is known which holds key stands for. Other holders keep theirs: the errors
+// Extend adds holds to every holder of key, once the holds that key represents are found. Other holders keep theirs: the errors
 // name two owners that now hold the same thing.
 func (l *Ledger) Extend(key string, holds ...Reservation) error {
 	l.mu.Lock()

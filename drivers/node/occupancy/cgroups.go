@@ -25,8 +25,9 @@ const Events = "cgroup.events"
 // tasks is the file of a cgroup in the hierarchy pids of version 1 with the number of tasks in the cgroup and those below it (pids.rst).
 const tasks = "pids.current"
 
-// hierarchies are those of cgroup version 1 in which the kubelet makes a cgroup for every pod, in the order of preference. In the others
-// than pids, a reader sees only processes of its own PID namespace (pidlist_array_load in kernel/cgroup/cgroup-v1.c).
+// hierarchies are the hierarchies of cgroup version 1 in which the kubelet makes a cgroup for every pod, in the order of
+// preference. In the others than pids, a reader sees only processes of its own PID namespace (pidlist_array_load in
+// kernel/cgroup/cgroup-v1.c).
 var hierarchies = []string{"pids", "memory", "cpu", "devices"} //nolint:gochecknoglobals // constant
 
 // Cgroups is the node's cgroup tree, of version 1 or 2. It is safe for concurrent use. A tree whose root is missing has no pods.
@@ -158,7 +159,7 @@ type Container struct {
 type Sight struct {
 	// Running: the pod has processes.
 	Running bool
-	// Known: Running is the truth. It is not where the tree has no pod at all, as where the kubelet makes no cgroups for pods.
+	// Known: Running is the truth. It is not where the tree has no pod at all, as where the kubelet does not make cgroups for pods.
 	Known bool
 	// Containers are those with processes, the sandbox included. A pod may run without any.
 	Containers []Container

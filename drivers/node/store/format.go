@@ -13,7 +13,7 @@
 // # Damage
 //
 // A file that cannot be read is moved into the directory unreadable beside it and reported. It is never overwritten. It is reported
-// at every start until a person deletes it. Until then its owner assumes the worst of its content (a claim may hold devices, a GPU
+// at every start until a person deletes it. Until then its owner assumes the worst of its content (a claim may have devices, a GPU
 // may have a fault).
 package store
 

@@ -74,7 +74,7 @@ type Options struct {
 	Extension string
 	// Only restricts the store to the files of these names, where the directory has others with the same extension.
 	Only []string
-	// Mode is that of new files; 0: 0600.
+	// Mode is the mode of new files; 0: 0600.
 	Mode   fs.FileMode
 	Writer atomicfile.Writer
 

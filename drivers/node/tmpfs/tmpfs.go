@@ -43,7 +43,7 @@ func Make(path string, mode fs.FileMode, b Bounds) error {
 	return nil
 }
 
-// Remove unmounts the tmpfs of Make, with all its content, and removes the directory. It follows no link. A missing directory is no
+// Remove unmounts the tmpfs of Make, with all its content, and removes the directory. It does not follow a link. A missing directory is no
 // error.
 func Remove(path string) error {
 	if err := Release(path); err != nil {

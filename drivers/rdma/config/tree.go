@@ -14,7 +14,7 @@ const maxDepth = 16
 // node is a JSON value with its line. encoding/json stops at the first mistake, accepts keys in any case and keeps the last of two
 // equal keys. This tree keeps everything, so that all mistakes can be reported at once.
 //
-// sigs.k8s.io/json finds unknown and duplicate keys too, but gives no line and stops at the first value of a wrong type.
+// sigs.k8s.io/json finds unknown and duplicate keys too, but does not give a line and stops at the first value of a wrong type.
 // Administrators write config.json by hand, into a ConfigMap of some hundred lines. This reader exists for them: they see every
 // mistake of the file at once, with its line.
 type node struct {

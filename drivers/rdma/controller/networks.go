@@ -182,7 +182,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // gives reports whether an IPPool of whereabouts has the range's addresses. Networks of different names may have the same range. A pool's
-// name is that of its range, after the network's where that has one (IPPoolName and normalizeRange in its pkg/storage/kubernetes/ipam.go).
+// name is the name of its range, after the network's where that has one (IPPoolName and normalizeRange in its
+// pkg/storage/kubernetes/ipam.go).
 func (r addressRange) gives(pool *unstructured.Unstructured) bool {
 	text, _, _ := unstructured.NestedString(pool.Object, "spec", "range")
 	prefix, err := netip.ParsePrefix(text)

@@ -76,7 +76,7 @@ func Command(h host.Host) *cobra.Command {
 // Answer is the result of the command.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// Pools are those of the file, then the RDMAPools.
+	// Pools are the pools of the file, then the RDMAPools.
 	Pools []Pool `json:"pools"`
 }
 

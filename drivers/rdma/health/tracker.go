@@ -1,7 +1,7 @@
 // Package health watches RDMA ports and reports which can carry traffic.
 //
 // The kernel reports changed links of network devices through rtnetlink, and nothing else: a port's state is an attribute of sysfs,
-// which sends no events. So a reader reads every port every 400 ms, in a goroutine of its own, since the read queries
+// which does not send events. So a reader reads every port every 400 ms, in a goroutine of its own, since the read queries
 // the firmware and hangs with it.
 package health
 

@@ -40,7 +40,7 @@ type Offer struct {
 // poolHCA is an HCA of the pool.
 type poolHCA struct {
 	pool.Member
-	gone bool // it is gone, but pods may hold units of it
+	gone bool // it is gone, but pods may have units of it
 }
 
 // New makes an empty offer. dev has the device nodes. With a CDI directory containers get them by CDI, else from the kubelet.

@@ -49,7 +49,7 @@ func OpenStore(dir string) (*Store, error) {
 func (s *Store) Unreadable() []store.Unreadable { return s.unreadable }
 
 // Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error reports that once. The
-// layout is then made again; it is right except that units which running pods hold may belong to other HCAs.
+// layout is then made again; it is right except that units which running pods have may belong to other HCAs.
 func (s *Store) Load(resource string) (Kept, error) {
 	name := fileName(resource)
 	if u, damaged := s.damaged[name]; damaged {

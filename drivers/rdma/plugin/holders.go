@@ -16,7 +16,7 @@ import (
 // maxList bounds the kubelet's answer: 256 pods with a thousand devices each, of some sixteen bytes, are 4 MiB.
 const maxList = 16 << 20
 
-// holder is a container that holds a unit of an extended resource, or a device of a claim.
+// holder is a container that has a unit of an extended resource, or a device of a claim.
 type holder struct {
 	Namespace, Pod, Container string
 	Resource                  string // the extended resource, or the claim as claim/<name>

@@ -25,7 +25,7 @@ type metricsView struct {
 	Device func(name string) []health.Key
 }
 
-// portMetrics are the metrics of a node's RDMA ports: state, rate and counters, and which pods hold them. It is a prometheus.Collector.
+// portMetrics are the metrics of a node's RDMA ports: state, rate and counters, and which pods have them. It is a prometheus.Collector.
 type portMetrics struct {
 	sysfs   infiniband.FS
 	holders func() ([]holder, error)
@@ -123,7 +123,7 @@ func (e *portMetrics) Collect(out chan<- prometheus.Metric) {
 				seen[labels] = make(map[health.Key]bool)
 			}
 			if seen[labels][key] {
-				continue // The container holds several units of the same HCA.
+				continue // The container has several units of the same HCA.
 			}
 			seen[labels][key] = true
 			gauge(d.pod, 1, key.Device, strconv.Itoa(key.Port), holder.Namespace, holder.Pod, holder.Container, holder.Resource)

@@ -129,7 +129,7 @@ func noUnits(p *pool.Pool) string {
 		p.RDMAHCAMax, len(p.Members))
 }
 
-// claimable counts the shares, or whole devices, that claims can have of a pool's healthy devices. A share needs no unit: a device of
+// claimable counts the shares, or whole devices, that claims can have of a pool's healthy devices. A share does not need a unit: a device of
 // the pool has at least one slot.
 func claimable(p *pool.Pool, state func(health.Key) health.State) int32 {
 	healthy := make(map[string]bool)

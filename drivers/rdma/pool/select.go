@@ -33,7 +33,7 @@ type Pool struct {
 	Unmatched []v1alpha1.RDMAValue
 }
 
-// Empty is the reason why a pool that has devices offers no unit of them by the device plugin API; empty: it does. Without
+// Empty is the reason why a pool that has devices does not offer a unit of them by the device plugin API; empty: it does. Without
 // rdmaHcaMax there are none, as in the public plugin, which logs that it exposes 0 devices.
 func (p *Pool) Empty() string {
 	if p.RDMAHCAMax > 0 || len(p.Members) == 0 || p.Exclusive() {

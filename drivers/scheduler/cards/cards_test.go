@@ -62,7 +62,7 @@ func TestPredicates(t *testing.T) {
 	}{
 		{"an idle GPU gives a share", Node{l40s(0)}, pod(nil, [3]int64{1, 1024, 30}), ""},
 		{"as many GPUs as there are", Node{l40s(0), l40s(1)}, pod(nil, [3]int64{2, 1024, 0}), ""},
-		{"one more GPU than there are", Node{l40s(0), l40s(1)}, pod(nil, [3]int64{3, 1024, 0}), "wants 3 GPUs and 2 of 2 will do"},
+		{"one more GPU than there are", Node{l40s(0), l40s(1)}, pod(nil, [3]int64{3, 1024, 0}), "requests 3 GPUs, and 2 of 2 are suitable"},
 		{"the last place of a GPU", Node{used(l40s(0), 9, 900, 9)}, pod(nil, [3]int64{1, 100, 1}), ""},
 		{"no place is left", Node{used(l40s(0), 10, 900, 9)}, pod(nil, [3]int64{1, 100, 1}), "1 shared by as many as it may be"},
 		{"exactly the memory that is left", Node{used(l40s(0), 1, 3890, 0)}, pod(nil, [3]int64{1, 1024, 0}), ""},
@@ -96,9 +96,9 @@ func TestPredicates(t *testing.T) {
 		{"the model to be avoided", Node{other}, pod(map[string]string{"nvidia.com/nouse-gputype": "A100"}, [3]int64{1, 1, 0}),
 			"1 of a model that the pod excludes"},
 		{"two containers share one GPU", Node{l40s(0)}, pod(nil, [3]int64{1, 2457, 50}, [3]int64{1, 2457, 50}), ""},
-		{"a second container too many", Node{l40s(0)}, pod(nil, [3]int64{1, 2457, 50}, [3]int64{1, 2458, 50}), "container c1 wants 1"},
+		{"a second container too many", Node{l40s(0)}, pod(nil, [3]int64{1, 2457, 50}, [3]int64{1, 2458, 50}), "container c1 requests 1"},
 		{"each reason is counted", Node{sick, used(l40s(1), 10, 0, 0), used(l40s(2), 10, 0, 0)}, pod(nil, [3]int64{1, 1, 0}),
-			"0 of 3 will do: 1 unhealthy, 2 shared by as many as it may be"},
+			"0 of 3 are suitable: 1 unhealthy, 2 shared by as many as it may be"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			wish, err := Read(test.pod, volcano, Policies{Binpack, Binpack})

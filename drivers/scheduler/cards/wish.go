@@ -87,7 +87,7 @@ type Wish struct {
 // maximumGPUs bounds what one container may request; the annotation holds no more.
 const maximumGPUs = 64
 
-// Read reads a pod's wish from its spec and annotations, nil where it requests no shares. An error is the pod's mistake and names
+// Read reads a pod's wish from its spec and annotations, nil where it does not request shares. An error is the pod's mistake and names
 // the allowed values.
 func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*Wish, error) {
 	initial, err := requests(pod.Spec.InitContainers, resources)

@@ -37,7 +37,7 @@ type Plugin struct {
 	*defaultpreemption.DefaultPreemption
 }
 
-// New is the plugin's factory. It takes no arguments: the stock plugin's defaults apply.
+// New is the plugin's factory. It does not take arguments: the stock plugin's defaults apply.
 func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 	var versioned configv1.DefaultPreemptionArgs

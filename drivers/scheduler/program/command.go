@@ -28,7 +28,7 @@ const (
 )
 
 // Command is kube-scheduler's command with this project's plugins, and with the bounds of the other roles on the connections of its port.
-// app.NewSchedulerCommand makes the same command, and gives no access to the listener.
+// app.NewSchedulerCommand makes the same command, and does not give access to the listener.
 func Command() *cobra.Command {
 	opts := options.NewOptions()
 	cmd := &cobra.Command{

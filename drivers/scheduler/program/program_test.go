@@ -70,7 +70,7 @@ func testAnnotations(t *testing.T, c *cluster) {
 		}
 	}
 	c.create(t, shares(pod("greedy", "low", "a"), 1, 4000, 0))
-	if words := c.refused(t, "greedy"); !strings.Contains(words, "wants 1 GPUs and 0 of 2 will do: 2 without the memory left") {
+	if words := c.refused(t, "greedy"); !strings.Contains(words, "requests 1 GPUs, and 0 of 2 are suitable: 2 without the memory left") {
 		t.Errorf("the refusal reads %q", words)
 	}
 	families, err := legacyregistry.DefaultGatherer.Gather()

@@ -175,7 +175,7 @@ const wishKey fwk.StateKey = Name
 
 func (w wish) Clone() fwk.StateData { return w }
 
-// PreFilter reads the pod's request; it skips a pod that requests no shares.
+// PreFilter reads the pod's request; it skips a pod that does not request shares.
 func (p *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	w, err := cards.Read(pod, p.resources, p.policies)
 	if err != nil {

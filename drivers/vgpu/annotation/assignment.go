@@ -36,7 +36,7 @@ func (r Resources) amount(c *corev1.Container, name string) int64 {
 	return quantity.Value()
 }
 
-// Check refuses what can never be satisfied: an amount of zero. A number without memory means the whole GPU's memory.
+// Check refuses requests that can never be satisfied: an amount of zero. A number without memory means the whole GPU's memory.
 func (r Resources) Check(c *corev1.Container) error {
 	if r.Asks(c) > 0 {
 		return nil
@@ -107,7 +107,7 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	return shares, nil
 }
 
-// words describes the number of GPUs that a container requests, or the memory where it names no number.
+// words describes the number of GPUs that a container requests, or the memory where it does not name a number.
 func (r Resources) words(c *corev1.Container) string {
 	if quantity, named := c.Resources.Limits[corev1.ResourceName(r.Number)]; named {
 		return quantity.String() + " " + r.Number
@@ -126,7 +126,7 @@ func (r Resources) asking(containers []corev1.Container) int {
 	return count
 }
 
-// MemoryAlone is the memory requested by a container that names no number of GPUs, 0 for any other.
+// MemoryAlone is the memory requested by a container that does not name a number of GPUs, 0 for any other.
 func (r Resources) MemoryAlone(c *corev1.Container) int {
 	if _, named := c.Resources.Limits[corev1.ResourceName(r.Number)]; named {
 		return 0
@@ -161,7 +161,7 @@ func (r Resources) within(c *corev1.Container, share Share) error {
 }
 
 // Given returns the shares of all containers of a pod as its scheduler wrote them, init containers first. It returns false where
-// the pod requests none, where nothing was written, or where what was written does not match the requests: the node refuses that
+// the pod requests none, where nothing was written, or where the annotation does not match the requests: the node refuses that
 // pod, and it has nothing.
 func (r Resources) Given(pod *corev1.Pod) ([][]Share, bool) {
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
@@ -198,7 +198,7 @@ type Candidate struct {
 }
 
 // Candidates are the containers of pods that wait on this node, were given shares and match. served reports which have theirs already.
-// A kubelet's Allocate names no pod: the container is known only where there is one candidate.
+// A kubelet's Allocate does not name a pod: the container is known only where there is one candidate.
 func (r Resources) Candidates(pods []*corev1.Pod, match func(*corev1.Container) bool, served func(uid, container string) bool) []Candidate {
 	var out []Candidate
 	for _, pod := range pods {

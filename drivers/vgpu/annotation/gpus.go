@@ -8,7 +8,7 @@ import (
 )
 
 // ParseGPUs reads the value of NodeRegister, as this project's plugin or Volcano's writes it: the GPUs in the order of their index.
-// An older plugin writes no mode, which means software sharing.
+// An older plugin does not write a mode, which means software sharing.
 func ParseGPUs(value string) ([]GPU, error) {
 	if len(value) > maximumLength {
 		return nil, fmt.Errorf("%s of %d bytes, where at most %d are read", NodeRegister, len(value), maximumLength)

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Limits describes what enforces shares: on a node, its backend; on a pod, the backend of each container, as "main=library,side=mig". It
-// is for people and metrics; allocation ignores it.
+// Limits is the mechanism that enforces shares: on a node, its backend; on a pod, the backend of each container, as
+// "main=library,side=mig". It is for people and metrics; allocation ignores it.
 const Limits = "vgpu.gpufabric.io/limits"
 
-// FormatLimits reports what enforces each container's share, sorted by container name.
+// FormatLimits lists the mechanism that enforces each container's share, sorted by container name.
 func FormatLimits(of map[string]string) string {
 	parts := make([]string, 0, len(of))
 	for _, container := range slices.Sorted(maps.Keys(of)) {

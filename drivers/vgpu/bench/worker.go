@@ -57,7 +57,7 @@ type order struct {
 
 // spin configures a worker that keeps the GPU busy.
 type spin struct {
-	// Rounds are those of each kernel's work; 0: calibrate for a kernel of a millisecond.
+	// Rounds are the rounds of each kernel's work; 0: calibrate for a kernel of a millisecond.
 	Rounds uint
 	// Seconds is the measured time, Warm the time before it.
 	Seconds, Warm float64
@@ -161,7 +161,7 @@ func stage(limits string, seats map[string]string) error {
 	}
 	for inside, path := range seats {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(inside), 0o755), os.Symlink(path, inside)); err != nil {
-			return fmt.Errorf("give the limiter its seat on the GPU: %w", err)
+			return fmt.Errorf("make the limiter's place in the order of the GPU: %w", err)
 		}
 	}
 	return os.WriteFile(limiter.File, []byte(limits), 0o444) //nolint:gosec // as in a container

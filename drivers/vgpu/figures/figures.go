@@ -20,7 +20,7 @@ const Socket = "figures.sock"
 const (
 	// patience bounds a connection on both sides. NVML answers within milliseconds; a scrape may take ten seconds.
 	patience = 5 * time.Second
-	// largest bounds what is read, in bytes. A node of sixteen GPUs has 3 kB, and 200 bytes for each container that the driver limits.
+	// largest is the most that is read, in bytes. A node of sixteen GPUs has 3 kB, and 200 bytes for each container that the driver limits.
 	largest = 1 << 20
 )
 

@@ -1,4 +1,4 @@
-// Package holdings is the node's own record of which container holds which share of which GPU. The scheduler decides. This package
+// Package holdings is the node's own record of which container has which share of which GPU. The scheduler decides. This package
 // refuses impossible decisions, and reports the use, when a decision was based on outdated data or made by another program.
 package holdings
 
@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/vgpu/sharedgpus"
 )
 
-// Holder is a container that holds shares.
+// Holder is a container that has shares.
 type Holder struct {
 	// ID is the container runtime's; each start of a container has a new one.
 	ID string
@@ -21,7 +21,7 @@ type Holder struct {
 	Name string
 	// Namespace is the pod's. Pods of other namespaces never see its name.
 	Namespace string
-	// Limits names what enforces its shares; empty where that is unknown.
+	// Limits names the mechanism that enforces its shares; empty where that is unknown.
 	Limits string
 
 	// Pod is set where all of a pod's containers are booked before the first of them runs, as with the kubelet's allocation without
@@ -123,7 +123,7 @@ func (u Use) plus(v Use) Use {
 		u.Crowded || v.Crowded || u.Slots > 0 && v.Slots > 0 && (u.Exclusive || v.Exclusive), slices.Concat(u.Holders, v.Holders)}
 }
 
-// or is the maximum of two uses at different times.
+// or returns the maximum of two uses that are not simultaneous.
 func (u Use) or(v Use) Use {
 	return Use{max(u.Slots, v.Slots), max(u.Units, v.Units), max(u.Cores, v.Cores), u.Exclusive || v.Exclusive, u.Crowded || v.Crowded,
 		slices.Compact(slices.Sorted(slices.Values(slices.Concat(u.Holders, v.Holders))))}
@@ -202,7 +202,7 @@ func (b *Book) fits(card *sharedgpus.Card, held, more Use, factor int, asker Hol
 	return full
 }
 
-// Release releases what a container held.
+// Release releases a container's shares.
 func (b *Book) Release(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -247,7 +247,7 @@ func (b *Book) use(card *sharedgpus.Card, except string) Use {
 	return u
 }
 
-// Len is the number of containers that hold shares.
+// Len is the number of containers that have shares.
 func (b *Book) Len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

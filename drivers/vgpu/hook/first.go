@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// first remembers the shares that each container of a pod had when it was first made. It forgets them with the pod's last
+// first stores the shares that each container of a pod had when it was first made. It forgets them with the pod's last
 // sandbox. A pod's annotations may change while it runs; a restarted container gets its first shares. The runtime keeps the
 // last run of a container, so its annotations are still there after a restart of the plugin.
 type first struct {
@@ -46,7 +46,7 @@ func (f *first) of(uid, container string, factor int) []annotation.Share {
 	return g.in(factor)
 }
 
-// remember records what a container was made with, unless it was made before.
+// remember records the shares with which a container was made, unless it was made before.
 func (f *first) remember(uid, container string, g grant) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,6 +1,6 @@
 // Package hook gives containers their shares of GPUs when the container runtime makes them, through NRI.
 //
-// The kubelet's Allocate names no pod, so the public plugin guesses, and now and then gives a container another pod's GPUs. The
+// The kubelet's Allocate does not name a pod, so the public plugin guesses, and now and then gives a container another pod's GPUs. The
 // runtime's hook gets the pod's UID and the container's name, so nothing is guessed here.
 package hook
 
@@ -34,9 +34,9 @@ type Pods interface {
 	Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error)
 }
 
-// Outcome receives the result for a container, to tell the scheduler. It must not block: the runtime gives a hook two seconds.
+// Outcome receives the result for a container, for the scheduler. It must not block: the runtime gives a hook two seconds.
 type Outcome interface {
-	// Served is also given what enforces the container's share; empty where that is unknown.
+	// Served also receives the mechanism that enforces the container's share; empty where that is unknown.
 	Served(pod *corev1.Pod, container string, by injection.Backend)
 	Failed(pod *corev1.Pod, container string, why error)
 	// Partitioned is given the MIG instances of a container.

@@ -55,7 +55,7 @@ func (h *Hook) atEnd(ctx context.Context, pod, container string, end func(contex
 	}
 }
 
-// Follow frees what containers had that ran after the runtime's stop message, each when its last process has ended, until ctx ends.
+// Follow frees the shares of containers that ran after the runtime's stop message, each when its last process has ended, until ctx ends.
 func (h *Hook) Follow(ctx context.Context) error {
 	tick := time.NewTicker(lingeringInterval)
 	defer tick.Stop()

@@ -76,7 +76,7 @@ type Limiter struct {
 	Locks string
 	// Bytes is how much a container may put into either of its directories; 0: no limit.
 	Bytes int64
-	// Seats are those of the containers with limits of cores; nil: each process of theirs holds itself to its limit.
+	// Seats are the seats of the containers with limits of cores; nil: each process of theirs holds itself to its limit.
 	Seats *cores.Seats
 	// Oversubscribed means that more memory is promised than the GPUs have: containers may then use the host's memory for the rest.
 	Oversubscribed bool
@@ -241,8 +241,8 @@ func (l Limiter) Remove(uid string) error {
 	return errors.Join(errs...)
 }
 
-// remove removes what a container had. Its accounting directory is last: while that is there, a later call finds the rest, such as a seat
-// that would keep its part of a GPU's time.
+// remove removes the directories of a container. Its accounting directory is last: while that is there, a later call finds the
+// rest, such as a seat that would keep its part of a GPU's time.
 func (l Limiter) remove(name string) error {
 	if err := errors.Join(l.setAside(l.Locks, name), l.setAside(l.Accounts, name), l.forget(name)); err != nil {
 		return err
@@ -250,7 +250,7 @@ func (l Limiter) remove(name string) error {
 	return l.setAside(l.Containers, name)
 }
 
-// setAside gives a directory a name that Sweep looks for. It makes no file, since tenants' files may have filled the disk. A
+// setAside gives a directory a name that Sweep looks for. It does not make a file, since tenants' files may have filled the disk. A
 // directory of bounded size goes with its file system. A missing directory is no error.
 func (l Limiter) setAside(in, name string) error {
 	path := filepath.Join(in, name)
@@ -271,7 +271,7 @@ func (l Limiter) setAside(in, name string) error {
 		}
 	}
 	// Directories of that name still exist, since they could not be removed. This one is removed without being set aside. RemoveAll
-	// follows no link.
+	// does not follow a link.
 	return os.RemoveAll(path)
 }
 

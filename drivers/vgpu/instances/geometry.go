@@ -72,7 +72,7 @@ func listed(names []string) string {
 	return ", named " + strings.Join(names, ", ")
 }
 
-// Overstated reports which memory sizes in an administrator's geometries exceed what the driver gives: a scheduler that believes them
+// Overstated returns the memory sizes in an administrator's geometries that exceed the driver's: a scheduler that believes them
 // admits pods that want more than their instance has.
 func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
 	var errs []error
@@ -168,7 +168,7 @@ func ascending(g *inventory.GPU) []inventory.Profile {
 }
 
 // choose finds the smallest instance with at least that much memory (MiB) and that percentage of the GPU's cores that fits beside
-// what is held. Of its placements it takes one with an idle instance, else the one that blocks the fewest placements of other
+// the used instances. Of its placements it takes one with an idle instance, else the one that blocks the fewest placements of other
 // profiles.
 func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.Instance, held []inventory.Placement) (at, error) {
 	free := func(p inventory.Placement) bool {

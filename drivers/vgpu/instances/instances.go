@@ -81,7 +81,7 @@ type Options struct {
 	Boot string
 	// GPU finds a GPU of the node, nil where there is none with that UUID.
 	GPU func(uuid string) *inventory.GPU
-	// Geometries are the layouts that the administrator allows for a product; none: what NVML offers.
+	// Geometries are the layouts that the administrator allows for a product; none: NVML's placements.
 	Geometries func(product string) []settings.Geometry
 	// Faulty reports why a placement must not be given out, nil where it may; a nil function allows all.
 	Faulty func(uuid string, at inventory.Placement) error
@@ -211,7 +211,7 @@ func answers(given []Instance, asks []Ask) bool {
 	})
 }
 
-// plan chooses a placement for each ask among those of others.
+// plan chooses a placement for each request, beside the placements of others.
 func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 	var out []Instance
 	for _, ask := range asks {

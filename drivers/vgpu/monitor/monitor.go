@@ -118,7 +118,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	}
 	unreadable, factor := 0, uint64(known.Factor) //nolint:gosec // not negative
 	if factor == 0 {
-		return // the size of a unit of memory is not known yet
+		return // the size of a unit of memory is still unknown
 	}
 	for _, container := range c.options.Source.Containers() {
 		counted, read, err := c.read(container)

@@ -63,7 +63,7 @@ func (n number) nothing() *pluginapi.ContainerAllocateResponse {
 }
 
 // number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only
-// counted. Without NRI the allocation itself must return them although it names no pod: it does so where only one container can be
+// counted. Without NRI the allocation itself must return them although it does not name a pod: it does so where only one container can be
 // meant.
 type number struct {
 	hook *hook.Hook
@@ -195,7 +195,7 @@ func (n number) free(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
-// forget takes back what pods had that are not listed any more. The list of pods may show a deletion before its event arrives, and the
+// forget releases the shares of pods that are no longer listed. The list of pods may show a deletion before its event arrives, and the
 // scheduler has already given the space to another pod.
 func (n number) forget(ctx context.Context, all []*corev1.Pod) {
 	listed := map[types.UID]*corev1.Pod{}
@@ -233,7 +233,7 @@ func ambiguous(candidates []annotation.Candidate, count int) error {
 		count, len(candidates), strings.Join(names, "; "))
 }
 
-// recover books what pods on this node have already, after a restart. With NRI the runtime reports it; without, the pods'
+// recover books the shares of pods on this node, after a restart. With NRI the runtime reports it; without, the pods'
 // annotations do.
 func (n number) recover(ctx context.Context) error {
 	all, err := n.pods.All()
@@ -270,7 +270,7 @@ func (n number) follow(ctx context.Context) error {
 	}
 }
 
-// book books what pods have that are not booked yet: those that run, or that were reported to the scheduler.
+// book books the shares of pods that are not booked yet: those that run, or that were reported to the scheduler.
 func (n number) book(ctx context.Context, all []*corev1.Pod) {
 	for _, pod := range all {
 		if podwatch.Over(pod) {
@@ -288,8 +288,9 @@ func (n number) book(ctx context.Context, all []*corev1.Pod) {
 			if err == nil && len(shares) > 0 {
 				err = n.rebook(ctx, pod, container.Name, shares)
 				if err == nil {
-					// The plugin may have died before it reported this; if it had reported, nothing is written. Only then is it known what
-					// enforces the container's share: this program may run with other settings than the one that gave it.
+					// The plugin may have died before it reported this; if it had reported, nothing is written. Only then the
+					// mechanism that enforces the container's share is known: this program may run with other settings than the one
+					// that gave it.
 					n.hook.Outcome.Served(pod, container.Name, injection.Backend(limitsOf(pod)[container.Name]))
 				}
 			}
@@ -300,7 +301,7 @@ func (n number) book(ctx context.Context, all []*corev1.Pod) {
 	}
 }
 
-// rebook books what a container has. MIG instances are given again: existing ones are used as they are, and those that a reboot
+// rebook books the shares of a container. MIG instances are given again: existing ones are used as they are, and those that a reboot
 // removed are made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
 	if card := n.hook.SharedGPUs().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
@@ -316,7 +317,7 @@ func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, s
 }
 
 // held is a container of a pod in the kubelet's allocation, which happens for all containers before the first one runs. An init
-// container's share counts beside those of sidecars before it, but not beside what starts after its end.
+// container's share counts beside those of sidecars before it, but not beside containers that start after its end.
 func held(pod *corev1.Pod, container string) holdings.Holder {
 	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container,
 		Namespace: pod.Namespace, Pod: string(pod.UID)}

@@ -55,7 +55,7 @@ func newDeparted(cgroups *occupancy.Cgroups, free func(context.Context, *corev1.
 		changed: make(chan struct{})}
 }
 
-// add frees what a pod had that has ended or is gone, at once or when its last process has ended.
+// add frees the shares of a pod that has ended or is gone, at once or when its last process has ended.
 func (d *departed) add(ctx context.Context, pod *corev1.Pod) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,7 +78,7 @@ func (d *departed) add(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
-// try frees what a pod had if it has no process. The mutex must be held.
+// try frees the shares of a pod without processes. The mutex must be held.
 func (d *departed) try(ctx context.Context, one *departure) bool {
 	sight, err := d.cgroups.Look(ctx, one.pod.UID)
 	if err != nil {

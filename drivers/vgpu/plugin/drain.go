@@ -50,7 +50,7 @@ func (d drained) run(ctx context.Context) error {
 	return nil
 }
 
-// leave records what containers have when the role ends: they run on without it.
+// leave records the containers' shares when the role ends: they run on without it.
 func (d drained) leave(ctx context.Context) {
 	if words := d.holding(); words != "" {
 		d.session.Record(ctx, words)

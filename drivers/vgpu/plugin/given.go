@@ -51,7 +51,7 @@ func openGiven(ctx context.Context, directory string) (*store.Store[given], erro
 	return opened, err
 }
 
-// record stores what a container was given.
+// record stores the shares of a container.
 func (n number) record(pod *corev1.Pod, who holdings.Holder, container string, shares []annotation.Share) error {
 	g, _ := n.given.Get(string(pod.UID))
 	g.Pod, g.Namespace, g.Name, g.UnitMiB = pod.UID, pod.Namespace, pod.Name, n.hook.SharedGPUs().Factor
@@ -73,7 +73,7 @@ func (g given) pod() *corev1.Pod {
 	return pod
 }
 
-// restore books what pods have that the API no longer has, and frees it when their last process has ended. live are the UIDs of the
+// restore books the shares of pods that the API no longer has, and frees them when their last process has ended. live are the UIDs of the
 // pods that the API has.
 func (n number) restore(ctx context.Context, live map[string]bool) {
 	for _, g := range n.given.All() {

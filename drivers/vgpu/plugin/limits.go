@@ -22,7 +22,7 @@ import (
 )
 
 // backend returns the mechanism that limits containers to their shares on this node. native is the reason why the driver cannot, nil if it
-// can or if that is not known yet.
+// can or if that is still unknown.
 func (o *Options) backend(native error) (injection.Backend, error) {
 	_, err := os.Stat(o.LimiterLibrary)
 	return injection.Choose(o.Limits, o.LimiterDir, native, err == nil)

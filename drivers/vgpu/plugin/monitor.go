@@ -25,7 +25,7 @@ import (
 )
 
 // MonitorRole is the subcommand's name. It is a separate role, so that reading tenants' files can neither stop nor be stopped by
-// serving the kubelet, and needs no privilege. It takes vgpu-plugin's flags, and needs of its rights only get, list and watch of
+// serving the kubelet, and does not need privileges. It takes vgpu-plugin's flags, and needs of its rights only get, list and watch of
 // pods.
 const MonitorRole = "vgpu-monitor"
 
@@ -58,7 +58,7 @@ heeds the files of settings and --state-dir, which is vgpu-plugin's. What it say
 	return cmd
 }
 
-// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only. It opens no device and no part of the driver:
+// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only. It does not open a device or a part of the driver:
 // vgpu-plugin sends it NVML's figures of the GPUs.
 func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kubernetes.Interface) error {
 	if err := o.Validate(); err != nil {
@@ -132,7 +132,7 @@ func (s *source) Figures() (figures.Figures, bool) {
 	return now, true
 }
 
-// read reads the figures of the shared GPUs from NVML. It leaves out what cannot be read.
+// read reads the figures of the shared GPUs from NVML. It omits containers that cannot be read.
 func (t *table) read() figures.Figures {
 	gpus := t.SharedGPUs()
 	out := figures.Figures{Factor: gpus.Factor}

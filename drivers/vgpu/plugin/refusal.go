@@ -17,7 +17,7 @@ import (
 )
 
 // failing fails pods whose shares the node has refused for some time. The kubelet has admitted such a pod, and retries its
-// container for ever, so its controller makes no replacement. A failed pod is replaced.
+// container for ever, so its controller does not make a replacement. A failed pod is replaced.
 type failing struct {
 	client kubernetes.Interface
 	node   string

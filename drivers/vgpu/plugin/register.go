@@ -117,7 +117,7 @@ func (r *registrar) run(ctx context.Context) error {
 	}
 }
 
-// register patches what differs, and returns after which time there is more to write; 0: after the next change.
+// register patches the annotations that differ, and returns the time until the next write; 0: after the next change.
 func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Duration, error) {
 	annotations, pause, err := r.wanted(node)
 	if err != nil {

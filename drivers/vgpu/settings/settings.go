@@ -38,7 +38,7 @@ type Settings struct {
 	HiddenIndexes []int
 	// Misnamed are entries of config.json that seem to be for this node, under another name, where none has its name: nodeconfig[0] ("node1").
 	Misnamed []string
-	// Geometries are the MIG layouts that an administrator allows, by model; a model without any uses what NVML offers.
+	// Geometries are the MIG layouts that an administrator allows, by model; a model without any uses NVML's placements.
 	Geometries []ModelGeometries
 }
 
@@ -188,7 +188,7 @@ func (s *Settings) resources() [][2]string {
 		{"resourceCoreName", s.CoresResource}, {"resourceMemoryPercentageName", s.PercentageResource}}
 }
 
-// CheckVolcano refuses what Volcano's scheduler does not support: the names of its resources are constants there
+// CheckVolcano refuses settings that Volcano's scheduler does not support: the names of its resources are constants there
 // (config.VolcanoVGPUNumber and the others).
 func (s *Settings) CheckVolcano() error {
 	var errs []error

@@ -101,7 +101,7 @@ func Compute(node *inventory.Node, s settings.Settings, factorInForce int) (*Set
 	return gpus, nil
 }
 
-// withoutEffect returns the entries of the settings that name no GPU of the node, or one that is hidden.
+// withoutEffect returns the entries of the settings without a GPU of the node, or for a hidden one.
 func withoutEffect(node *inventory.Node, s settings.Settings) []string {
 	var has []string
 	for _, g := range node.GPUs {

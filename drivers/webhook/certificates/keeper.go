@@ -176,7 +176,7 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 	}
 }
 
-// step does what is due, and returns when to call it again.
+// step does the next step, and returns the time of the next call.
 func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	secret, err := k.client.CoreV1().Secrets(k.Namespace).Get(ctx, k.Secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -19,7 +19,7 @@ import (
 type Checker struct {
 	file     string
 	problems []Problem
-	// lines remembers the line of each path, for checks that need the whole file.
+	// lines stores the line of each path, for checks that need the whole file.
 	lines map[string]int
 }
 

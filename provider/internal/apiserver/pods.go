@@ -23,8 +23,7 @@ var (
 	mpiJobs = schema.GroupVersionResource{Group: "kubeflow.org", Version: "v2beta1", Resource: "mpijobs"}
 )
 
-// ServeNodes registers nodes with a fake kubelet, which answers every request for a container's log with what output returns for
-// the pod.
+// ServeNodes registers nodes with a fake kubelet, which answers every request for a container's log with the result of output for the pod.
 func (s *Server) ServeNodes(t testing.TB, labels map[string]string, output func(pod string) string, names ...string) {
 	t.Helper()
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,7 +22,7 @@ const probeTimeout = 15 * time.Second
 // user waits for one probe and not for a hundred.
 const failureMemory = 10 * time.Second
 
-// Client talks to one API server.
+// Client calls one API server.
 type Client struct {
 	Config  *rest.Config
 	Source  string // where the address came from, for messages
@@ -31,14 +31,14 @@ type Client struct {
 	Version *version.Info
 	Feeds   *feed.Set // shared watches, one for each kind
 
-	Inventory *inventory.Cache // what nodes have, for advice at plan time
+	Inventory *inventory.Cache // the nodes' devices, for advice at plan time
 }
 
 // Connection is a cluster that may not be known or reachable yet. It connects at its first use, because a provider is also
 // configured at plan time, when the cluster may not exist.
 type Connection struct {
 	settings Settings
-	unknown  string // attribute whose value is not known yet; no client can be made
+	unknown  string // attribute whose value is still unknown; no client can be made
 
 	mu       sync.Mutex
 	client   *Client
@@ -106,7 +106,7 @@ func connect(ctx context.Context, s Settings) (*Client, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	// /version needs no rights, so a failure here is about reaching the server or logging in, never about permissions.
+	// /version does not need rights, so a failure here is about reaching the server or logging in, never about permissions.
 	info := &version.Info{}
 	raw, err := typed.Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx)
 	if err == nil {

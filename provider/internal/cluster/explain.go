@@ -34,8 +34,8 @@ func decodeVersion(raw []byte, into *version.Info) error {
 	return nil
 }
 
-// Explain converts an error of this package or of the API server to a diagnostic's summary and detail: what was tried, on what, why
-// it failed, and what to do. doing is the operation, such as "read ComputeDomain team/rack".
+// Explain converts an error of this package or of the API server to a diagnostic's summary and detail: the attempt, its object, the
+// reason of the failure, and the remedy. doing is the operation, such as "read ComputeDomain team/rack".
 func Explain(doing string, err error) (summary, detail string) {
 	var (
 		setting  *SettingError

@@ -33,7 +33,7 @@ func (g *Getter) ToRESTConfig() (*rest.Config, error) { return rest.CopyConfig(g
 // ToDiscoveryClient returns the cached discovery client.
 func (g *Getter) ToDiscoveryClient() (discovery.CachedDiscoveryInterface, error) { return g.cache, nil }
 
-// ToRESTMapper returns a mapper that discovers kinds when first asked.
+// ToRESTMapper returns a mapper that discovers kinds at its first use.
 func (g *Getter) ToRESTMapper() (meta.RESTMapper, error) {
 	return restmapper.NewDeferredDiscoveryRESTMapper(g.cache), nil
 }

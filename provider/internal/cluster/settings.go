@@ -19,7 +19,7 @@ import (
 	api "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Settings say which API server to use and with which identity. Exactly one source must be named: a kubeconfig (ConfigPaths, or
+// Settings select the API server and the identity. Exactly one source must be named: a kubeconfig (ConfigPaths, or
 // KubeconfigRaw), Host, or InCluster. The zero value names none and is an error: there is no default server.
 type Settings struct {
 	ConfigPaths   []string // kubeconfig files, merged as kubectl merges them
@@ -54,7 +54,7 @@ type Exec struct {
 // SettingError is a mistake in one provider attribute.
 type SettingError struct {
 	Attribute string // name of the provider attribute at fault; empty when the mistake is the absence of all
-	Detail    string // what is wrong, what is allowed, what to do
+	Detail    string // the mistake, the allowed values, the remedy
 }
 
 func (e *SettingError) Error() string {
@@ -71,7 +71,7 @@ func (e *NoFileError) Error() string { return e.err.Error() }
 
 func (e *NoFileError) Unwrap() error { return e.err }
 
-// UserAgent is what the API server's audit log shows for this provider.
+// UserAgent is this provider's name in the API server's audit log.
 const UserAgent = "terraform-provider-gpufabric"
 
 // RESTConfig resolves the settings to a client configuration and a phrase that names its source, for example

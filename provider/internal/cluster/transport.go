@@ -21,8 +21,9 @@ const requestTimeout = 30 * time.Second
 // errSilent is the cause of a request that was not answered in time.
 var errSilent = errors.New("it accepted the request and did not answer")
 
-// silence is what all clients of one connection have seen of their server. A server that left one request unanswered, and has answered
-// none since that began, is not asked again for failureMemory: with a thousand resources the user waits once.
+// silence is the shared record of a server that does not answer, of all clients of one connection. A server that left one request
+// unanswered, and has answered none since that began, is not called again for failureMemory: with a thousand resources the user
+// waits once.
 type silence struct {
 	mu       sync.Mutex
 	answered time.Time // of the last answer
@@ -44,15 +45,15 @@ func (s *silence) unanswered(began time.Time) {
 	}
 }
 
-// lasts reports whether the server need not be asked.
+// lasts reports whether the server need not be called.
 func (s *silence) lasts() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.since.IsZero() && time.Since(s.since) < failureMemory
 }
 
-// patient bounds each request, and asks client-go to repeat those that the API server refused for the moment: it does so by itself
-// only where the answer says when to come back.
+// patient limits the time of each request, and makes client-go repeat requests that the API server refused for the moment: it does
+// so by itself only where the answer says when to come back.
 type patient struct {
 	next    http.RoundTripper
 	timeout time.Duration

@@ -40,7 +40,7 @@ type Node struct {
 	Index                 int64
 }
 
-// Read reads the status of a domain. For a form that this provider does not know, the message says so.
+// Read reads the status of a domain. The message reports a form that this provider does not support.
 func Read(obj *unstructured.Unstructured) State {
 	d, err := object.Read[v1beta1.ComputeDomain](obj)
 	if err != nil {
@@ -61,7 +61,7 @@ func Of(d *v1beta1.ComputeDomain) State {
 	return s
 }
 
-// Missing reports what the domain still lacks, and names the nodes; empty when it is Ready.
+// Missing describes the missing parts of the domain, with the nodes; empty when it is Ready.
 func (s State) Missing() string {
 	if !s.Accepted {
 		return "the gpufabric controller has not processed it yet"

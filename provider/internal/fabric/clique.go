@@ -1,4 +1,4 @@
-// Package fabric parses the names of GPUs, MIG and RDMA devices, and computes what fits on a GPU. It makes no requests.
+// Package fabric parses the names of GPUs, MIG and RDMA devices, and computes what fits on a GPU. It does not make requests.
 package fabric
 
 import (

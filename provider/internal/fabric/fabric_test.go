@@ -15,11 +15,11 @@ func TestParseClique(t *testing.T) {
 	}{
 		{"reads the seed's clique", "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766", Clique{"69a19a31-f41c-45a5-8245-579b6bce5bdd", 32766}, ""},
 		{"writes the cluster in lower case", "69A19A31-F41C-45A5-8245-579B6BCE5BDD.0", Clique{"69a19a31-f41c-45a5-8245-579b6bce5bdd", 0}, ""},
-		{"refuses a cluster without a clique", "69a19a31-f41c-45a5-8245-579b6bce5bdd", Clique{}, "is no clique"},
-		{"refuses a cluster that is no UUID", "rack-1.7", Clique{}, "is no clique"},
+		{"refuses a cluster without a clique", "69a19a31-f41c-45a5-8245-579b6bce5bdd", Clique{}, "is not a clique"},
+		{"refuses a cluster that is no UUID", "rack-1.7", Clique{}, "is not a clique"},
 		{"refuses a clique that is no number", "69a19a31-f41c-45a5-8245-579b6bce5bdd.x", Clique{}, `has the clique id "x"`},
 		{"refuses a clique beyond 32 bits", "69a19a31-f41c-45a5-8245-579b6bce5bdd.4294967296", Clique{}, "0 to 4294967295"},
-		{"refuses nothing", "", Clique{}, "is no clique"},
+		{"refuses nothing", "", Clique{}, "is not a clique"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseClique(c.text)

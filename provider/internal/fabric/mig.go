@@ -18,7 +18,7 @@ type MIGProfile struct {
 
 var migName = regexp.MustCompile(`^(?:([1-7])c\.)?([1-7])g\.([1-9][0-9]{0,3})gb(?:\+([a-z.]+(?:,[a-z.]+)*))?$`)
 
-// ParseMIGProfile reads a profile's name. It does not know which profiles a GPU model has.
+// ParseMIGProfile reads a profile's name. It does not check the profiles of a GPU model.
 func ParseMIGProfile(name string) (MIGProfile, error) {
 	parts := migName.FindStringSubmatch(name)
 	if parts == nil {
@@ -74,8 +74,7 @@ type model struct {
 	one, two, four, seven int
 }
 
-// The models, as their drivers name the profiles. Names can differ between driver versions; a node's ResourceSlices report what it really
-// has.
+// The models, as their drivers name the profiles. Names can differ between driver versions; a node's ResourceSlices list its real profiles.
 func models() []model {
 	return []model{
 		{"A100-40GB", 5, 10, 20, 40}, {"A100-80GB", 10, 20, 40, 80}, {"H100-80GB", 10, 20, 40, 80}, {"H200-141GB", 18, 35, 71, 141},
@@ -83,7 +82,7 @@ func models() []model {
 	}
 }
 
-// MIGModels lists the model names that MIGLayouts knows.
+// MIGModels lists the model names that MIGLayouts supports.
 func MIGModels() []string {
 	var list []string
 	for _, m := range models() {

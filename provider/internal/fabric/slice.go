@@ -14,7 +14,7 @@ type SliceFit struct {
 const coresPerGPU = 100
 
 // FitSlices computes how many slices of memoryMiB and cores percent a GPU of gpuMemoryMiB can hold, at most split of them. A slice
-// of 0 cores uses none, but a GPU without free cores takes no further slice.
+// of 0 cores uses none, but a GPU without free cores does not take a further slice.
 func FitSlices(gpuMemoryMiB, memoryMiB, cores, split int64) (SliceFit, error) {
 	switch {
 	case gpuMemoryMiB <= 0:

@@ -30,7 +30,7 @@ func (k Key) String() string {
 	return k.Namespace + "/" + k.Name
 }
 
-// Scope is what one list and one watch cover.
+// Scope is the range of one list and one watch.
 type Scope struct {
 	Resource  schema.GroupVersionResource
 	Namespace string // empty: all namespaces, or a cluster-wide kind
@@ -234,8 +234,8 @@ func (f *feed) follow(ctx context.Context, rejections *Rejections) {
 	}
 }
 
-// final reports whether an error is an answer that the server will give again. Wait continues where an API server restarts in a long
-// apply, asks for a pause, or cannot be reached. Rejected credentials are left to Rejections.
+// final reports whether an error is an answer that the server will give again. Wait continues where an API server restarts in a
+// long apply, requests a pause, or cannot be reached. Rejected credentials are left to Rejections.
 func final(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {

@@ -6,13 +6,13 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// Request is what one claim requests of one device.
+// Request is the request of one claim for one device.
 type Request struct {
 	Driver string
 	Type   string // the attribute type: gpu, mig or shared; empty: any
 	// Profile is a MIG profile's name; empty: any.
 	Profile string
-	// Capacity is what a share uses, in the units of the capacity (memory in bytes, cores in percent); empty for a whole device.
+	// Capacity is the use of a share, in the units of the capacity (memory in bytes, cores in percent); empty for a whole device.
 	Capacity map[resourcev1.QualifiedName]int64
 }
 
@@ -64,7 +64,7 @@ func (d *Device) multiple() bool {
 	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }
 
-// filled is what a request uses of each capacity: the requested amount, else the capacity's default, else all of it.
+// filled is the use of each capacity by a request: the requested amount, else the capacity's default, else all of it.
 func (d *Device) filled(asked map[resourcev1.QualifiedName]int64) map[resourcev1.QualifiedName]int64 {
 	size := maps.Clone(asked)
 	if size == nil {
@@ -104,7 +104,7 @@ func (d *Device) sharesLeft(size map[resourcev1.QualifiedName]int64) int64 {
 	return max(n, 0)
 }
 
-// counters are what is left of a pool's counter sets: set, counter.
+// counters are the free parts of a pool's counter sets: set, counter.
 type counters map[string]map[string]int64
 
 func (inv *Inventory) countersLeft() map[poolKey]counters {

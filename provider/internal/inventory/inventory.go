@@ -39,7 +39,7 @@ type Claim struct {
 	Consumed        map[resourcev1.QualifiedName]int64 // of a share
 }
 
-// Inventory is what the cluster had when it was read.
+// Inventory has the cluster's devices at the time of the read.
 type Inventory struct {
 	Devices []Device // by node, driver, name
 	pools   map[poolKey][]resourcev1.CounterSet
@@ -188,7 +188,7 @@ func (d *Device) Number(name resourcev1.QualifiedName) int64 {
 	return -1
 }
 
-// Troubles reports what keeps new pods from the device; empty when nothing does.
+// Troubles lists the reasons for which new pods cannot have the device; empty when nothing does.
 func (d *Device) Troubles() []string {
 	var list []string
 	for _, t := range d.Taints {

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/api/resource/cliques"
 )
 
-// Snapshot is the inventory with the nodes' labels, and with what the nodes of NVLink cliques can do.
+// Snapshot is the inventory with the nodes' labels, and with the devices of the nodes of NVLink cliques.
 type Snapshot struct {
 	*Inventory
 	Labels  map[string]map[string]string // by node
@@ -80,7 +80,7 @@ func take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 	return s, nil
 }
 
-// Holders lists the pods, as namespace/name and sorted, whose claims hold a device for which chosen holds.
+// Holders lists the pods, as namespace/name and sorted, whose claims have a device for which chosen holds.
 func (inv *Inventory) Holders(chosen func(*Device, *Claim) bool) []string {
 	var pods []string
 	for i := range inv.Devices {

@@ -15,7 +15,7 @@ const (
 	numaNode   = "resource.kubernetes.io/numaNode"
 )
 
-// Group is what is close together on a node: below one PCIe switch or, without a switch, below one root.
+// Group is a set of devices that are close to each other on a node: below one PCIe switch or, without a switch, below one root.
 type Group struct {
 	Node     string
 	Switch   string // PCI address; empty where the devices have no switch of their own

@@ -33,7 +33,7 @@ type MissingError struct{ What, Remedy string }
 
 func (e *MissingError) Error() string { return e.What + "; " + e.Remedy }
 
-// StuckError reports what a wait that ran out was waiting for.
+// StuckError reports the reason of a wait that timed out.
 type StuckError struct {
 	Doing   string
 	Waiting []string
@@ -178,7 +178,7 @@ func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, 
 	}
 }
 
-// notYet says for each node of old without a new ready daemon why there is none.
+// notYet returns for each node of old without a new ready daemon the reason.
 func notYet(pods []any, old map[string]*corev1.Pod) []string {
 	ended := map[types.UID]bool{}
 	for _, pod := range old {

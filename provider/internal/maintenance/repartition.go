@@ -39,7 +39,7 @@ type Repartitioned struct {
 	Evicted []string // pods, namespace/name, sorted
 }
 
-// Repartition applies a MIGLayout on all of its nodes. It evicts pods that hold a GPU for which a node waits, through the Eviction
+// Repartition applies a MIGLayout on all of its nodes. It evicts pods that have a GPU for which a node waits, through the Eviction
 // API, which respects disruption budgets; without evict it only waits for them to end. It reports its progress through say. Errors:
 // *MissingError, *StuckError, or the API server's.
 func Repartition(ctx context.Context, client *cluster.Client, name string, evict bool, say func(string)) (Repartitioned, error) {
@@ -145,7 +145,7 @@ func (r *repartition) step(ctx context.Context, layout *v1alpha1.MIGLayout) (don
 	return false, nil
 }
 
-// waiting says for each node that has not got the layout why that is.
+// waiting returns for each node without the layout the reason.
 func (r *repartition) waiting(layout *v1alpha1.MIGLayout) []string {
 	var list []string
 	for _, n := range layout.Status.Nodes {

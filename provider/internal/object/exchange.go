@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// rejects reports whether the API server, or its admission, does not take the object.
+// rejects reports whether the API server, or its admission, rejects the object.
 func rejects(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
 }

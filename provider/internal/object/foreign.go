@@ -44,8 +44,8 @@ func (s *Store) refuse(ctx context.Context, live, wanted *unstructured.Unstructu
 }
 
 // withdraw removes the fields of the spec that others added and that the applied configuration leaves out: server-side apply leaves
-// them alone. A field that another manager has applied since refuse looked is a *ConflictError, unless force takes it over. What the API
-// server adds by default has no manager, and stays.
+// them alone. A field that another manager has applied since refuse looked is a *ConflictError, unless force takes it over. Fields
+// that the API server adds by default have no manager, and stay.
 func (s *Store) withdraw(ctx context.Context, live, wanted *unstructured.Unstructured, force bool) (
 	*unstructured.Unstructured, []Conflict, error) {
 	fields := foreignFields(live, wanted)

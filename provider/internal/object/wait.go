@@ -38,7 +38,7 @@ func Established(crd *unstructured.Unstructured) (bool, error) {
 }
 
 // Wait follows one object, with its own watch, until the condition holds, and returns it as last seen. When ctx ends first, the
-// error is ctx's and the object is still returned, so that the caller can report what was missing.
+// error is ctx's and the object is still returned, so that the caller can report the missing part.
 func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstructured.Unstructured, error) {
 	if !s.kind.Namespaced {
 		key.Namespace = ""

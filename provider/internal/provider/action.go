@@ -61,7 +61,7 @@ func (d *deed[M]) Configure(_ context.Context, req action.ConfigureRequest, resp
 	d.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
 }
 
-// ModifyPlan warns of what the action disturbs. Like a resource's plan it also works without a cluster.
+// ModifyPlan warns about pods that the action disturbs. Like a resource's plan it also works without a cluster.
 func (d *deed[M]) ModifyPlan(ctx context.Context, req action.ModifyPlanRequest, resp *action.ModifyPlanResponse) {
 	if d.advise == nil || !req.Config.Raw.IsFullyKnown() {
 		return

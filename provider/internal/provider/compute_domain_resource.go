@@ -46,7 +46,7 @@ type computeDomainModel struct {
 	readiness
 	Nodes types.List `tfsdk:"nodes"`
 
-	missing string // what the domain still lacks, as last observed
+	missing string // missing parts of the domain, as last observed
 }
 
 type channelModel struct {
@@ -147,7 +147,7 @@ func (m *computeDomainModel) api(ctx context.Context) (*v1beta1.ComputeDomainSpe
 	}}, diags
 }
 
-// validateComputeDomain holds the configuration against what the CustomResourceDefinition takes.
+// validateComputeDomain checks the configuration by the rules of the CustomResourceDefinition.
 func validateComputeDomain(ctx context.Context, m *computeDomainModel) (field.ErrorList, diag.Diagnostics) {
 	spec, diags := m.api(ctx)
 	return spec.Validate(field.NewPath("spec")), diags

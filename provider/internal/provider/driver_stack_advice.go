@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// adviseUpgrade warns of what a planned upgrade disturbs. A cluster that does not answer is no reason to fail a plan.
+// adviseUpgrade warns about pods that a planned upgrade disturbs. A cluster that does not answer is no reason to fail a plan.
 func adviseUpgrade(ctx context.Context, connection *cluster.Connection, spec release.Spec) diag.Diagnostics {
 	now := snapshot(ctx, connection)
 	if now == nil {

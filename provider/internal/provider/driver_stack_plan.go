@@ -11,9 +11,9 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from the
-// last refresh, a repair where objects drifted, a new wait where the last one timed out. For an upgrade it warns what is disturbed.
-// For both an install and an upgrade it warns what would not work, if the cluster answers.
+// ModifyPlan reads the chart from disk and plans the release's objects: an upgrade where chart or values differ from the
+// last refresh, a repair where objects drifted, a new wait where the last one timed out. For an upgrade it warns about disturbed pods.
+// For both an install and an upgrade it warns about problems of the cluster, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -84,7 +84,7 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 // statusDeployed is Helm's status of a release whose last operation succeeded.
 const statusDeployed = string(helm.StatusDeployed)
 
-// sameRelease reports whether the release needs no upgrade.
+// sameRelease reports whether the release does not need an upgrade.
 func (m *driverStackModel) sameRelease(state *driverStackModel) bool {
 	return m.sameChart(state) && len(state.Drift.Elements()) == 0
 }
@@ -103,7 +103,7 @@ func (m *driverStackModel) forgetRelease() {
 	m.Ready, m.Waiting = types.BoolUnknown(), types.ListUnknown(types.StringType)
 }
 
-// setDefaults sets after an import what the cluster does not know: settings of the resource itself.
+// setDefaults sets after an import the attributes that the cluster does not store: settings of the resource itself.
 func (m *driverStackModel) setDefaults() {
 	if m.CreateNamespace.IsNull() {
 		m.CreateNamespace = types.BoolValue(true)

@@ -34,7 +34,7 @@ func (m *driverStackModel) mode() string {
 	return m.Preflight.ValueString()
 }
 
-// planPreflight reports at plan time what would not work. A cluster that does not answer must not fail a plan: the apply checks
+// planPreflight reports problems of the cluster at plan time. A cluster that does not answer must not fail a plan: the apply checks
 // again.
 func (m *driverStackModel) planPreflight(ctx context.Context, connection *cluster.Connection, spec release.Spec) diag.Diagnostics {
 	if m.mode() == preflightOff || connection == nil || !connection.Known() {
@@ -97,7 +97,7 @@ func preflightChecks(ctx context.Context, connection *cluster.Connection, spec r
 	return preflight.Run(taken, values, spec.Namespace), nil
 }
 
-// judge makes diagnostics from failures and warnings. It does not mention what could not be seen.
+// judge makes diagnostics from failures and warnings. It omits parts that could not be read.
 func (m *driverStackModel) judge(checks []preflight.Check) diag.Diagnostics {
 	var diags diag.Diagnostics
 	at := path.Root("preflight")

@@ -162,7 +162,7 @@ func endStackCreation(ctx context.Context, manager *release.Manager, installed *
 	}
 }
 
-// observeFailure records in the state what a failed upgrade left, so that the next plan starts from the truth.
+// observeFailure records in the state the release after a failed upgrade, so that the next plan starts from the truth.
 func (r *driverStackResource) observeFailure(
 	ctx context.Context,
 	manager *release.Manager,

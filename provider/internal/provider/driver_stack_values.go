@@ -206,7 +206,7 @@ func stackRecordIn(ctx context.Context, private privateState, diags *diag.Diagno
 	return record
 }
 
-// observe copies what Helm has stored, without the values of these names, which are secret.
+// observe copies the values that Helm has stored, without the values of these names, which are secret.
 func (m *driverStackModel) observe(r *release.Release, secret []string, salt []byte) {
 	m.ID = types.StringValue(r.Namespace + "/" + r.Name)
 	m.Name, m.Namespace = types.StringValue(r.Name), types.StringValue(r.Namespace)

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/provider/internal/validation"
 )
 
-// explain converts every error of the lower packages to a summary and a detail that reports what to do.
+// explain converts every error of the lower packages to a summary and a detail with the remedy.
 func explain(doing string, err error) (summary, detail string) {
 	var (
 		conflict *object.ConflictError
@@ -126,7 +126,7 @@ func explain(doing string, err error) (summary, detail string) {
 	return cluster.Explain(doing, err)
 }
 
-// ofAnotherState explains how to import what a state holds.
+// ofAnotherState explains how to import an object of another state.
 func ofAnotherState(doing string, held error, release string) string {
 	return fmt.Sprintf("Could not %s: %v. Two states must not have one object: both would change it, and either would delete it.\n\n"+
 		"To move it here, run `terraform state rm` for it in the other configuration, release it with\n  %s\nand import it again. Release it in "+

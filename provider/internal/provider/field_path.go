@@ -38,7 +38,7 @@ func attributePath(fieldPath string) path.Path {
 	return at
 }
 
-// fieldStep is one step of a field path: a field's name, or what stood in brackets.
+// fieldStep is one step of a field path: a field's name, or the text in brackets.
 type fieldStep struct {
 	text    string
 	bracket bool

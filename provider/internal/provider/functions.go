@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/provider/internal/fabric"
 )
 
-// pureFunction is a provider function: its definition, and what it computes.
+// pureFunction is a provider function: its definition, and its computation.
 type pureFunction struct {
 	name       string
 	definition function.Definition

@@ -126,7 +126,7 @@ func (l *objectLister[M]) result(ctx context.Context, req list.ListRequest, obj 
 	return result
 }
 
-// nulls fills a model with the typed nulls of its schema, so that what the cluster does not know (time-outs) can be written.
+// nulls fills a model with the typed nulls of its schema, so that attributes that the cluster does not store (time-outs) can be written.
 func nulls(ctx context.Context, r *tfsdk.Resource, into any) diag.Diagnostics {
 	objectType, ok := r.Schema.Type().TerraformType(ctx).(tftypes.Object)
 	if !ok {

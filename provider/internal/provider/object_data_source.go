@@ -101,7 +101,7 @@ func (d *objectData[M]) Configure(_ context.Context, req datasource.ConfigureReq
 	d.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
 }
 
-// Read fills the resource's model, and copies from it what the data source has.
+// Read fills the resource's model, and copies the attributes of the data source from it.
 func (d *objectData[M]) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
 	var name, namespace types.String
 	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("name"), &name)...)

@@ -163,7 +163,7 @@ func ownedMetadata(obj *unstructured.Unstructured) ownedFields {
 	return ownedFields{}
 }
 
-// providerData is what the provider's Configure leaves for resources.
+// providerData is the result of the provider's Configure for resources.
 type providerData struct {
 	connection *cluster.Connection
 	origin     *object.Origin

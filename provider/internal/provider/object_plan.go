@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 )
 
-// ModifyPlan plans what can be worked out, keeps what does not change, warns of what a change disturbs, and plans to continue a wait
-// that timed out.
+// ModifyPlan plans computable attributes, keeps unchanged ones, warns about pods that a change disturbs, and plans to continue a
+// wait that timed out.
 func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return

@@ -55,7 +55,7 @@ type definition[M objectModel] struct {
 	attribute func(fieldPath string) path.Path
 	// advise checks a planned creation (state is nil) or change against the present cluster; nil: no advice.
 	advise func(ctx context.Context, now *inventory.Snapshot, state, plan M) diag.Diagnostics
-	// await waits for what the configuration asks and returns the object as last seen, with a description of what is still missing.
+	// await waits for the configured conditions and returns the object as last read, with a description of the missing ones.
 	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured,
 		waiting string, err error)
 }
@@ -105,7 +105,7 @@ func (r *objectResource[M]) Configure(_ context.Context, req resource.ConfigureR
 	r.origin = originFrom(req.ProviderData)
 }
 
-// ValidateConfig reports at plan time what the API server or the node plugin would refuse later.
+// ValidateConfig reports at plan time values that the API server or the node plugin would refuse later.
 func (r *objectResource[M]) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
 	resp.Diagnostics.Append(nullElements(req.Config.Raw)...)
 	if r.validate == nil || !req.Config.Raw.IsFullyKnown() || resp.Diagnostics.HasError() {
@@ -182,7 +182,7 @@ func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, 
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	// Also before a removal: Terraform before 1.12 sends no identity, but the framework expects one in the answer even then.
+	// Also before a removal: Terraform before 1.12 does not send an identity, but the framework expects one in the answer even then.
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	if !r.connection.Known() {
 		addNotRefreshed(&resp.Diagnostics, r.title(m))
@@ -329,7 +329,7 @@ func (r *objectResource[M]) ImportState(ctx context.Context, req resource.Import
 	importKey(ctx, r.kind.Namespaced, r.kind.Name, req, resp)
 }
 
-// advice queries the cluster what a change means.
+// advice reads the effects of a change from the cluster.
 func (r *objectResource[M]) advice(ctx context.Context, state, plan M) diag.Diagnostics {
 	if r.advise == nil {
 		return nil
@@ -435,7 +435,7 @@ func addNotRefreshed(diags *diag.Diagnostics, title string) {
 
 type unfinished struct{ summary, detail string }
 
-// settle waits and copies what was last seen; nil means that the wait is over.
+// settle waits and copies the object as last read; nil means that the wait is over.
 func (r *objectResource[M]) settle(
 	ctx context.Context,
 	client *cluster.Client,

@@ -1,4 +1,4 @@
-// Package provider is what Terraform sees: the schemas, and the life cycles of resources over packages cluster, object and release.
+// Package provider is the Terraform provider: the schemas, and the life cycles of resources over packages cluster, object and release.
 package provider
 
 import (
@@ -176,7 +176,7 @@ func (p *fabricProvider) Configure(ctx context.Context, req provider.ConfigureRe
 }
 
 // connection checks the configuration and wraps it; it does not connect. Mistakes are errors here, at the attribute at fault; values
-// that are not known yet are not.
+// that are still unknown are not.
 func (p *fabricProvider) connection(ctx context.Context, m providerModel, resp *provider.ConfigureResponse) *cluster.Connection {
 	if unknown := m.unknown(); unknown != "" {
 		return cluster.NewUnknownConnection(unknown)
@@ -210,14 +210,15 @@ func (p *fabricProvider) connection(ctx context.Context, m providerModel, resp *
 	if p.fromEnvironment(&settings, m.Insecure.IsNull(), resp); resp.Diagnostics.HasError() {
 		return nil
 	}
-	var later *cluster.NoFileError // a plan that creates needs no cluster yet, and the file may be written in the same apply
+	var later *cluster.NoFileError // a plan that creates does not need a cluster yet, and the file may be written in the same apply
 	if _, _, err := settings.RESTConfig(); err != nil && !errors.As(err, &later) {
 		addSettingError(&resp.Diagnostics, err)
 	}
 	return cluster.NewConnection(settings)
 }
 
-// fromEnvironment fills in what the provider block leaves out. A variable that names a cluster counts only where the block names none.
+// fromEnvironment fills in attributes that the provider block omits. A variable that names a cluster counts only where the block
+// names none.
 func (p *fabricProvider) fromEnvironment(s *cluster.Settings, insecureUnset bool, resp *provider.ConfigureResponse) {
 	named := func() bool { return len(s.ConfigPaths) > 0 || s.KubeconfigRaw != "" || s.Host != "" || s.InCluster }
 	for _, variable := range []string{"KUBE_CONFIG_PATH", "KUBE_CONFIG_PATHS", "KUBE_HOST", "KUBECONFIG"} {
@@ -262,7 +263,7 @@ func (p *fabricProvider) fromEnvironment(s *cluster.Settings, insecureUnset bool
 	}
 }
 
-// unknown names the first attribute whose value Terraform does not know yet.
+// unknown names the first attribute whose value is unknown to Terraform.
 func (m *providerModel) unknown() string {
 	for _, a := range []struct {
 		name    string

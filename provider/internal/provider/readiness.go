@@ -17,13 +17,13 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// What to wait for.
+// The conditions to wait for.
 const (
 	waitAccepted = "accepted"
 	waitReady    = "ready"
 )
 
-// readiness is what resources share whose object has a Ready condition: embedded in their models.
+// readiness is the common part of resources whose object has a Ready condition: embedded in their models.
 type readiness struct {
 	WaitFor  types.String `tfsdk:"wait_for"`
 	Accepted types.Bool   `tfsdk:"accepted"`
@@ -31,7 +31,7 @@ type readiness struct {
 	Message  types.String `tfsdk:"message"`
 }
 
-// addReadiness adds the attributes of readiness; accepted and ready are clauses that report what these words mean for the kind.
+// addReadiness adds the attributes of readiness; accepted and ready are clauses that describe these words for the kind.
 func addReadiness(attributes map[string]schema.Attribute, accepted, ready string) {
 	attributes["wait_for"] = schema.StringAttribute{
 		Optional:            true,
@@ -64,7 +64,7 @@ func (r *readiness) settled() bool {
 	return r.Ready.ValueBool() || r.Accepted.ValueBool()
 }
 
-// speaker is a model that can report what it waits for.
+// speaker is a model that can report the reason of its wait.
 type speaker interface {
 	objectModel
 	waiting(ctx context.Context) string

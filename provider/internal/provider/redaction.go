@@ -59,7 +59,7 @@ func redactionOf(values map[string]string) *redaction {
 	return r
 }
 
-// redaction is that of the configuration's values_wo. A document that cannot be read is hidden line by line.
+// redaction is the redaction of the configuration's values_wo. A document that cannot be read is hidden line by line.
 func (m *driverStackModel) redaction(ctx context.Context) *redaction {
 	var documents []types.String
 	if !m.SecretValues.IsNull() && !m.SecretValues.IsUnknown() {

@@ -66,7 +66,7 @@ func newRestartIMEXAction() action.Action {
 	}
 }
 
-// adviseRestartIMEX names the pods that hold a channel in the domain's namespace: a claim does not say of which domain it is, but a
+// adviseRestartIMEX names the pods that have a channel in the domain's namespace: a claim does not say of which domain it is, but a
 // namespace's pods are few beside a cluster's.
 func adviseRestartIMEX(now *inventory.Snapshot, m *restartIMEXModel) diag.Diagnostics {
 	var diags diag.Diagnostics

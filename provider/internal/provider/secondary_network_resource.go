@@ -172,7 +172,7 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 	}
 }
 
-// validateSecondaryNetwork checks what goes together, and the addresses.
+// validateSecondaryNetwork checks combinations of attributes, and the addresses.
 func validateSecondaryNetwork(ctx context.Context, m *secondaryNetworkModel) (field.ErrorList, diag.Diagnostics) {
 	var errs field.ErrorList
 	only := func(name string, set bool, kind string) {
@@ -428,7 +428,7 @@ func (m *secondaryNetworkModel) observeMeta(obj *unstructured.Unstructured) {
 
 func (m *secondaryNetworkModel) settled() bool { return true }
 
-// readAnyForm makes observe read what it cannot manage, such as a chain of plugins, into config alone.
+// readAnyForm makes observe read objects that it cannot manage, such as a chain of plugins, into config only.
 func (m *secondaryNetworkModel) readAnyForm() { m.anyForm = true }
 
 func textOrNull(s string) types.String {

@@ -35,7 +35,7 @@ type validateFabricModel struct {
 	Keep         types.Bool    `tfsdk:"keep"`
 }
 
-// cleanUpTimeout bounds the removal of what a check created, after its own time has run out or was cut short.
+// cleanUpTimeout limits the removal of a check's objects, after its own time has run out or was cut short.
 const cleanUpTimeout = 2 * time.Minute
 
 // usualGPUs is how many GPUs a node of a GB200 rack has, as the example's job asks for.

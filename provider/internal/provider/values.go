@@ -117,7 +117,7 @@ func capital(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// int32Of returns a number, cut to what the API holds; validation reports one that does not fit.
+// int32Of returns a number, cut to the range of the API; validation reports one that does not fit.
 func int32Of(n types.Int64) int32 {
 	return int32(min(max(n.ValueInt64(), math.MinInt32), math.MaxInt32))
 }

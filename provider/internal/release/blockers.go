@@ -21,11 +21,11 @@ import (
 // Blocker is an object that needs the drivers.
 type Blocker struct {
 	What     string // "ComputeDomain team/rack", "ResourceClaim team/x of driver gpu.nvidia.com"
-	Why      string // who holds it
+	Why      string // the pod or claim that has it
 	Deleting bool
 }
 
-// BlockedError names what prevents the removal of a release.
+// BlockedError names the objects that prevent the removal of a release.
 type BlockedError struct{ Blockers []Blocker }
 
 func (e *BlockedError) Error() string {
@@ -138,7 +138,7 @@ func servedVersion(crd *apiextensionsv1.CustomResourceDefinition) string {
 	return ""
 }
 
-// claimsInUse finds claims that a pod holds: without the plugin, the kubelet could not unprepare them and the pods would stay Terminating.
+// claimsInUse finds claims that a pod has: without the plugin, the kubelet could not unprepare them and the pods would stay Terminating.
 func (m *Manager) claimsInUse(ctx context.Context, drivers []string) ([]Blocker, error) {
 	if len(drivers) == 0 {
 		return nil, nil

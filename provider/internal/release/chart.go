@@ -32,8 +32,8 @@ type Chart struct {
 	Digest string
 }
 
-// Load reads a chart: a directory with a Chart.yaml, an archive made by `helm package`, or an address that download takes. Errors say
-// what is there instead.
+// Load reads a chart: a directory with a Chart.yaml, an archive made by `helm package`, or an address that download takes. Errors
+// name the file that exists instead.
 func Load(ctx context.Context, from string) (*Chart, error) {
 	var loaded *chart.Chart
 	var err error
@@ -64,7 +64,7 @@ func Load(ctx context.Context, from string) (*Chart, error) {
 	}, nil
 }
 
-// checkPath reports what is wrong with a path before Helm does.
+// checkPath reports the mistake in a path before Helm does.
 func checkPath(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -112,8 +112,8 @@ func (c *Chart) Values(values map[string]any) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That needs no cluster;
-// its other checks do.
+// checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That does not
+// need a cluster; its other checks do.
 func (c *Chart) checkTogether(values chartutil.Values) error {
 	check := c.chart.Name() + ".check.values"
 	partials := slices.DeleteFunc(
@@ -137,8 +137,8 @@ func (c *Chart) checkTogether(values chartutil.Values) error {
 	return err
 }
 
-// digest covers what Helm stores of a chart in a release, so that the digest of a release's chart can be compared with one on disk.
-// Helm stores no dependencies; this project's chart has none.
+// digest covers the parts of a chart that Helm stores in a release, so that the digest of a release's chart can be compared with
+// one on disk. Helm stores no dependencies; this project's chart has none.
 func digest(c *chart.Chart) string {
 	h := sha256.New()
 	hashFiles(h, "templates", c.Templates)

@@ -20,7 +20,7 @@ import (
 // cliquePrefix is the prefix of the ComputeDomains that the controller keeps for cliques.
 const cliquePrefix = "clique-"
 
-// standsForClique says whether a ComputeDomain is one that the controller keeps for an NVLink clique (computeDomains.imex: clique or
+// standsForClique reports whether the controller keeps a ComputeDomain for an NVLink clique (computeDomains.imex: clique or
 // host). It goes with the drivers, and nobody else can remove it for good.
 func standsForClique(obj metav1.Object, namespace string) bool {
 	clique := obj.GetLabels()[v1beta1.LabelClique]
@@ -29,7 +29,7 @@ func standsForClique(obj metav1.Object, namespace string) bool {
 
 // retireCliques makes the controller remove these ComputeDomains and their IMEX daemons, and waits until they are gone. The drivers
 // must run meanwhile: a daemon's pod ends only where a node plugin takes its devices back, and the controller creates the domains
-// again until it is told not to.
+// again until its --imex changes.
 func (m *Manager) retireCliques(ctx context.Context) error {
 	reported := false
 	for {
@@ -52,7 +52,7 @@ func (m *Manager) retireCliques(ctx context.Context) error {
 	}
 }
 
-// cliques are the ComputeDomains that stand for cliques.
+// cliques are the ComputeDomains of cliques.
 func (m *Manager) cliques(ctx context.Context) ([]Blocker, error) {
 	domains := m.client.Dynamic.Resource(domain.Kind.GVR()).Namespace(m.namespace)
 	found, err := domains.List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelClique})
@@ -74,7 +74,7 @@ func (m *Manager) cliques(ctx context.Context) ([]Blocker, error) {
 	return standing, nil
 }
 
-// keepNoCliques tells the controller not to keep ComputeDomains for cliques any more.
+// keepNoCliques makes the controller stop keeping ComputeDomains for cliques.
 func (m *Manager) keepNoCliques(ctx context.Context) error {
 	deployments := m.client.Typed.AppsV1().Deployments(m.namespace)
 	found, err := deployments.List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})

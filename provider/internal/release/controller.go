@@ -12,7 +12,7 @@ import (
 // controllerLabels are on the Deployment of every release's controller, whatever the release was called.
 const controllerLabels = "app.kubernetes.io/part-of=gpufabric,app.kubernetes.io/component=controller"
 
-// ControllerTrouble reports why our objects are not processed: no controller is installed at all (absent), or what its pods report. It
+// ControllerTrouble reports why our objects are not processed: a controller is not installed (absent), or the state of its pods. It
 // is empty when one runs, and when that is unknown.
 func ControllerTrouble(ctx context.Context, client *cluster.Client) (trouble string, absent bool) {
 	list, err := client.Typed.AppsV1().Deployments("").List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})

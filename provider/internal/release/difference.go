@@ -53,7 +53,7 @@ type difference struct {
 	reordered  bool   // want and have are lists with the same elements
 }
 
-// sentence says what happened to the field. given are the values that a user gave the chart: they, and values of a Secret or of a
+// sentence describes the change of the field. given are the values that a user gave the chart: they, and values of a Secret or of a
 // container's environment and arguments, are not shown.
 func (d difference) sentence(secret bool, given []string) string {
 	by := ""
@@ -112,7 +112,7 @@ func differences(want, have map[string]any, managers []metav1.ManagedFieldsEntry
 	return c.found
 }
 
-// contradictions compares a manifest with the stored object: what the manifest leaves out may be anything.
+// contradictions compares a manifest with the stored object: fields that the manifest omits may have any value.
 func contradictions(want, have map[string]any, managers []metav1.ManagedFieldsEntry) []difference {
 	c := comparison{live: have, managers: managers}
 	c.object(want, have)
@@ -248,7 +248,7 @@ func sameElements(want, have any) bool {
 // ordered are the lists with keys whose order has a meaning: a variable refers to earlier ones.
 var ordered = []string{"env", "initContainers"}
 
-// inOrder reports whether what both lists have comes in the same order.
+// inOrder reports whether the common elements of both lists have the same order.
 func inOrder(want, have []string) bool {
 	common := slices.DeleteFunc(slices.Clone(want), func(name string) bool { return !slices.Contains(have, name) })
 	return slices.Equal(common, slices.DeleteFunc(slices.Clone(have), func(name string) bool { return !slices.Contains(want, name) }))
@@ -311,7 +311,7 @@ func union(a, b map[string]any) []string {
 	return keys
 }
 
-// undo sets the field of an object to what it should be.
+// undo sets the field of an object to its wanted value.
 func (d difference) undo(obj map[string]any) { set(obj, d.path, d.want) }
 
 // set writes a value (nil: removes it) at a path into a map or list, and returns the container.

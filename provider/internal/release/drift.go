@@ -143,7 +143,7 @@ func (d *Drift) look(ctx context.Context) error {
 		case apierrors.IsNotFound(err):
 			d.Missing = true
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err), apierrors.IsMethodNotSupported(err):
-			// An immutable field, no right to update, or a webhook that takes no dry run: the manifest alone reports what to expect.
+			// An immutable field, no right to update, or a webhook that does not take a dry run: only the manifest has the expected value.
 			if d.Fields = contradictions(expected.Object, have.Object, have.GetManagedFields()); len(d.Fields) > 0 && apierrors.IsInvalid(err) {
 				d.Unfit = err.Error()
 			}
@@ -154,7 +154,7 @@ func (d *Drift) look(ctx context.Context) error {
 	}
 }
 
-// mark adds the metadata with which Helm knows the objects of a release again.
+// mark adds the metadata by which Helm recognizes the objects of a release.
 func (r *Release) mark(obj *unstructured.Unstructured) {
 	annotations, labels := obj.GetAnnotations(), obj.GetLabels()
 	if annotations == nil {

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// managerOf returns the field manager that wrote what differs in the live object, the latest of several. It is empty where only this
+// managerOf returns the field manager that wrote the different field of the live object, the latest of several. It is empty where only this
 // provider wrote it, and where no manager is recorded: for a default, for a new order of elements that have keys, and for fields of
 // another part of the object.
 func managerOf(entries []metav1.ManagedFieldsEntry, live map[string]any, d difference) string {

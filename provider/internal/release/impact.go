@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// Impact is what an upgrade would do to the pods of a release.
+// Impact is the effect of an upgrade on the pods of a release.
 type Impact struct {
 	Restarted []Touched // workloads whose pods are replaced
 	Removed   []Touched // workloads that go
@@ -21,7 +21,7 @@ type Impact struct {
 // Touched is a workload that an upgrade changes.
 type Touched struct {
 	Workload string   // "DaemonSet gpufabric-system/gpufabric-gpu-plugin"
-	Driver   string   // the DRA driver it runs, empty for what runs none
+	Driver   string   // the DRA driver it runs, empty without one
 	Nodes    []string // on which it runs now, sorted
 }
 
@@ -32,7 +32,7 @@ var pluginDrivers = map[string]string{
 	"rdma-plugin":           "rdma.gpufabric.io",
 }
 
-// Impact renders what an upgrade of an existing release to spec would apply, without applying it, and compares. It is empty for a
+// Impact renders the objects of an upgrade of an existing release to spec, without applying them, and compares. It is empty for a
 // release that does not exist.
 func (m *Manager) Impact(ctx context.Context, spec Spec) (Impact, error) {
 	last, err := m.Get(ctx, spec.Name)

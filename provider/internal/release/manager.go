@@ -29,13 +29,13 @@ type Release struct {
 	ChartVersion    string
 	AppVersion      string
 	ChartDigest     string
-	Values          map[string]any // what the user gave, without the chart's defaults
+	Values          map[string]any // the user's values, without the chart's defaults
 	Manifest        string
 
 	stored *helm.Release
 }
 
-// Spec is what a release should be.
+// Spec is the wanted state of a release.
 type Spec struct {
 	Name, Namespace string
 	CreateNamespace bool
@@ -261,7 +261,7 @@ func (e *BusyError) Error() string {
 	)
 }
 
-// Install installs a release that does not exist. It first recovers what an interrupted or failed install left. A failed install is
+// Install installs a release that does not exist. It first recovers from an interrupted or failed install. A failed install is
 // undone: it leaves no release, no CRD and no namespace that it added. hooks bounds each chart hook. abandoned reports whether a mark of
 // a creation was left by a process that has ended.
 func (m *Manager) Install(ctx context.Context, spec Spec, abandoned func(mark string) bool, hooks time.Duration) (*Release, error) {
@@ -301,7 +301,7 @@ func (m *Manager) installOrUndo(ctx context.Context, spec Spec, undo *undo, hook
 	return installed, nil
 }
 
-// undone takes back what was done before an error, unless the lock was lost: another run works with it then.
+// undone undoes the steps before an error, unless the lock was lost: another run works with it then.
 func (m *Manager) undone(ctx context.Context, err error, undo *undo) error {
 	if lost := lockLost(ctx, err); errors.Is(lost, errLockLost) {
 		return lost
@@ -449,7 +449,7 @@ func (m *Manager) label(ctx context.Context, r *Release, patch []byte) error {
 // keptRevisions bounds Helm's history; each revision is a Secret that holds the whole chart.
 const keptRevisions = 10
 
-// undoTimeout bounds the removal of what a failed install left.
+// undoTimeout limits the removal of the objects of a failed install.
 const undoTimeout = 2 * time.Minute
 
 // undo collects how to undo each step of an install that may fail later.

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// leaveToOthers copies from the stored object what is not the manifest's to say: the API server's metadata, what controllers and the
-// cluster write (a caBundle, a scale, a restart), and the content of objects that the chart makes empty for a controller to fill.
+// leaveToOthers copies from the stored object the fields that the manifest does not own: the API server's metadata, fields that
+// controllers and the cluster write (a caBundle, a scale, a restart), and the content of objects that the chart makes empty for a
+// controller to fill.
 func leaveToOthers(want, have *unstructured.Unstructured) {
 	for _, field := range []string{"resourceVersion", "uid", "creationTimestamp", "generation", "finalizers", "ownerReferences",
 		"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {

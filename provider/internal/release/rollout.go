@@ -86,8 +86,8 @@ func (r Rollout) Ready() bool { return len(r.Waiting) == 0 }
 // askAgain is the pause between two requests that check whether the server accepts the credentials again.
 const askAgain = 5 * time.Second
 
-// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what it still
-// waits for, including the pods and the reasons.
+// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error has the objects for which
+// it still waits, with the pods and the reasons.
 func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 	list, err := workloads(r)
 	if err != nil || len(list) == 0 {
@@ -311,7 +311,7 @@ func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) 
 	}
 }
 
-// PodTrouble says in a phrase why a pod is not ready; empty when it is.
+// PodTrouble returns in a phrase the reason for which a pod is not ready; empty when it is.
 func PodTrouble(p *corev1.Pod) string {
 	name := "pod " + p.Name
 	if p.Spec.NodeName != "" {

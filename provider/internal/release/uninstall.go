@@ -33,8 +33,8 @@ type Removal struct {
 const DefaultPatience = 20 * time.Second
 
 // Uninstall removes a release in the order that leaves nothing stuck. First it waits until no custom object and no running pod's
-// claim needs the drivers. Then it removes the release, its pods, what the drivers published, the CRDs, and the namespace if the
-// release created it. Notes are things left on purpose. A *BlockedError names what prevents the uninstall; nothing was removed
+// claim needs the drivers. Then it removes the release, its pods, the drivers' ResourceSlices, the CRDs, and the namespace if the
+// release created it. Notes are things left on purpose. A *BlockedError names the objects that prevent the uninstall; nothing was removed
 // then. Another release of the name than the record's is left alone: *ReplacedError.
 func (m *Manager) Uninstall(ctx context.Context, name string, record Record, removal Removal, hooks time.Duration) (
 	notes []string, err error) {
@@ -161,8 +161,8 @@ func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 // onNodes are labels and annotations of Node objects.
 type onNodes struct{ labels, annotations []string }
 
-// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an
-// upgrade, so it leaves that.
+// writtenOnNodes lists the labels and annotations that the release's node plugins write on their nodes. A plugin that ends cannot
+// distinguish an uninstall from an upgrade, so it leaves them.
 func (r *Release) writtenOnNodes() onNodes {
 	var written onNodes
 	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
@@ -198,7 +198,7 @@ func (w onNodes) off(node *corev1.Node) map[string]any {
 	return map[string]any{"metadata": patch}
 }
 
-// cleanNodes removes from the nodes what drivers wrote on them.
+// cleanNodes removes the drivers' labels and annotations from the nodes.
 func (m *Manager) cleanNodes(ctx context.Context, written onNodes) error {
 	if len(written.labels)+len(written.annotations) == 0 {
 		return nil
@@ -275,7 +275,7 @@ func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
 	return list, nil
 }
 
-// namespaceTrouble reports what a terminating namespace waits for.
+// namespaceTrouble returns the reason for which a namespace is still terminating.
 func namespaceTrouble(ns *unstructured.Unstructured) string {
 	namespace, err := object.Read[corev1.Namespace](ns)
 	if err != nil {

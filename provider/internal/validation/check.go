@@ -33,7 +33,7 @@ type Check struct {
 	NodeSelector    *metav1.LabelSelector // which nodes may be chosen; nil: all of a clique
 }
 
-// checkLabel marks what a check created: its domain, its job and their pods; its value is the check's name.
+// checkLabel marks the objects that a check created: its domain, its job and their pods; its value is the check's name.
 const checkLabel = "gpufabric.io/fabric-check"
 
 //go:embed ping.yaml

@@ -10,14 +10,14 @@ import (
 // bandwidthTest is the test of nvbandwidth that reads every GPU's memory from every other GPU, across nodes.
 const bandwidthTest = "multinode_device_to_device_memcpy_read_ce"
 
-// Bandwidths is what nvbandwidth measured, in GB/s (of 10^9 bytes).
+// Bandwidths are the results of nvbandwidth, in GB/s (of 10^9 bytes).
 type Bandwidths struct {
 	Pairs int     // of GPUs that were measured
 	Least float64 // of the slowest pair
 	Sum   float64 // over all pairs
 }
 
-// readBandwidths reads the matrix that nvbandwidth prints. Without a whole matrix it reports what came instead.
+// readBandwidths reads the matrix that nvbandwidth prints. Without a whole matrix it reports the other output.
 func readBandwidths(output string) (Bandwidths, error) {
 	found := Bandwidths{Least: math.Inf(1)}
 	header, inMatrix := false, false

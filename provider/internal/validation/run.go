@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// Report is what a check that passed found.
+// Report is the result of a check that passed.
 type Report struct {
 	Nodes      []string   // that took part, sorted
 	Bandwidths Bandwidths // of Bandwidth
@@ -45,9 +45,9 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s %s exists already", e.Kind, e.Key)
 }
 
-// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say receives its progress,
+// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns its result; say receives its progress,
 // one sentence at a time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made,
-// *FailedError, *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
+// *FailedError, *object.MissingKindError, or the API server's. The created objects stay: Remove takes it away.
 func Run(ctx context.Context, client *cluster.Client, c Check, say func(string)) (Report, error) {
 	theDomain, job, err := c.objects()
 	if err != nil {
@@ -68,7 +68,7 @@ func Run(ctx context.Context, client *cluster.Client, c Check, say func(string))
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, _ = domains.Wait(watching, key, telling(say)) // reports progress only; the job's end is what counts
+		_, _ = domains.Wait(watching, key, telling(say)) // reports progress only; the job's end counts
 	})
 	ended, err := c.follow(ctx, client, job)
 	stop()
@@ -100,7 +100,7 @@ func (c Check) follow(ctx context.Context, client *cluster.Client, job *unstruct
 	return jobs.Wait(ctx, object.Key{Namespace: c.Namespace, Name: c.Name}, finished)
 }
 
-// telling returns a condition that never holds and says each change of what the domain lacks.
+// telling returns a condition that never holds and reports each change of the domain's missing parts.
 func telling(say func(string)) object.Condition {
 	reported := ""
 	return func(obj *unstructured.Unstructured) (bool, error) {
@@ -132,7 +132,7 @@ func finished(obj *unstructured.Unstructured) (bool, error) {
 	return false, nil
 }
 
-// condition returns what a true condition says, or "" when it does not hold. Jobs and MPIJobs agree on the form of conditions.
+// condition returns the message of a true condition, or "" when it is not true. Jobs and MPIJobs agree on the form of conditions.
 func condition(obj *unstructured.Unstructured, kind string) string {
 	type conditioned struct {
 		Status struct {
@@ -159,7 +159,7 @@ func (c Check) pods(ctx context.Context, client *cluster.Client) ([]corev1.Pod, 
 	return list.Items, nil
 }
 
-// unfinished reports what a check whose time ran out was waiting for.
+// unfinished reports the reason for which a check ran out of time.
 func (c Check) unfinished(ctx context.Context, client *cluster.Client, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, object.ErrGone) {
 		return err
@@ -181,7 +181,7 @@ func (c Check) unfinished(ctx context.Context, client *cluster.Client, err error
 	return &FailedError{c, c.troubles(ctx, client, pods, what)}
 }
 
-// troubles puts what the pods say behind what is known already.
+// troubles adds the pods' problems to the known ones.
 func (c Check) troubles(ctx context.Context, client *cluster.Client, pods []corev1.Pod, first string) []string {
 	reasons := []string{first}
 	for i := range pods {
@@ -209,7 +209,7 @@ func (c Check) log(ctx context.Context, client *cluster.Client, pod *corev1.Pod)
 	return string(text), nil
 }
 
-// read takes the result from what the pods of an ended job printed.
+// read takes the result from the logs of an ended job's pods.
 func (c Check) read(ctx context.Context, client *cluster.Client, pods []corev1.Pod, say func(string)) (Report, error) {
 	var report Report
 	var output strings.Builder
@@ -248,8 +248,8 @@ func (c Check) read(ctx context.Context, client *cluster.Client, pods []corev1.P
 	return report, nil
 }
 
-// Remove deletes what Run made and waits until it is gone or ctx ends. An object with the check's name and without its label stays, with an
-// error.
+// Remove deletes the objects of Run and waits until they are gone or ctx ends. An object with the check's name and without its
+// label stays, with an error.
 func Remove(ctx context.Context, client *cluster.Client, c Check) error {
 	key := object.Key{Namespace: c.Namespace, Name: c.Name}
 	var errs []error

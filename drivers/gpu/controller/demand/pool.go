@@ -308,7 +308,7 @@ type change struct {
 	doomed, show []string
 	reason       string
 	ordered      time.Time
-	// generation is that of the child whose report is awaited; 0: not written yet.
+	// generation is the generation of the child whose report is awaited; 0: not written yet.
 	generation int64
 	cutting    bool // the new instances are written; before, the doomed devices are withdrawn
 	since      time.Time

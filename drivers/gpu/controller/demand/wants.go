@@ -169,7 +169,7 @@ func ofOneGPU(c *resourceapi.ResourceClaim, request string) bool {
 	})
 }
 
-// claimName is the name of a pod's claim, empty where it is not known yet.
+// claimName is the name of a pod's claim, empty where it is still unknown.
 func claimName(pod *corev1.Pod, reference *corev1.PodResourceClaim) string {
 	if reference.ResourceClaimName != nil {
 		return *reference.ResourceClaimName

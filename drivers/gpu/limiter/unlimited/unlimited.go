@@ -39,7 +39,7 @@ type GPU struct {
 
 // Container is a container whose share the library limits.
 type Container struct {
-	// Namespace, Pod and PodUID are its pod's. Name is empty where it is not known: a finding then has the runtime's identifier.
+	// Namespace, Pod and PodUID are its pod's. Name is empty where it is unknown: a finding then has the runtime's identifier.
 	Namespace, Pod, PodUID, Name string
 	// UUIDs are the GPUs of which it has a limit of memory.
 	UUIDs []string

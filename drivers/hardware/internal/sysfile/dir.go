@@ -191,7 +191,7 @@ func Names(path string) ([]string, error) {
 	return d.Names(".")
 }
 
-// Optional returns no error for a missing attribute: kernels and drivers have different attributes. Text that cannot be parsed
+// Optional does not return an error for a missing attribute: kernels and drivers have different attributes. Text that cannot be parsed
 // stays an error, because it means that the tree cannot be trusted.
 func Optional[T any](v T, err error) (T, error) {
 	var zero T

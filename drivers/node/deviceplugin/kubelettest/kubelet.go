@@ -127,7 +127,7 @@ func (k *Kubelet) DropStreams() {
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 }
 
-// TakeWithoutStream takes the next n registrations and opens no stream for them. The kubelet does this to a resource whose earlier
+// TakeWithoutStream takes the next n registrations and does not open a stream for them. The kubelet does this to a resource whose earlier
 // stream ends while it connects.
 func (k *Kubelet) TakeWithoutStream(n int) {
 	k.mu.Lock()

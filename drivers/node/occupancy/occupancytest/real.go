@@ -87,7 +87,7 @@ func (p Processes) run(uid string) (end func() error) {
 	}
 	end = sync.OnceValue(func() error {
 		err := command.Process.Kill()
-		_ = command.Wait() // says that it was killed
+		_ = command.Wait() // reports that it was killed
 		_ = input.Close()
 		return errors.Join(err, os.Remove(container), os.Remove(pod))
 	})

@@ -150,7 +150,7 @@ func TestPinNamesAnImageWithoutDigest(t *testing.T) {
 	}
 }
 
-func TestProviderIsAsTheRegistryTakesIt(t *testing.T) {
+func TestProviderHasTheRegistrysLayout(t *testing.T) {
 	r := released(t)
 	prefix := filepath.Join(r.Out, "provider", providerName+"_"+version+"_")
 	list := get(t, prefix+"SHA256SUMS")

@@ -142,7 +142,7 @@ func TestExitStatusHasTheFirstCause(t *testing.T) {
 	}
 }
 
-func TestCommandsOnARealServer(t *testing.T) {
+func TestCommandsRunOnARealServer(t *testing.T) {
 	config := apiservertest.Start(t)
 	out, status, err := run(t, config, "preflight", "--request-timeout=1m")
 	// A cluster without nodes cannot run a plugin, but an autoscaler may add nodes.

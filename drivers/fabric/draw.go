@@ -303,7 +303,7 @@ func (g *gpu) finish(n *NodeState) {
 		g.Clique = ""
 	}
 	sortHolds(g.Holds)
-	// A fault of a placement counts as its GPU's where every placement has it.
+	// A fault of every placement of a GPU counts as a fault of the GPU.
 	if len(g.forms) == 0 {
 		g.taint(g.commonTaints())
 	}

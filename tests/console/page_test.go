@@ -196,7 +196,7 @@ func furnish(t *testing.T, c *cluster) {
 	}
 }
 
-func TestPageInABrowser(t *testing.T) {
+func TestPageRendersInABrowser(t *testing.T) {
 	program := browser(t)
 	c := startCluster(t, nodesPerRack)
 	furnish(t, c)

@@ -8,7 +8,7 @@ import (
 )
 
 // GB200 as numactl --hardware shows it, cut to two memory-only nodes: 0 and 1 are the sockets, 2 and 3 the memory of a GPU at each.
-func TestPlaceOfANUMANodeWithoutCPUsIsTheSockets(t *testing.T) {
+func TestPlaceUsesTheSocketOfANUMANodeWithoutCPUs(t *testing.T) {
 	root := t.TempDir()
 	put := func(name, text string) {
 		t.Helper()

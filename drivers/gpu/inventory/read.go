@@ -158,7 +158,7 @@ func busID(dev device.Device) (string, error) {
 		return "", err
 	}
 	if id == "" {
-		return "", errors.New("NVML returned an empty one")
+		return "", errors.New("NVML returned an empty value")
 	}
 	return strings.ToLower(id), nil
 }

@@ -69,7 +69,7 @@ func (r *reporter) Start(ctx context.Context) error {
 		switch err := r.look(ctx); {
 		case err == nil || ctx.Err() != nil:
 		case apierrors.IsForbidden(err):
-			klog.FromContext(ctx).V(2).Info("Claims that wait for a form of a GPU get no Event: the chart's GPUs are not enabled", "err", err)
+			klog.FromContext(ctx).V(2).Info("Claims that wait for a form of a GPU do not get an Event: the chart's GPUs are not enabled", "err", err)
 		default:
 			klog.FromContext(ctx).Error(err, "Claims that wait for a form of a GPU get their Events later")
 		}

@@ -96,7 +96,7 @@ func parsePosition(name, target string) (position, error) {
 		p.bridges = append(p.bridges, bridge)
 	}
 	if p.root == "" {
-		return position{}, fmt.Errorf("its link leads to %q, where no element names a root complex (pciDDDD:BB)", target)
+		return position{}, fmt.Errorf("its link leads to %q, without an element that names a root complex (pciDDDD:BB)", target)
 	}
 	return p, nil
 }

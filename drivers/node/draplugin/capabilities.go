@@ -162,6 +162,6 @@ func (p *Plugin) droppedFields(err error) {
 	}
 	select {
 	case p.capabilities.dropped <- dropped:
-	default: // one waits already, for all
+	default: // a result waits already, and serves all
 	}
 }

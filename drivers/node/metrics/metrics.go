@@ -86,8 +86,8 @@ func Serve(ctx context.Context, address string, registry prometheus.Gatherer, he
 	return (*Access)(nil).Serve(ctx, address, registry, healthy, ready...)
 }
 
-// Serve is like the function Serve, with TLS, and serves metrics only to callers that a accepts. Where a is nil it does not use a TLS and
-// serves everybody. The probes are open to everybody: the kubelet shows no token.
+// Serve is like the function Serve, with TLS, and serves metrics only to callers that a accepts. Where a is nil it does not use TLS
+// and serves every client. The probes are open to everybody: the kubelet shows no token.
 func (a *Access) Serve(
 	ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error,
 ) error {

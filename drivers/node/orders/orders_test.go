@@ -123,7 +123,7 @@ func TestSendReportsARoleThatEndsDuringAnOrder(t *testing.T) {
 	}
 }
 
-func TestSendReportsThatNoRoleListens(t *testing.T) {
+func TestSendReportsAMissingRole(t *testing.T) {
 	t.Parallel()
 	err := Send(t.Context(), filepath.Join(t.TempDir(), "orders.sock"), "drain", nil, func(string) {})
 	if !errors.Is(err, ErrUnreachable) || strings.Contains(err.Error(), "http://") {

@@ -180,7 +180,7 @@ func (v *view) report(t *testing.T, pool string, entry v1alpha1.RDMAPoolNode) {
 	}
 }
 
-func TestPoolsOnARealAPIServer(t *testing.T) {
+func TestPoolsAreReconciledOnARealAPIServer(t *testing.T) {
 	config, c := serve(t)
 	control(t, config)
 	spec := v1alpha1.RDMAPoolSpec{

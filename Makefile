@@ -106,7 +106,7 @@ test-plain: fakes toolchain-sim
 	$(GO) test -p 2 $(TESTFLAGS) $(call packages,plain)
 
 # SIM_LONG are packages of minutes, which a short run leaves out.
-SIM_LONG := domainsoak modes torture vgpumemory
+SIM_LONG := domainsoak modes onenode torture vgpumemory
 .PHONY: test-sim
 test-sim: build toolchain-sim ## Run the tests on the simulated cluster.
 	@echo "== go test tests/simcluster$(if $(SHORT),: without $(SIM_LONG)$(comma) which make test-sim without SHORT=1 runs)"; cd tests/simcluster && export GOWORK=off && \

@@ -61,7 +61,12 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, p.path(name), args...)
+	return runProcess(ctx, container, kubeconfig, p.path(name), args...)
+}
+
+// runProcess runs a program as a container's, until it ends or ctx is done.
+func runProcess(ctx context.Context, container simnode.Container, kubeconfig, program string, args ...string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdout, cmd.Stderr = container.Output, container.Output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error {

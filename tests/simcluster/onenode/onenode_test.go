@@ -195,7 +195,7 @@ func (g *ground) awaitRollout(namespace string) {
 	}
 }
 
-// move moves a node over to gpufabric, or back, by the page's commands.
+// move moves a node over to gpufabric, or back, by the page's commands: drain, label, wait and uncordon.
 func (g *ground) move(i int, over bool) {
 	g.t.Helper()
 	node, commands := cluster.NodeName(i), g.page.block(g.t, "kubectl label node $NODE fabric-")

@@ -104,7 +104,8 @@ func TestChartRejectsConflictingValues(t *testing.T) {
 			crd(nil, map[string]any{"meta.helm.sh/release-name": "gpufabric", "meta.helm.sh/release-namespace": namespace})}}, nil},
 		{"our CRD, in a version of a later chart", map[string]any{"takeOver": true}, Cluster{Objects: []unstructured.Unstructured{
 			storedIn(crd(ours, nil), "v1beta1", "v1")}}, []string{computeDomainsName, "version v1,", "has v1beta1 alone", "a later release"}},
-		{"our CRD, in the chart's version, is fine", nil, Cluster{Objects: []unstructured.Unstructured{storedIn(crd(ours, nil), "v1beta1")}}, nil},
+		{"our CRD, in the chart's version, is fine", nil,
+			Cluster{Objects: []unstructured.Unstructured{storedIn(crd(ours, nil), "v1beta1")}}, nil},
 		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com")}},
 			[]string{"DeviceClass compute-domain-daemon.nvidia.com"}},
 		{"NVIDIA's device class of GPUs, with GPUs on", everything(),

@@ -214,8 +214,8 @@ func TestCDIDeviceOfTheNodeHasItsPCIFunctionsAndNICs(t *testing.T) {
 	}
 }
 
-// TestDriverRootShowsTheNodeByItself mounts the driver root read-only at /driver-root, as the charts of NVIDIA's device plugin and DRA driver
-// do, and nothing else of the node.
+// TestDriverRootShowsTheNodeByItself mounts the driver root read-only at /driver-root, as the charts of NVIDIA's device plugin and DRA
+// driver do, and nothing else of the node.
 func TestDriverRootShowsTheNodeByItself(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

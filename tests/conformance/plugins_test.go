@@ -16,8 +16,8 @@ import (
 // forPlugins is an option of a rendering.
 func forPlugins(o *tree.Options) { o.NVIDIAPlugins = true }
 
-// TestContainersOfNVIDIAsPluginsSeeTheirGPUs gives a container what nvidia-ctk describes, by whose library NVIDIA's DRA driver describes GPUs
-// too, and nothing else of the node.
+// TestContainersOfNVIDIAsPluginsSeeTheirGPUs gives a container the devices and mounts that nvidia-ctk describes, by whose library NVIDIA's
+// DRA driver describes GPUs too, and nothing else of the node.
 func TestContainersOfNVIDIAsPluginsSeeTheirGPUs(t *testing.T) {
 	program := peer(t, "nvidia-ctk")
 	self, err := os.Executable()

@@ -100,7 +100,8 @@ func TestPageLimitsChecksOfUnknownTokens(t *testing.T) {
 		asked.Add(1)
 		w.Header().Set("Content-Type", "application/json")
 		if r.Header.Get("Authorization") == "Bearer of-alice" {
-			_, _ = fmt.Fprint(w, `{"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "status": {"userInfo": {"username": "alice"}}}`)
+			_, _ = fmt.Fprint(w,
+				`{"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "status": {"userInfo": {"username": "alice"}}}`)
 			return
 		}
 		w.WriteHeader(http.StatusUnauthorized)

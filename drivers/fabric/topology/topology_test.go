@@ -150,7 +150,9 @@ func TestTopologyPrintsDevicesOfAPodsClaims(t *testing.T) {
 	if got := written(t, "nccl", own, node); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	for pod, want := range map[string]string{"tenant/pod": "near ones are tenant/pod-a", "other/x": `"other/x": claims of such a pod do not have`} {
+	for pod, want := range map[string]string{
+		"tenant/pod": "near ones are tenant/pod-a", "other/x": `"other/x": claims of such a pod do not have`,
+	} {
 		if _, _, err := ofPod(picture(), pod); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", pod, err, want)
 		}

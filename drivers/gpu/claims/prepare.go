@@ -111,7 +111,9 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, progress
 		}
 		return nil, err
 	}
-	return &draplugin.Prepared{Edits: made, Attributes: p.attributes, Data: p.data, Notes: p.notes(k.options.Limits), Warnings: p.warnings()}, nil
+	return &draplugin.Prepared{
+		Edits: made, Attributes: p.attributes, Data: p.data, Notes: p.notes(k.options.Limits), Warnings: p.warnings(),
+	}, nil
 }
 
 // attributes are those of device i as it is published, with the UUID of the MIG device that now exists at its placement.

@@ -24,10 +24,10 @@ import (
 )
 
 const (
-	// Driver is the kernel's driver of functions that are passed through. GraceDriver is the driver of GPUs whose memory is
-	// coherent with the CPU's: with vfio-pci a virtual machine has none of it, and CUDA does not start
-	// (drivers/vfio/pci/nvgrace-gpu, from Linux 6.8).
-	Driver      = "vfio-pci"
+	// Driver is the kernel's driver of functions that are passed through.
+	Driver = "vfio-pci"
+	// GraceDriver is the driver of GPUs whose memory is coherent with the CPU's: with vfio-pci a virtual machine has none of it, and
+	// CUDA does not start (drivers/vfio/pci/nvgrace-gpu, from Linux 6.8).
 	GraceDriver = "nvgrace_gpu_vfio_pci"
 	// gpuDriver is NVIDIA's kernel driver.
 	gpuDriver = "nvidia"

@@ -23,7 +23,9 @@ func TestPluginOffersVGPUsOfVirtualMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
-	for _, d := range []device{{name: "gpu-0"}, {name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi", "cores": "10"}}} {
+	for _, d := range []device{
+		{name: "gpu-0"}, {name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi", "cores": "10"}},
+	} {
 		c := b.claim("u-"+d.name, nil, d)
 		if e := b.edits(c, b.mustPrepare(c)...); !strings.Contains(nodes(e), "nvidia0") {
 			t.Errorf("%s gets the device nodes %s", d.name, nodes(e))

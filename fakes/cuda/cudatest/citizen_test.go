@@ -47,7 +47,8 @@ int main(int c, char **v) { char *p = malloc(8); memset(p, 0, 8); if (c > 1) p[8
 	if said, err := under(t.Context(), preload, program, "0"); err == nil || !strings.Contains(said, "heap-buffer-overflow") {
 		t.Errorf("it finds no fault: %v\n%s", err, said)
 	}
-	own := build(t, `const char *__asan_default_options(void) { return "exitcode=42:verify_asan_link_order=0"; }`+"\n"+text, "-g", "-fsanitize=address")
+	own := build(t, `const char *__asan_default_options(void) { return "exitcode=42:verify_asan_link_order=0"; }`+"\n"+text, "-g",
+		"-fsanitize=address")
 	if said, err := under(t.Context(), preload, own, "0"); err == nil || !strings.Contains(err.Error(), "42") {
 		t.Errorf("its own options are not heeded: %v\n%s", err, said)
 	}

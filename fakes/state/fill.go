@@ -60,7 +60,7 @@ func fill(b *Body, n *profile.Node) error {
 func number(s string) uint32 {
 	v, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {
-		return 0 // the profile's check has seen to the form
+		return 0 // the profile's check has validated the form
 	}
 	return uint32(v)
 }

@@ -186,7 +186,7 @@ func (s *survey) due() map[groupKey]*group {
 	return due
 }
 
-// pause is the time until a group is due, at the latest that until then.
+// pause is the time until the first group is due, and at most the time until then.
 func (s *survey) pause(then time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,7 +51,7 @@ type Record struct {
 // End is the end of a session.
 type End struct {
 	Session int64 `json:"session"`
-	// At is when the supervisor noticed it.
+	// At is when the supervisor detected it.
 	At time.Time `json:"at"`
 	// Why in words.
 	Why string `json:"why"`

@@ -29,7 +29,7 @@ type pool struct {
 	generation         int64
 	slices, expected   int
 	devices            []resourceapi.Device
-	// left are the counters that no allocated device consumes, by set and name.
+	// left are the free counters, by set and name.
 	left map[string]map[string]resource.Quantity
 }
 

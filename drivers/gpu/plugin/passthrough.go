@@ -33,7 +33,7 @@ import (
 )
 
 // A node's GPUs are offered either to containers, by the parts of plugin, or in form vfio to virtual machines, by a passer. The two
-// never run at once: plugin has NVML open, and NVIDIA's driver lets no GPU go that a process has open. A run of either ends with
+// never run at once: plugin has NVML open, and NVIDIA's driver does not release a GPU that a process has open. A run of either ends with
 // errForms when the forms change and claims have none of its devices any more.
 
 // errForms ends such a run.

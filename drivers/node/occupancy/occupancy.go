@@ -30,7 +30,7 @@ const (
 type Facts struct {
 	// Requested: the kubelet has called unprepare for the claim.
 	Requested bool
-	// Gone: the API no longer has the claim with these devices. GoneFor is for how long that is known.
+	// Gone: the API no longer has the claim with these devices. GoneFor is the time since this was found.
 	Gone    bool
 	GoneFor time.Duration
 	// Users: a pod that may use the claim has processes.

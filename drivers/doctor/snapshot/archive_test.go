@@ -162,8 +162,8 @@ func TestLoadRefusesArchiveThatTakesTooMuchMemory(t *testing.T) {
 	many := "[" + strings.Repeat("{},", 1_000_000) + "{}]"
 	selector := "device" + strings.Repeat(".a", 4<<20)
 	for name, c := range map[string]struct{ kind, content, want string }{
-		"a million empty pods":    {"pods", many, "more than 64 MiB of memory"},
-		"a million containers":    {"pods", `[{"spec": {"containers": ` + many + `}}]`, "an object has more than 50000 parts"},
+		"a million empty pods": {"pods", many, "more than 64 MiB of memory"},
+		"a million containers": {"pods", `[{"spec": {"containers": ` + many + `}}]`, "an object has more than 50000 parts"},
 		"half a million nulls": {"pods", `[{"spec": {"containers": [` + strings.Repeat("null,", 500_000) + `null]}}]`,
 			"more than 50000 parts"},
 		"an object of 8 MiB":      {"nodes", `[{"metadata": {"name": "` + strings.Repeat("a", 8<<20) + `"}}]`, "an object has more than 4 MiB"},

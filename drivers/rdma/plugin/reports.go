@@ -129,8 +129,8 @@ func noUnits(p *pool.Pool) string {
 		p.RDMAHCAMax, len(p.Members))
 }
 
-// claimable counts the shares, or whole devices, that claims can have of a pool's healthy devices. A share does not need a unit: a device of
-// the pool has at least one slot.
+// claimable counts the shares, or whole devices, that claims can have of a pool's healthy devices. A share does not need a unit: a device
+// of the pool has at least one slot.
 func claimable(p *pool.Pool, state func(health.Key) health.State) int32 {
 	healthy := make(map[string]bool)
 	var keys []string

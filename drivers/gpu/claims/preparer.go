@@ -94,7 +94,8 @@ type Options struct {
 	ModesFile string
 	// RemoveUnknown removes MIG instances that belong to no claim at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Ledger records which claim has which device. Pool is the name of the node's pool; devices of claims that are not seen are reserved under it.
+	// Ledger records which claim has which device. Pool is the name of the node's pool; devices of claims that are not seen are reserved
+	// under it.
 	Ledger *ledger.Ledger
 	Pool   string
 	Events NodeEvents

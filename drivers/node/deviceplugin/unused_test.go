@@ -147,7 +147,7 @@ func TestAllocateIsRefusedWhileTheRecordOfForgottenPodsCannotBeRead(t *testing.T
 	f := follow(t, kubelet, dir)
 	f.AwaitAllocatable(widget, 2)
 	f.pods.Run("pod-a")
-	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err == nil || !strings.Contains(err.Error(), "is not known") {
+	if _, err := f.AllocateIDs(t.Context(), widget, "1"); err == nil || !strings.Contains(err.Error(), "cannot determine whether") {
 		t.Errorf("allocated under a container that may run: %v", err)
 	}
 	record := []byte(`{"` + widget + `/1":["pod-a"]}`)

@@ -149,7 +149,7 @@ func TestHookFailsAContainerThatTheDriverRejects(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := l.StartContainer(t.Context(), sandbox(p), c)
-	if err == nil || !strings.Contains(err.Error(), "pod default/train") || !strings.Contains(err.Error(), "is not there as") {
+	if err == nil || !strings.Contains(err.Error(), "pod default/train") || !strings.Contains(err.Error(), "does not exist at") {
 		t.Errorf("got %v", err)
 	}
 	if !slices.Equal(l.failed, []string{"train/main"}) {

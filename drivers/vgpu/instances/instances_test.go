@@ -197,7 +197,7 @@ func TestSlotRefusalDoesNotNamePodsOfOtherNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := n.give("attacker", n.slot(1, 0))
-	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "which a pod of another namespace holds") {
+	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "which a pod of another namespace has") {
 		t.Errorf("the attacker reads %v", err)
 	}
 	t.Logf("attacker sees: %v", err)
@@ -235,7 +235,7 @@ func TestSlotInUseIsReplacedByAnEqualFreeOne(t *testing.T) {
 		}
 	}
 	if _, err := n.give("late", n.slot(1, 1)); err == nil || !strings.Contains(err.Error(),
-		"default/pod-0, container main holds, and no equal") {
+		"default/pod-0, container main has, and the GPU has no free slot") {
 		t.Errorf("got %v, want a refusal that names the holder", err)
 	}
 	// The same pod keeps its instances, and released ones are given out again.
@@ -254,7 +254,7 @@ func TestSlotIsNeverGivenTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, taken := range []Ask{n.slot(0, 0), n.slot(1, 1)} { // the same, and one of another geometry that overlaps it
-		if _, err := n.give("second", taken); err == nil || !strings.Contains(err.Error(), "default/first, container main holds") {
+		if _, err := n.give("second", taken); err == nil || !strings.Contains(err.Error(), "default/first, container main has") {
 			t.Errorf("got %v, want a refusal that names the holder", err)
 		}
 	}

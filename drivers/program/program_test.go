@@ -77,7 +77,7 @@ func TestProgramChecksFlagsFirst(t *testing.T) {
 		"a boolean behind a space":         {[]string{"rdma-plugin", "--device-plugin", "false"}, []string{`"false"`, "--flag=false"}},
 		"shares without a word":            {[]string{"vgpu"}, []string{"gpufabric vgpu bench"}},
 		"shares that are nothing":          {[]string{"vgpu", "share"}, []string{`"share"`, "gpufabric vgpu bench"}},
-		"a bench of no round":              {[]string{"vgpu", "bench", "--rounds=0"}, []string{"--rounds", "1 and more"}},
+		"a bench of no round":              {[]string{"vgpu", "bench", "--rounds=0"}, []string{"--rounds", "1 or more"}},
 		"an examination of something else": {[]string{"doctor", "imex"}, []string{`"imex"`, "pod, claim, node"}},
 		"pools without a flag's value":     {[]string{"doctor", "rdma", "mlx5_0"}, []string{`"mlx5_0"`, "gpufabric doctor rdma --help"}},
 		"a controller without anything":    {[]string{"controller"}, []string{"--namespace", "--image"}},

@@ -38,7 +38,7 @@ func privileged(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, list, _ := strings.Cut(string(content), "Privileged are")
+	_, list, _ := strings.Cut(string(content), "Privileged roles")
 	list, _, _ = strings.Cut(list, "\n  privileged:")
 	var roles []string
 	for _, found := range regexp.MustCompile(`(?m)^  #   ([a-z-]+) +\S`).FindAllStringSubmatch(list, -1) {

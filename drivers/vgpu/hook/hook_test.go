@@ -221,7 +221,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 		want string
 	}{
 		{unplaced, "schedulerName"}, {greedy, "49140 MiB are free and 99990"}, {slot, "not shared in mode mig"}, {broken, annotation.PodDevices},
-		{hostile, "not a name"},
+		{hostile, "not a valid Kubernetes name"},
 	} {
 		h, w := setup(t, test.pod)
 		_, _, err := h.CreateContainer(t.Context(), sandbox(test.pod), container(test.pod, "main"))

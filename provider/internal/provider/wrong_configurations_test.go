@@ -72,7 +72,7 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 		{"a stack without a chart", "driver_stack", ``, []string{`"chart" is required`}},
 		{"a stack with an empty chart", "driver_stack", `chart = ""`, []string{"Attribute chart", "at least 1"}},
 		{"a chart that is not there", "driver_stack", `chart = "testdata/nowhere"`,
-			[]string{`no chart at "testdata/nowhere"`, "looked from", "path.module"}},
+			[]string{`Chart "testdata/nowhere" not found`, "searched from", "path.module"}},
 		{"a directory that is no chart", "driver_stack", `chart = "testdata"`, []string{`The directory "testdata" is not a chart`, "Chart.yaml"}},
 		{"a file that is no archive", "driver_stack", `chart = "provider.go"`, []string{`chart "provider.go"`}},
 		{"values that are no YAML", "driver_stack", chart + "\n" + `values = ["{"]`, []string{"values[0]", "not valid YAML"}},

@@ -20,9 +20,9 @@ func BinariesOf(ctx context.Context, minor string) (map[string]string, error) {
 	for _, program := range programs {
 		names[program] = program
 	}
-	if minor != "" && !strings.HasPrefix(toolchain.Kubernetes, "v"+minor+".") {
+	if usual := toolchain.Kubernetes; minor != "" && !strings.HasPrefix(usual, "v"+minor+".") {
 		if _, ok := toolchain.OtherKubernetes[minor]; !ok {
-			return nil, fmt.Errorf("run Kubernetes %q: there are programs of %s and %s", minor, toolchain.Kubernetes,
+			return nil, fmt.Errorf("run Kubernetes %q: there are programs of %s and %s", minor, usual,
 				strings.Join(slices.Sorted(maps.Keys(toolchain.OtherKubernetes)), ", "))
 		}
 		for _, program := range programs {

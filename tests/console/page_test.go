@@ -357,7 +357,7 @@ func TestPageShowsObjectsThatTokenMayRead(t *testing.T) {
 		v.run(chromedp.Evaluate(`document.getElementById('token').focus()`, nil), chromedp.KeyEvent(token+kb.Enter))
 	}
 	enter("wrong")
-	v.await("a wrong token is refused", asked+` && document.getElementById('signin-why').textContent.includes('does not know this token')`)
+	v.await("a wrong token is refused", asked+` && document.getElementById('signin-why').textContent.includes('rejects this token')`)
 	enter(apiserver.ViewerToken)
 	v.await("a viewer without rights is told so", `!document.getElementById('signin').open && `+
 		`document.getElementById('notes').textContent.includes('User "viewer" cannot list resource "nodes"')`)

@@ -88,7 +88,7 @@ func TestStaticInstancesAreAllThatIsOfferedOfTheirGPU(t *testing.T) {
 	}
 }
 
-func TestWholeGPUHasAttributes(t *testing.T) {
+func TestPoolPublishesAttributesOfWholeGPU(t *testing.T) {
 	g := a100(5)
 	g.Clique, g.NVLinkDomain, g.AddressingMode, g.Place.Switch = "c0ffee.3", "c0ffee", "ATS", "0000:0a:00.0"
 	d := devices.NewPool(node(g), devices.Options{Forms: flexible}).Device("gpu-5")

@@ -1,14 +1,12 @@
 package drain
 
 import (
-	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,31 +20,6 @@ func order(t *testing.T, command func(host.Host) *cobra.Command, args ...string)
 	cmd.SetArgs(args)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	return cmd.ExecuteContext(t.Context())
-}
-
-// awaitPhase waits for a phase.
-func awaitPhase(t *testing.T, d Directory, want Phase) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	changes, err := d.Changes(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		now, err := d.Phase()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if now == want {
-			return
-		}
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			t.Fatalf("phase %q, want %q", now, want)
-		}
-	}
 }
 
 func TestCommandReportsThatNoPluginRuns(t *testing.T) {
@@ -67,7 +40,7 @@ func TestCommandDrainsANodeWithoutGPUPlugin(t *testing.T) {
 	is(t, d, "given up", None, "")
 	drained := make(chan error, 1)
 	go func() { drained <- order(t, Command, alone...) }()
-	awaitPhase(t, d, Draining) // a pod that ended before would end the role's use of NVML for the first drain
+	await(t, d, Draining) // a pod that ended before would end the role's use of NVML for the first drain
 	release <- struct{}{}
 	if err := <-drained; err != nil {
 		t.Fatal(err)

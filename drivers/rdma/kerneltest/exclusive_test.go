@@ -436,7 +436,7 @@ func TestExclusiveRejectsAnImmovableDevice(t *testing.T) {
 	namespace, _ := namespace(t, "pod")
 	p := newPods(t, t.TempDir(), grant("rxe_0", a.name))
 	err := p.RunPodSandbox(t.Context(), sandbox(namespace))
-	if err == nil || !strings.Contains(err.Error(), "rdma_rxe and siw are such") {
+	if err == nil || !strings.Contains(err.Error(), "such as rdma_rxe and siw") {
 		t.Errorf("got %v", err)
 	}
 	if h, _ := discover(t, "rxe_0"); h == nil || fmt.Sprint(h.Nets()) != "["+a.name+"]" {

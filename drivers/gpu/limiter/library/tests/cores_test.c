@@ -307,12 +307,20 @@ static void no_file_stops_a_process(void)
 	}
 }
 
-/* Whether a process has a place in the page. A place that was silent for long, as on a busy machine, may be another's now. */
-__attribute__((unused)) static bool has_place(int64_t owner)
+/*
+ * Waits for a place in the page that is the owner's or, if others is true, another process's. A place that was silent for long, as on a busy
+ * machine, may be another's now; its owner takes one again when its thread looks.
+ */
+__attribute__((unused)) static bool place_comes(int64_t owner, bool others)
 {
-	for (int i = 0; i < GATE_PROCESSES; i++)
-		if (atomic_load(&own->processes[i].owner) == owner)
-			return true;
+	for (int tries = 0; tries < 60000; tries++) {
+		for (int i = 0; i < GATE_PROCESSES; i++) {
+			int64_t one = atomic_load(&own->processes[i].owner);
+			if (others ? one != owner && one != 0 : one == owner)
+				return true;
+		}
+		usleep(1000);
+	}
 	return false;
 }
 
@@ -328,18 +336,13 @@ __attribute__((unused)) static void a_child_has_a_seat_of_its_own(void)
 		driver_use(0);
 		launch(NULL);
 		wait_for_rest();
-		bool found = false;
-		for (int i = 0; i < GATE_PROCESSES; i++)
-			found = found || (atomic_load(&own->processes[i].owner) != parent && atomic_load(&own->processes[i].owner) != 0);
-		_exit(found ? 0 : 1);
+		_exit(place_comes(parent, true) ? 0 : 1);
 	}
 	int status;
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0, "the child ended with %d", status);
 	launch(NULL);
 	wait_for_rest();
-	for (int i = 0; i < 60000 && !has_place(parent); i++)
-		usleep(1000); /* its thread takes one at its next look */
-	CHECK(has_place(parent), "the parent has no place any more");
+	CHECK(place_comes(parent, false), "the parent has no place any more");
 }
 
 static void a_device_without_a_limit_waits_for_nobody(void)

@@ -7,7 +7,7 @@ require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/google/go-cmp v0.7.0
 	github.com/opencontainers/runtime-spec v1.3.0
-	google.golang.org/grpc v1.83.1
+	google.golang.org/grpc v1.83.2
 	gpufabric.io/build v0.0.0
 	gpufabric.io/fakes v0.0.0
 	k8s.io/api v0.36.3

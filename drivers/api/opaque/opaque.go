@@ -27,7 +27,7 @@ const maxBytes = 10 << 10
 
 // Decode reads a configuration strictly. Its apiVersion must be the given one and its kind one of kinds, which maps each kind to a
 // function that makes an empty one. No field may be unknown, duplicated or differ in case. The result is defaulted and valid. The
-// error says what is wrong and what is allowed; it never quotes more than a few lines of the input. explain may improve a decoder's
+// error names the mistake and the allowed values; it never quotes more than a few lines of the input. explain may improve a decoder's
 // error; nil: it stays.
 func Decode(raw []byte, apiVersion string, kinds map[string]func() Config, explain func(raw []byte, err error) error) (Config, error) {
 	if len(raw) > maxBytes {

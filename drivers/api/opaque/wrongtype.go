@@ -43,7 +43,7 @@ func valueAt(raw []byte, path string) string {
 	return string(text)
 }
 
-// words says what a field of a type accepts.
+// words describes the values that a field of a type accepts.
 func words(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Int, reflect.Int32, reflect.Int64:

@@ -22,10 +22,10 @@ type MIGLayout struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says which layout which nodes get.
+	// Spec selects nodes and defines their layout.
 	Spec MIGLayoutSpec `json:"spec"`
 
-	// Status says what the nodes have applied.
+	// Status reports the layouts that the nodes have applied.
 	Status MIGLayoutStatus `json:"status,omitempty"`
 }
 
@@ -38,7 +38,7 @@ type MIGLayoutList struct {
 	Items           []MIGLayout `json:"items"`
 }
 
-// MIGLayoutSpec says which layout which nodes get. Exactly one of config (with layout), auto and gpus is set.
+// MIGLayoutSpec selects nodes and defines their layout. Exactly one of config (with layout), auto and gpus is set.
 //
 // +kubebuilder:validation:ExactlyOneOf=config;auto;gpus
 // +kubebuilder:validation:XValidation:rule="has(self.layout) == has(self.config)",message="layout and config need each other"
@@ -79,7 +79,7 @@ type MIGLayoutSpec struct {
 // MIGWhole is the shape of a GPU without MIG instances.
 const MIGWhole = "whole"
 
-// MIGAuto says which shapes GPUs may get by demand.
+// MIGAuto lists the shapes that GPUs may get by demand.
 type MIGAuto struct {
 	// Shapes are the kinds of devices that GPUs are made into. Pods that want another shape cause no change.
 	//
@@ -171,7 +171,7 @@ type MIGPartedConfig struct {
 	Layouts map[string][]MIGPartedEntry `json:"mig-configs"`
 }
 
-// MIGPartedEntry says how some GPUs of a node are partitioned.
+// MIGPartedEntry partitions some GPUs of a node.
 type MIGPartedEntry struct {
 	// DeviceFilter is a PCI device ID in mig-parted's form (0x20B010DE), or a list of them: the entry applies only to GPUs of these
 	// models.
@@ -185,10 +185,10 @@ type MIGPartedEntry struct {
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:pruning:PreserveUnknownFields
 	Devices AllOrIndices `json:"devices"`
-	// MIGEnabled says whether MIG mode is on. Where it is off, the GPUs can be allocated whole, as shares, or in MIG devices made on
+	// MIGEnabled is whether MIG mode is on. Where it is off, the GPUs can be allocated whole, as shares, or in MIG devices made on
 	// demand.
 	MIGEnabled bool `json:"mig-enabled"`
-	// MIGDevices says how many instances of which profile each GPU gets: {"1g.5gb": 2, "3g.20gb": 1}.
+	// MIGDevices is the number of instances of each profile per GPU: {"1g.5gb": 2, "3g.20gb": 1}.
 	//
 	// +optional
 	MIGDevices map[string]int32 `json:"mig-devices,omitempty"`
@@ -269,11 +269,11 @@ const (
 	MIGLayoutApplied MIGLayoutState = "Applied"
 	// MIGLayoutWaiting: something runs on a GPU that must change; the message names it.
 	MIGLayoutWaiting MIGLayoutState = "Waiting"
-	// MIGLayoutFailed: the node cannot have the layout; the message says why.
+	// MIGLayoutFailed: the node cannot have the layout; the message has the reason.
 	MIGLayoutFailed MIGLayoutState = "Failed"
 )
 
-// MIGLayoutStatus says what the nodes have applied.
+// MIGLayoutStatus reports the layouts that the nodes have applied.
 type MIGLayoutStatus struct {
 	// ObservedGeneration is the generation of the spec that the conditions are about.
 	// +optional
@@ -336,10 +336,10 @@ type MIGNodeGPU struct {
 	// +listType=atomic
 	// +optional
 	Instances []MIGLayoutInstance `json:"instances,omitempty"`
-	// Whole says whether it can be offered whole.
+	// Whole reports whether it can be offered whole.
 	// +optional
 	Whole bool `json:"whole,omitempty"`
-	// MIG says whether it can have MIG instances.
+	// MIG reports whether it can have MIG instances.
 	// +optional
 	MIG bool `json:"mig,omitempty"`
 	// State is Applied where the GPU has its layout, Waiting where something in use must change, Failed where it cannot have it.
@@ -389,7 +389,7 @@ const (
 	MIGNodeLabel = "gpufabric.io/mig-node"
 )
 
-// ByDemand says whether the controller made the layout of an auto layout.
+// ByDemand reports whether the controller made the layout of an auto layout.
 func (l *MIGLayout) ByDemand() bool { return l.Labels[MIGByDemandLabel] != "" }
 
 // MIGNodeValue is the value of MIGNodeLabel for a node: a hash, since a node's name may be longer than a label's value.

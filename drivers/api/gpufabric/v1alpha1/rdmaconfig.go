@@ -66,7 +66,7 @@ func (c *RDMAConfig) Validate() field.ErrorList {
 	return errs
 }
 
-// DecodeConfig reads an opaque configuration of this package strictly, as package opaque says.
+// DecodeConfig reads an opaque configuration of this package strictly, by the rules of package opaque.
 func DecodeConfig(raw []byte) (opaque.Config, error) {
 	kinds := map[string]func() opaque.Config{"RDMAConfig": func() opaque.Config { return &RDMAConfig{} }}
 	return opaque.Decode(raw, SchemeGroupVersion().String(), kinds, nil)

@@ -19,10 +19,10 @@ type RDMAPool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says which devices the pool has and how pods get them.
+	// Spec selects the pool's devices and defines how pods get them.
 	Spec RDMAPoolSpec `json:"spec"`
 
-	// Status says what the nodes serve.
+	// Status reports the devices that the nodes serve.
 	Status RDMAPoolStatus `json:"status,omitempty"`
 }
 
@@ -35,7 +35,7 @@ type RDMAPoolList struct {
 	Items           []RDMAPool `json:"items"`
 }
 
-// RDMAPoolSpec says which devices a pool has and how pods get them.
+// RDMAPoolSpec selects a pool's devices and defines how pods get them.
 type RDMAPoolSpec struct {
 	// NodeSelector selects the nodes that have the pool; without one all nodes have it.
 	//
@@ -78,12 +78,12 @@ type RDMAPoolConfig struct {
 	// +optional
 	Selectors *RDMASelectors `json:"selectors,omitempty"`
 
-	// Mode says whether pods share an HCA. Default: Shared.
+	// Mode is whether pods share an HCA. Default: Shared.
 	//
 	// +optional
 	Mode RDMAPoolMode `json:"mode,omitempty"`
 
-	// DeviceNodes says which HCAs' device nodes a container gets. Default: Allocated, so that a unit is a share of one HCA. In a
+	// DeviceNodes selects the HCAs whose device nodes a container gets. Default: Allocated, so that a unit is a share of one HCA. In a
 	// config.json, and in a NicClusterPolicy, the default is All, the meaning of a unit in k8s-rdma-shared-dev-plugin: a unit gives
 	// every HCA of the pool, and with rdmaHcaMax: 1 one pod of the node has them all.
 	//
@@ -96,7 +96,7 @@ type RDMAPoolConfig struct {
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
 
-// RDMAPoolMode says whether pods share an HCA.
+// RDMAPoolMode is whether pods share an HCA.
 //
 // +kubebuilder:validation:Enum=Shared;Exclusive
 type RDMAPoolMode string
@@ -109,7 +109,7 @@ const (
 	RDMAExclusive RDMAPoolMode = "Exclusive"
 )
 
-// RDMADeviceNodes says which HCAs' device nodes a container gets.
+// RDMADeviceNodes selects the HCAs whose device nodes a container gets.
 //
 // +kubebuilder:validation:Enum=Allocated;All
 type RDMADeviceNodes string
@@ -183,7 +183,7 @@ const (
 	RDMAPoolExhausted = "NetworkExhausted"
 )
 
-// RDMAPoolStatus says what the nodes serve of a pool.
+// RDMAPoolStatus reports the devices of a pool that the nodes serve.
 type RDMAPoolStatus struct {
 	// ObservedGeneration is the generation of the spec that the conditions are about.
 	// +optional
@@ -236,7 +236,7 @@ type RDMAPoolNode struct {
 	// +listType=atomic
 	// +optional
 	Unmatched []string `json:"unmatched,omitempty"`
-	// Message says why there are no devices, or fewer healthy ones than devices.
+	// Message is the reason why there are no devices, or fewer healthy ones than devices.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

@@ -24,10 +24,10 @@ type VGPUProfile struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says what a slice of the profile is.
+	// Spec defines a slice of the profile.
 	Spec VGPUProfileSpec `json:"spec"`
 
-	// Status says what was created, and how many slices fit on which node.
+	// Status reports the objects that were created, and how many slices fit on each node.
 	Status VGPUProfileStatus `json:"status,omitempty"`
 }
 
@@ -59,7 +59,7 @@ const (
 // nodes and GPUs for slices of the class.
 const VGPUPolicyAnnotation = GroupName + "/vgpu-policy"
 
-// VGPUPolicy says how gpufabric-scheduler spreads slices over nodes and GPUs.
+// VGPUPolicy is how gpufabric-scheduler spreads slices over nodes and GPUs.
 //
 // +kubebuilder:validation:Enum=Binpack;Spread
 type VGPUPolicy string
@@ -72,7 +72,7 @@ const (
 	VGPUSpread VGPUPolicy = "Spread"
 )
 
-// VGPUProfileSpec says what a slice is.
+// VGPUProfileSpec defines a slice.
 type VGPUProfileSpec struct {
 	// Mode is the kind of device behind a slice.
 	Mode VGPUMode `json:"mode"`
@@ -102,7 +102,7 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +optional
 	ProductNames []string `json:"productNames,omitempty"`
-	// Policy says how gpufabric-scheduler spreads slices over nodes and over a node's GPUs. Without one the scheduler uses its own
+	// Policy is how gpufabric-scheduler spreads slices over nodes and over a node's GPUs. Without one the scheduler uses its own
 	// default. A pod's annotations override both. The stock scheduler ignores it: it takes the first GPU that fits.
 	//
 	// +optional
@@ -120,7 +120,7 @@ const (
 	VGPUProfileReady = "Ready"
 )
 
-// VGPUProfileStatus says what was created for a profile, and how many slices fit on which node.
+// VGPUProfileStatus reports the objects that were created for a profile, and how many slices fit on each node.
 type VGPUProfileStatus struct {
 	// ObservedGeneration is the generation of the spec that the status is about.
 	// +optional
@@ -139,7 +139,7 @@ type VGPUProfileStatus struct {
 	//
 	// +optional
 	Free int32 `json:"free"`
-	// Nodes says how many fit on each node.
+	// Nodes reports how many fit on each node.
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -151,7 +151,7 @@ type VGPUProfileStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// VGPUProfileNode says how many slices fit on one node.
+// VGPUProfileNode reports how many slices fit on one node.
 type VGPUProfileNode struct {
 	// Name of the node.
 	Name string `json:"name"`

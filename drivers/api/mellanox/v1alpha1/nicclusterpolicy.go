@@ -24,7 +24,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 	return nil
 }
 
-// NicClusterPolicy says which RDMA software a cluster's nodes get. A cluster has one: of several the oldest counts.
+// NicClusterPolicy selects the RDMA software of a cluster's nodes. A cluster has one: of several the oldest counts.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -127,7 +127,7 @@ type OFEDDriverSpec struct {
 	// (/mnt/drivers-inventory) have the network operator's defaults.
 	// +optional
 	Env []corev1.EnvVar `json:"env,omitempty"`
-	// UpgradePolicy says how nodes get a changed driver; without it each pod is replaced when somebody deletes it.
+	// UpgradePolicy defines how nodes get a changed driver; without it each pod is replaced when somebody deletes it.
 	// +optional
 	UpgradePolicy *UpgradePolicySpec `json:"upgradePolicy,omitempty"`
 	// TerminationGracePeriodSeconds is how long the driver may take to unload. Default: 300.
@@ -154,7 +154,7 @@ type ProbeSpec struct {
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// UpgradePolicySpec says how nodes get a changed driver.
+// UpgradePolicySpec defines how nodes get a changed driver.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type UpgradePolicySpec struct {
@@ -188,7 +188,7 @@ type DrainSpec struct {
 	Enable *bool `json:"enable,omitempty"`
 }
 
-// WaitForCompletionSpec says which pods to wait for.
+// WaitForCompletionSpec selects the pods to wait for.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type WaitForCompletionSpec struct {
@@ -238,7 +238,7 @@ type NicClusterPolicyStatus struct {
 	// State is error if any section's is, else notReady if any section's is, else ready; ignore where another policy counts.
 	// +optional
 	State State `json:"state,omitempty"`
-	// Reason says what is missing.
+	// Reason names the missing part.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// AppliedStates are the states of the sections.
@@ -252,7 +252,7 @@ type NicClusterPolicyStatus struct {
 type AppliedState struct {
 	Name  string `json:"name"`
 	State State  `json:"state"`
-	// Message says what is missing, and what was created.
+	// Message names the missing parts and the objects that were created.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

@@ -1,4 +1,4 @@
-// Package cliques counts the nodes of each NVLink clique that can take part in a compute domain now, and says whether a domain of a
+// Package cliques counts the nodes of each NVLink clique that can take part in a compute domain now, and reports whether a domain of a
 // given size fits a clique. The webhook warns by it when a ComputeDomain is written, the Terraform provider when one is planned.
 //
 // It reads only what is published already: the clique's label, a node's own conditions, and the taints of its devices. Nodes that other
@@ -105,8 +105,8 @@ func (s *Survey) AddDevice(node, driver string, d *resourceapi.Device) {
 	}
 }
 
-// refusal says why a taint keeps new domains off a node; empty where it does not. A GPU that is drained or that a device plugin has is no
-// fault: those have taints of other names.
+// refusal is the reason why a taint keeps new domains off a node; empty where it does not. A GPU that is drained or that a device plugin has is
+// no fault: those have taints of other names.
 func refusal(driver, device string, t resourceapi.DeviceTaint) string {
 	if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
 		return ""

@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// ModeFlag is the controller's flag that says whose IMEX daemons serve domains.
+// ModeFlag is the controller's flag that selects whose IMEX daemons serve domains.
 const ModeFlag = "--imex="
 
 // StopKeeping is the JSON patch of a Deployment with these containers that makes the controller keep no ComputeDomains for cliques,

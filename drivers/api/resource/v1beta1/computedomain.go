@@ -21,7 +21,7 @@ type ComputeDomain struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says what the domain is. It cannot be changed.
+	// Spec defines the domain. It cannot be changed.
 	//
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: create another"
 	Spec ComputeDomainSpec `json:"spec"`
@@ -30,7 +30,7 @@ type ComputeDomain struct {
 	Status ComputeDomainStatus `json:"status,omitempty"`
 }
 
-// ComputeDomainSpec says what a domain is.
+// ComputeDomainSpec defines a domain.
 type ComputeDomainSpec struct {
 	// NumNodes is how many nodes must be ready for the domain to be Ready. 0: the domain is Ready at once and takes whatever nodes
 	// its pods bring.
@@ -40,11 +40,11 @@ type ComputeDomainSpec struct {
 	// +optional
 	NumNodes int `json:"numNodes"`
 
-	// Channel is what pods of the domain claim.
+	// Channel defines the claims of the domain's pods.
 	Channel ComputeDomainChannelSpec `json:"channel"`
 }
 
-// AllocationMode says how many IMEX channels a claim gets.
+// AllocationMode is the number of IMEX channels that a claim gets.
 //
 // +kubebuilder:validation:Enum=Single;All
 type AllocationMode string
@@ -57,12 +57,12 @@ const (
 	AllocationModeAll AllocationMode = "All"
 )
 
-// ComputeDomainChannelSpec is what pods of a domain claim.
+// ComputeDomainChannelSpec defines the claims of a domain's pods.
 type ComputeDomainChannelSpec struct {
 	// ResourceClaimTemplate is made by the controller, in the domain's namespace.
 	ResourceClaimTemplate ComputeDomainResourceClaimTemplate `json:"resourceClaimTemplate"`
 
-	// AllocationMode says how many channels a claim gets: Single (one) or All.
+	// AllocationMode is the number of channels that a claim gets: Single (one) or All.
 	//
 	// +kubebuilder:default=Single
 	// +optional
@@ -92,22 +92,22 @@ const (
 
 // Types of conditions.
 const (
-	// ConditionReady says whether the domain is Ready, and if not what it waits for.
+	// ConditionReady reports whether the domain is Ready, and if not what it waits for.
 	ConditionReady = "Ready"
-	// ConditionProgressing says whether the domain is still coming into being, being repaired or being deleted, and what it waits for.
+	// ConditionProgressing reports whether the domain is still coming into being, being repaired or being deleted, and what it waits for.
 	ConditionProgressing = "Progressing"
-	// ConditionDegraded says whether something that worked, or should, does not: a node that was ready and is not, a node that is gone,
+	// ConditionDegraded reports whether something that worked, or should, does not: a node that was ready and is not, a node that is gone,
 	// IMEX daemons that are not connected with each other, a name that is taken.
 	ConditionDegraded = "Degraded"
-	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
+	// ConditionDaemonsCurrent reports whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
 	// before.
 	ConditionDaemonsCurrent = "DaemonsCurrent"
-	// ConditionCertificatesRenewable says whether the controller can still issue certificates of the authority that the domain's IMEX
+	// ConditionCertificatesRenewable reports whether the controller can still issue certificates of the authority that the domain's IMEX
 	// daemons have. It is written when that is not so, and stays.
 	ConditionCertificatesRenewable = "CertificatesRenewable"
 )
 
-// ComputeDomainStatus says what has become of a domain.
+// ComputeDomainStatus reports a domain's state.
 type ComputeDomainStatus struct {
 	// Status sums up: Ready once NumNodes nodes are ready.
 	//
@@ -136,7 +136,7 @@ type ComputeDomainStatus struct {
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// IMEX says whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own), Clique (those that the
+	// IMEX is whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own), Clique (those that the
 	// controller runs on every node of the clique as long as the node does) or Host (those that the nodes run themselves).
 	//
 	// +kubebuilder:validation:Enum=Domain;Clique;Host
@@ -161,7 +161,7 @@ type ComputeDomainStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// ComputeDomainClique is what the IMEX daemons of one clique of a domain agree on.
+// ComputeDomainClique is the agreement of the IMEX daemons of one clique of a domain.
 type ComputeDomainClique struct {
 	// ID is "<ClusterUUID>.<CliqueID>".
 	ID string `json:"id"`
@@ -178,7 +178,7 @@ type ComputeDomainClique struct {
 	Channel *int `json:"channel,omitempty"`
 }
 
-// IMEXMode says whose IMEX daemons serve a domain.
+// IMEXMode is whose IMEX daemons serve a domain.
 type IMEXMode string
 
 // The modes.
@@ -194,7 +194,7 @@ const (
 // IMEXModes are the modes there are.
 func IMEXModes() []IMEXMode { return []IMEXMode{IMEXDomain, IMEXClique, IMEXHost} }
 
-// Shared says whether the daemons of a clique serve several domains, each by a channel.
+// Shared reports whether the daemons of a clique serve several domains, each by a channel.
 func (m IMEXMode) Shared() bool { return m == IMEXClique || m == IMEXHost }
 
 // ComputeDomainChannel is a channel of a clique that a domain holds, from when its first node joins until the last has given it back.
@@ -203,7 +203,7 @@ type ComputeDomainChannel struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Number int `json:"number"`
-	// All says that the domain holds every channel of the clique.
+	// All is whether the domain holds every channel of the clique.
 	//
 	// +optional
 	All bool `json:"all,omitempty"`
@@ -246,12 +246,12 @@ type ComputeDomainNode struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Index int `json:"index"`
-	// Status says whether the node's IMEX daemon is ready.
+	// Status reports whether the node's IMEX daemon is ready.
 	//
 	// +kubebuilder:default=NotReady
 	// +optional
 	Status Readiness `json:"status,omitempty"`
-	// State tells a node that is NotReady because it is Starting from one that is Interrupted: it was Ready before. Programs that ask
+	// State distinguishes a NotReady node that is Starting from one that is Interrupted: it was Ready before. Programs that ask
 	// whether a node is ready read Status.
 	//
 	// +kubebuilder:validation:Enum=Starting;Ready;Interrupted
@@ -261,7 +261,7 @@ type ComputeDomainNode struct {
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
-	// Why says what a node that is not Ready waits for.
+	// Why is the thing that a node that is not Ready waits for.
 	//
 	// +optional
 	Why string `json:"why,omitempty"`
@@ -290,7 +290,7 @@ type ComputeDomainPeer struct {
 	Since metav1.Time `json:"since"`
 }
 
-// NodeState is what has become of a node in a domain.
+// NodeState is a node's state in a domain.
 type NodeState string
 
 // The states of a node in a domain.

@@ -5,7 +5,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Validate says what the CustomResourceDefinition would refuse of a domain's spec, an empty allocation mode being its default.
+// Validate returns the mistakes for which the CustomResourceDefinition would refuse a domain's spec. An empty allocation mode is its
+// default.
 func (s *ComputeDomainSpec) Validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.NumNodes < 0 {

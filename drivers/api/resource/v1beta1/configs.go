@@ -11,7 +11,7 @@ type ComputeDomainChannelConfig struct {
 	metav1.TypeMeta `json:",inline"`
 	// DomainID is the ComputeDomain's UID.
 	DomainID string `json:"domainID"`
-	// AllocationMode says how many channels the claim gets; empty means Single.
+	// AllocationMode is the number of channels that the claim gets; empty means Single.
 	AllocationMode AllocationMode `json:"allocationMode,omitempty"`
 }
 
@@ -26,21 +26,21 @@ type ComputeDomainDaemonConfig struct {
 // GpuConfig configures whole GPUs of gpu.nvidia.com.
 type GpuConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing says how containers that hold the same GPU share it. Absent: TimeSlicing with the default interval.
+	// Sharing is how containers that hold the same GPU share it. Absent: TimeSlicing with the default interval.
 	Sharing *GpuSharing `json:"sharing,omitempty"`
 }
 
 // MigDeviceConfig configures MIG devices of gpu.nvidia.com.
 type MigDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing says how containers that hold the same MIG device share it.
+	// Sharing is how containers that hold the same MIG device share it.
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 
 // VfioDeviceConfig configures GPUs that are passed through to a virtual machine.
 type VfioDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// IOMMU says by which interface of the kernel the virtual machine reaches the GPU. Absent: LegacyOnly, without the API device.
+	// IOMMU selects the interface of the kernel by which the virtual machine reaches the GPU. Absent: LegacyOnly, without the API device.
 	IOMMU *IOMMU `json:"iommu,omitempty"`
 }
 
@@ -63,7 +63,7 @@ type IOMMU struct {
 	EnableAPIDevice *bool `json:"enableAPIDevice,omitempty"`
 }
 
-// SharingStrategy says how a device is shared.
+// SharingStrategy is how a device is shared.
 type SharingStrategy string
 
 // The sharing strategies.
@@ -72,14 +72,14 @@ const (
 	MPS         SharingStrategy = "MPS"
 )
 
-// GpuSharing says how a GPU is shared. Only the section of its strategy may be given.
+// GpuSharing is how a GPU is shared. Only the section of its strategy may be given.
 type GpuSharing struct {
 	Strategy          SharingStrategy    `json:"strategy"`
 	TimeSlicingConfig *TimeSlicingConfig `json:"timeSlicingConfig,omitempty"`
 	MpsConfig         *MpsConfig         `json:"mpsConfig,omitempty"`
 }
 
-// MigDeviceSharing says how a MIG device is shared. The length of a MIG device's time slices cannot be chosen.
+// MigDeviceSharing is how a MIG device is shared. The length of a MIG device's time slices cannot be chosen.
 type MigDeviceSharing struct {
 	Strategy  SharingStrategy `json:"strategy"`
 	MpsConfig *MpsConfig      `json:"mpsConfig,omitempty"`

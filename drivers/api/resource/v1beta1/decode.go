@@ -28,7 +28,7 @@ func configKinds() map[string]func() Config {
 	}
 }
 
-// Decode reads a configuration of this package strictly, as package opaque says.
+// Decode reads a configuration of this package strictly, by the rules of package opaque.
 func Decode(raw []byte) (Config, error) {
 	return opaque.Decode(raw, SchemeGroupVersion().String(), configKinds(), func(raw []byte, err error) error {
 		if errs := wrongQuantities(raw); len(errs) > 0 {

@@ -17,7 +17,7 @@ const ShareInterval = "the time slice of a shared GPU holds for all who share it
 // shareClass is the DeviceClass of shares that the chart creates.
 const shareClass = "gpu-share.gpufabric.io"
 
-// AsksForInterval says whether a configuration in JSON sets the length of time slices. Decode does not show this, since it fills in
+// AsksForInterval reports whether a configuration in JSON sets the length of time slices. Decode does not show this, since it fills in
 // the default.
 func AsksForInterval(raw []byte) bool {
 	var config struct {
@@ -30,7 +30,7 @@ func AsksForInterval(raw []byte) bool {
 	return json.Unmarshal(raw, &config) == nil && config.Sharing.TimeSlicing.Interval != nil
 }
 
-// sliceOfAShare says whether a claim's configuration sets the time slice for a request that can only get a share: a request with an
+// sliceOfAShare reports whether a claim's configuration sets the time slice for a request that can only get a share: a request with an
 // amount of memory or cores, or for the class of shares. A share of another class, such as a VGPUProfile's, cannot be recognized
 // here: the chart's policy gpu-share-allocations refuses its allocation, and the node plugin its preparation.
 func sliceOfAShare(spec *resourceapi.ResourceClaimSpec, c resourceapi.DeviceClaimConfiguration) bool {

@@ -63,6 +63,12 @@ func Explain(doing string, err error) (summary, detail string) {
 			server,
 			unsigned,
 		)
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "Server certificate not valid", could + fmt.Sprintf(
+			"%s: %v. Renew the server's certificate, or set the clock of this machine where that is wrong.",
+			server,
+			rootCause(err),
+		)
 	case errors.As(err, &hostname), errors.As(err, &invalid):
 		return "Server certificate not valid", could + fmt.Sprintf(
 			"%s: %v. Use an address that is in the certificate, or set tls_server_name.",
@@ -75,6 +81,20 @@ func Explain(doing string, err error) (summary, detail string) {
 				"Get a new one; an exec block or a kubeconfig with an exec plugin renews it by itself during long applies.",
 			server,
 		)
+	case isCertificateRefused(err):
+		return "Credentials rejected", could + fmt.Sprintf(
+			"%s refuses the connection: %v. It wants a client certificate that it trusts and that has not expired: set client_certificate and "+
+				"client_key, or take a kubeconfig that has one.",
+			server,
+			rootCause(err),
+		)
+	case strings.Contains(err.Error(), credentialsFailed):
+		_, why, _ := strings.Cut(err.Error(), credentialsFailed)
+		return "No credentials", could + fmt.Sprintf("The command that prints the credentials for %s (exec, in the provider block or the "+
+			"kubeconfig) failed: %s. Run it by hand on this machine, as the user that runs Terraform.", server, strings.TrimSpace(why))
+	case apierrors.IsForbidden(err) && isAdmission(err.Error()):
+		return "Refused by the API server", could + fmt.Sprintf("%s. The user has the right to do it: an admission check of the cluster "+
+			"refuses it.", capitalise(err.Error()))
 	case apierrors.IsForbidden(err):
 		return "Not allowed", could + fmt.Sprintf("%v. Grant this verb on this resource to the user with a Role or ClusterRole and its binding; "+
 			"`kubectl auth can-i --list` shows what is granted.", err)
@@ -104,6 +124,25 @@ func Explain(doing string, err error) (summary, detail string) {
 		return "Refused by the API server", could + capitalise(err.Error())
 	}
 	return "Could not " + doing, err.Error() + "."
+}
+
+// credentialsFailed begins client-go's error of a command that did not print credentials.
+const credentialsFailed = "getting credentials: "
+
+// isAdmission reports whether an answer 403 comes from an admission check, a quota or a namespace that ends, and not from missing rights:
+// those name the user (apiserver's package responsewriters), or the rights that it would grant and lacks itself (RBAC).
+func isAdmission(text string) bool {
+	if strings.Contains(text, `: User "`) || strings.Contains(text, "is attempting to grant RBAC permissions not currently held") {
+		return false
+	}
+	return strings.Contains(text, " is forbidden: ") || strings.Contains(text, `admission webhook "`)
+}
+
+// isCertificateRefused reports whether the other side of a TLS connection ended it because of the certificate of this side, or for want
+// of one.
+func isCertificateRefused(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Error(), "certificate")
 }
 
 // IsConnectionLost reports whether err means that the server became unreachable, not that it refused.

@@ -235,7 +235,7 @@ func (s Settings) load(fail func(string, ...any) error) (*api.Config, error) {
 		return raw, nil
 	}
 	rules := &clientcmd.ClientConfigLoadingRules{}
-	for _, p := range s.ConfigPaths {
+	for _, p := range s.present() {
 		expanded, err := expandHome(p)
 		if err != nil {
 			return nil, fail("%v", err)
@@ -253,6 +253,29 @@ func (s Settings) load(fail func(string, ...any) error) (*api.Config, error) {
 		return nil, fail("the kubeconfig cannot be understood: %v. Check it with `kubectl config view`.", err)
 	}
 	return raw, nil
+}
+
+// present returns the kubeconfig files to read. Of an environment variable's list these are the ones that exist, as for kubectl; if none
+// does, all that it names.
+func (s Settings) present() []string {
+	if s.Variable == "" {
+		return s.ConfigPaths
+	}
+	named := slices.DeleteFunc(slices.Clone(s.ConfigPaths), func(p string) bool { return p == "" })
+	exist := slices.DeleteFunc(slices.Clone(named), func(p string) bool {
+		if expanded, err := expandHome(p); err == nil {
+			p = expanded
+		}
+		_, err := os.Stat(p)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	switch {
+	case len(exist) > 0:
+		return exist
+	case len(named) > 0:
+		return named
+	}
+	return s.ConfigPaths
 }
 
 func (s Settings) override(config *rest.Config) error {

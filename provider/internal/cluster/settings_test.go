@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -60,5 +61,34 @@ func TestConnectionFailsOnlyCancelledCaller(t *testing.T) {
 	}
 	if _, err := connection.Client(t.Context()); err != nil {
 		t.Errorf("the next caller is told of the other's end: %v", err)
+	}
+}
+
+// TestVariableWithSeveralFilesIsReadAsKubectlReadsIt: kubectl passes over files that do not exist, and over empty parts of the list.
+func TestVariableWithSeveralFilesIsReadAsKubectlReadsIt(t *testing.T) {
+	file := kubeconfig(t, "{token: mine}")
+	missing := filepath.Join(t.TempDir(), "missing")
+	for name, paths := range map[string][]string{"a missing file before": {missing, file}, "a missing file behind": {file, missing},
+		"a separator at the end": {file, ""}, "two separators": {"", file, "", missing}} {
+		t.Run(name, func(t *testing.T) {
+			config, _, err := Settings{ConfigPaths: paths, Variable: "KUBECONFIG"}.RESTConfig()
+			if err != nil || config.BearerToken != "mine" {
+				t.Errorf("%v: %v", paths, err)
+			}
+		})
+	}
+	for name, paths := range map[string][]string{"no file": {missing, ""}, "only separators": {"", ""}} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := Settings{ConfigPaths: paths, Variable: "KUBECONFIG"}.RESTConfig()
+			var absent *NoFileError
+			if !errors.As(err, &absent) {
+				t.Errorf("%v: %v, want that no file is there", paths, err)
+			}
+		})
+	}
+	// A list in the provider block may name a file that the same apply writes.
+	var absent *NoFileError
+	if _, _, err := (Settings{ConfigPaths: []string{file, missing}}).RESTConfig(); !errors.As(err, &absent) {
+		t.Errorf("a missing file of the provider block: %v", err)
 	}
 }

@@ -19,13 +19,16 @@ import (
 // but Terraform expects the planned value.
 func notEmpty() []validator.String { return []validator.String{stringvalidator.LengthAtLeast(1)} }
 
+// labelPattern is the pattern of a DNS label.
+const labelPattern = `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
+
 // kubernetesName accepts names of objects; kubernetesLabel those that must also be a DNS label, such as namespaces.
 func kubernetesName() []validator.String {
 	return []validator.String{
 		stringvalidator.LengthBetween(1, validation.DNS1123SubdomainMaxLength),
 		stringvalidator.RegexMatches(
-			regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`),
-			"must consist of lower-case letters, digits, - and ., and start and end with a letter or digit",
+			regexp.MustCompile(`^`+labelPattern+`(\.`+labelPattern+`)*$`),
+			"must consist of lower-case letters, digits, - and ., and start and end with a letter or digit, as each part between dots",
 		),
 	}
 }
@@ -34,7 +37,7 @@ func kubernetesLabel() []validator.String {
 	return []validator.String{
 		stringvalidator.LengthBetween(1, validation.DNS1123LabelMaxLength),
 		stringvalidator.RegexMatches(
-			regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`),
+			regexp.MustCompile(`^`+labelPattern+`$`),
 			"must consist of lower-case letters, digits and -, and start and end with a letter or digit",
 		),
 	}

@@ -31,6 +31,10 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 			[]string{"Attribute name", "lower-case letters", `got: Rack`}},
 		{"a domain's name that ends in a dash", "compute_domain", `name = "rack-"` + "\n" + channel,
 			[]string{"Attribute name", "start and end with a letter or digit"}},
+		{"a domain's name with two dots", "compute_domain", `name = "a..b"` + "\n" + channel,
+			[]string{"Attribute name", "each part between dots", "got: a..b"}},
+		{"a domain's name with a dash beside a dot", "compute_domain", `name = "a.-b"` + "\n" + channel,
+			[]string{"Attribute name", "each part between dots", "got: a.-b"}},
 		{"a domain's name of 254 " +
 			"characters", "compute_domain", `name = "` + strings.Repeat("a", 254) + `"` + "\n" + channel,
 			[]string{"Attribute name", "between 1 and 253", "got: 254"}},

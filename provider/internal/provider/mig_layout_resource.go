@@ -152,11 +152,16 @@ func (m *migLayoutModel) api(ctx context.Context) (*v1alpha1.MIGLayoutSpec, diag
 				MIGEnabled:   !e.MIGDevices.IsNull(),
 			}
 			if !e.Devices.IsNull() {
-				diags.Append(e.Devices.ElementsAs(ctx, &entry.Devices.Indices, false)...)
+				entry.Devices.Indices = int32sOf(ctx, e.Devices, &diags)
 				slices.Sort(entry.Devices.Indices)
 			}
 			if !e.MIGDevices.IsNull() {
-				diags.Append(e.MIGDevices.ElementsAs(ctx, &entry.MIGDevices, false)...)
+				counts := map[string]int64{}
+				diags.Append(e.MIGDevices.ElementsAs(ctx, &counts, false)...)
+				entry.MIGDevices = map[string]int32{}
+				for profile, count := range counts {
+					entry.MIGDevices[profile] = clamped(count)
+				}
 			}
 			spec.Config.Layouts[name] = append(spec.Config.Layouts[name], entry)
 		}

@@ -2,11 +2,15 @@ package provider
 
 import (
 	"context"
+	"math"
 	"slices"
 
+	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/setvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -68,8 +72,10 @@ func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 
 func rdmaSelectorsAttribute() schema.Attribute {
 	attributes := map[string]schema.Attribute{
-		"numa_nodes":    schema.SetAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
-		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Minimum rate of a port, in Gb/s."},
+		"numa_nodes": schema.SetAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes.",
+			Validators: []validator.Set{setvalidator.ValueInt64sAre(int64validator.Between(0, math.MaxInt32))}},
+		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Minimum rate of a port, in Gb/s.",
+			Validators: []validator.Int64{int64validator.Between(0, math.MaxInt32)}},
 		"is_rdma": schema.BoolAttribute{
 			Optional: true,
 			MarkdownDescription: "Devices that have RDMA. A pool has no others, so `true` selects every device that the other selectors " +
@@ -108,7 +114,7 @@ func rdmaSelectors(ctx context.Context, from types.Object, diags *diag.Diagnosti
 		*l.api = stringsOf(ctx, *l.value, diags)
 	}
 	if !m.NUMANodes.IsNull() {
-		diags.Append(m.NUMANodes.ElementsAs(ctx, &s.NUMANodes, false)...)
+		s.NUMANodes = int32sOf(ctx, m.NUMANodes, diags)
 		slices.Sort(s.NUMANodes)
 	}
 	return s

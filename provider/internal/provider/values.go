@@ -118,8 +118,19 @@ func capital(s string) string {
 }
 
 // int32Of returns a number, cut to the range of the API; validation reports one that does not fit.
-func int32Of(n types.Int64) int32 {
-	return int32(min(max(n.ValueInt64(), math.MinInt32), math.MaxInt32))
+func int32Of(n types.Int64) int32 { return clamped(n.ValueInt64()) }
+
+func clamped(n int64) int32 { return int32(min(max(n, math.MinInt32), math.MaxInt32)) }
+
+// int32sOf is int32Of for the elements of a set.
+func int32sOf(ctx context.Context, set types.Set, diags *diag.Diagnostics) []int32 {
+	var wide []int64
+	diags.Append(set.ElementsAs(ctx, &wide, false)...)
+	numbers := make([]int32, 0, len(wide))
+	for _, n := range wide {
+		numbers = append(numbers, clamped(n))
+	}
+	return numbers
 }
 
 func or(value, otherwise string) string {

@@ -225,6 +225,14 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 			[]string{`layouts["x"].gpus[0].mig_devices["1g.5gb"]`, "between 1 and 8"}},
 		{"a GPU index below zero", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +
 			`layouts = { x = { gpus = [{ devices = [-1] }] } }`, []string{`layouts["x"].gpus[0].devices`, "between 0 and 255"}},
+		{"a GPU index of more than 31 bits", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +
+			`layouts = { x = { gpus = [{ devices = [3000000000] }] } }`, []string{`layouts["x"].gpus[0].devices`, "between 0 and 255"}},
+		{"more than 31 bits of instances", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +
+			`layouts = { x = { gpus = [{ mig_devices = { "1g.5gb" = 3000000000 } }] } }`, []string{`mig_devices["1g.5gb"]`, "between 1 and 8"}},
+		{"a NUMA node of more than 31 bits", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" +
+			`selectors = { numa_nodes = [3000000000] }`, []string{"numa_nodes", "between 0 and 2147483647"}},
+		{"a rate of more than 31 bits", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" +
+			`selectors = { min_rate_gbps = 3000000000 }`, []string{"min_rate_gbps", "between 0 and 2147483647"}},
 		{"a device filter that is a name", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +
 			`layouts = { x = { gpus = [{ device_filter = ["A100"] }] } }`, []string{`layouts["x"].gpus[0].device_filter`, "0x20B010DE"}},
 		{"an empty device filter", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +

@@ -37,6 +37,8 @@ type Options struct {
 	// Control is the address of the control endpoint (see control.go), which does not authenticate its callers: a loopback address, or
 	// empty for none.
 	Control string
+	// Profile is that of nodes without the profile's label; empty: they have no hardware.
+	Profile string
 	// Sysfs is where the machine's own sysfs is mounted. Where it shows an NVIDIA GPU, Run refuses to start, unless BesideGPUs is set.
 	Sysfs      string
 	BesideGPUs bool
@@ -131,9 +133,9 @@ func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, purpose, address 
 // follow renders for every state of the labels.
 func (a *agent) follow(ctx context.Context) {
 	a.retry(ctx, "following the node's labels", func(reached func()) error {
-		return a.API.WatchLabels(ctx, a.NodeName, func(labels map[string]string) {
+		return a.API.WatchLabels(ctx, a.NodeName, func(labels map[string]string) error {
 			reached()
-			a.apply(ctx, labels)
+			return a.apply(ctx, labels)
 		})
 	})
 }
@@ -157,9 +159,13 @@ func (a *agent) retry(ctx context.Context, what string, watch func(reached func(
 	}
 }
 
-// apply renders the hardware that the labels describe.
-func (a *agent) apply(ctx context.Context, labels map[string]string) {
-	wanted := fmt.Sprint(labels[LabelProfile], " ", labels[LabelIndex], " ", labels[LabelNodes])
+// apply renders the hardware that the labels describe. Its error is the API server's; those of a rendering are reported to the kubelet.
+func (a *agent) apply(ctx context.Context, labels map[string]string) error {
+	described, err := a.described(ctx, labels)
+	if err != nil {
+		return err
+	}
+	wanted := fmt.Sprint(described[LabelProfile], " ", described[LabelIndex], " ", described[LabelNodes])
 	a.hardware.Lock()
 	defer a.hardware.Unlock()
 	defer a.faults.changed() // their selectors may match now
@@ -171,15 +177,16 @@ func (a *agent) apply(ctx context.Context, labels map[string]string) {
 	same := a.current == wanted && a.problem == nil
 	a.mu.Unlock()
 	if same {
-		return
+		return nil
 	}
-	err := a.render(ctx, labels)
+	err = a.render(ctx, described)
 	if err != nil {
 		a.Log.Error("render", "error", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.current, a.problem = wanted, err
+	return nil
 }
 
 func (a *agent) render(ctx context.Context, labels map[string]string) error {

@@ -56,21 +56,28 @@ func InCluster() (*API, error) {
 // node is the part of a Node that is needed.
 type node struct {
 	Metadata struct {
+		Name   string            `json:"name"`
 		Labels map[string]string `json:"labels"`
+		// Created is of the form 2006-01-02T15:04:05Z, which sorts by time.
+		Created string `json:"creationTimestamp"`
 	} `json:"metadata"`
+	Spec struct {
+		Taints []struct {
+			Key string `json:"key"`
+		} `json:"taints"`
+	} `json:"spec"`
 }
 
 const nodesPath = "/api/v1/nodes"
 
-// WatchLabels calls fn with the node's labels now and after each change, until the server ends the watch or ctx ends.
-func (a *API) WatchLabels(ctx context.Context, name string, fn func(map[string]string)) error {
+// WatchLabels calls fn with the node's labels now and after each change, until fn fails, the server ends the watch or ctx ends.
+func (a *API) WatchLabels(ctx context.Context, name string, fn func(map[string]string) error) error {
 	labels := func(object json.RawMessage) error {
 		var n node
 		if err := json.Unmarshal(object, &n); err != nil {
 			return err
 		}
-		fn(n.Metadata.Labels)
-		return nil
+		return fn(n.Metadata.Labels)
 	}
 	err := a.watch(ctx, nodesPath, byName(name), func(nodes []json.RawMessage) error {
 		if len(nodes) != 1 {
@@ -92,6 +99,21 @@ func byName(name string) url.Values { return url.Values{"fieldSelector": {"metad
 func (a *API) nodeExists(ctx context.Context, name string) (bool, error) {
 	nodes, err := a.list(ctx, nodesPath, byName(name))
 	return len(nodes.Items) > 0, err
+}
+
+// nodes lists the cluster's nodes.
+func (a *API) nodes(ctx context.Context) ([]node, error) {
+	found, err := a.list(ctx, nodesPath, nil)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]node, len(found.Items))
+	for i, item := range found.Items {
+		if err := json.Unmarshal(item, &nodes[i]); err != nil {
+			return nil, fmt.Errorf("read %s: %w", nodesPath, err)
+		}
+	}
+	return nodes, nil
 }
 
 // list is the answer to a list request.

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"gpufabric.io/fakes/profile"
 )
 
 // check refuses options that would open the node to others, or put fake hardware beside real hardware unintentionally.
@@ -18,6 +20,11 @@ func (o Options) check() error {
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 			return fmt.Errorf("control address %q is not of loopback: every client that reaches it could break the node's hardware without "+
 				"authentication; listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
+		}
+	}
+	if o.Profile != "" {
+		if _, err := profile.Load(o.Profile); err != nil {
+			return fmt.Errorf("profile of nodes without the label %s: %w", LabelProfile, err)
 		}
 	}
 	if o.BesideGPUs {

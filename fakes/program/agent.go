@@ -44,6 +44,7 @@ func agentCommand() *cobra.Command {
 	f.StringVar(&o.Sysfs, "sysfs", "/sys", "where the machine's own sysfs is, which is searched for real GPUs")
 	f.BoolVar(&o.Faults, "faults", false, "let FabricFaults that select the node happen to it; the cluster needs their CRD")
 	f.StringVar(&o.CDIRoot, "cdi-root", "", "the container runtime's directory of CDI specifications, as /var/run/cdi; empty: write none")
+	f.StringVar(&o.Profile, "profile", "", "the profile of nodes without the label of one, numbered by age; empty: they have no hardware")
 	f.BoolVar(&o.BesideGPUs, "beside-gpus", false, "render though the machine has real GPUs of NVIDIA's")
 	f.StringVar(&o.Tree.LibraryDir, "library-dir", "",
 		"where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")

@@ -22,3 +22,13 @@ func TestFakeHardwareMountsCDIDirectoryOnlyWhenItWritesSpecs(t *testing.T) {
 		}
 	}
 }
+
+func TestFakeHardwareGivesItsProfileToTheAgent(t *testing.T) {
+	for profile, wanted := range map[string]bool{"": false, "h100-hgx": true} {
+		for name, pod := range pods(t, renderValues(t, "fake-hardware", map[string]any{"profile": profile})) {
+			if got := slices.Contains(pod.Spec.Containers[0].Args, "--profile=h100-hgx"); got != wanted {
+				t.Errorf("profile %q: %s has %v", profile, name, pod.Spec.Containers[0].Args)
+			}
+		}
+	}
+}

@@ -149,7 +149,8 @@ func TestSchemaRejectsWrongValuesByName(t *testing.T) {
 			[]string{"/rdma/verbsEvents", "boolean"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
 		{"CDI in a top directory", "fake-hardware", map[string]any{"cdiRoot": "/run"}, []string{"cdiRoot"}},
-		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
+		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profiles": "gb200-nvl72"}, []string{"profiles"}},
+		{"a profile that is an option", "fake-hardware", map[string]any{"profile": "--root=/"}, []string{"/profile"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := Render(load(t, test.chart), test.values, Cluster{})

@@ -16,8 +16,8 @@ import (
 // podsPerNode is the kubelet's default.
 const podsPerNode = 110
 
-// node is a Node that is ready, with the labels of NVIDIA's GPU feature discovery and of node feature discovery.
-func (o Options) node(n *profile.Node) *corev1.Node {
+// Node is a Node that is ready, with the labels of NVIDIA's GPU feature discovery and of node feature discovery.
+func (o Options) Node(n *profile.Node) *corev1.Node {
 	labels := map[string]string{"kubernetes.io/hostname": n.Hostname, "kubernetes.io/os": "linux",
 		"kubernetes.io/arch": n.Profile.Host.Architecture}
 	maps.Copy(labels, featureLabels(n))

@@ -74,7 +74,7 @@ func Make(ctx context.Context, o Options, each func(runtime.Object) error) error
 	defer func() { _ = os.RemoveAll(dir) }() // it holds nothing that is needed
 	for i := range o.Nodes {
 		n := o.Profile.Node(i)
-		if err := each(o.node(n)); err != nil {
+		if err := each(o.Node(n)); err != nil {
 			return err
 		}
 		if o.Driver == "" {
@@ -84,7 +84,7 @@ func Make(ctx context.Context, o Options, each func(runtime.Object) error) error
 		if err := tree.Render(ctx, tree.Options{Profile: o.Profile, Node: i, Nodes: o.Nodes, Root: root, PlainDevices: true}); err != nil {
 			return err
 		}
-		all, err := o.slices(ctx, n, root)
+		all, err := o.Slices(ctx, n, root)
 		if err != nil {
 			return fmt.Errorf("node %s: %w", n.Hostname, err)
 		}
@@ -100,8 +100,12 @@ func Make(ctx context.Context, o Options, each func(runtime.Object) error) error
 	return nil
 }
 
-func (o Options) slices(ctx context.Context, n *profile.Node, root string) ([]*resourceapi.ResourceSlice, error) {
+// Slices are the ResourceSlices of a node that is rendered at root; none with an empty Driver.
+func (o Options) Slices(ctx context.Context, n *profile.Node, root string) ([]*resourceapi.ResourceSlice, error) {
 	var all []*resourceapi.ResourceSlice
+	if o.Driver == "" {
+		return nil, nil
+	}
 	if len(n.GPUs) > 0 {
 		gpus, err := gpuSpecs(ctx, root)
 		if err != nil {

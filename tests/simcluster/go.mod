@@ -13,6 +13,7 @@ require (
 	golang.org/x/sys v0.48.0
 	gonum.org/v1/plot v0.16.0
 	gpufabric.io/build v0.0.0
+	gpufabric.io/tests v0.0.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/client-go v0.36.3
 	k8s.io/dynamic-resource-allocation v0.36.3
@@ -159,6 +160,7 @@ replace (
 	gpufabric.io/build => ../../build
 	gpufabric.io/drivers => ../../drivers
 	gpufabric.io/fakes => ../../fakes
+	gpufabric.io/tests => ../
 )
 
 replace (

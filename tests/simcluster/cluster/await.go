@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,11 +17,16 @@ import (
 
 // AwaitNodes returns when count nodes are Ready and schedulable. progress, if not nil, is called with each new number.
 func AwaitNodes(ctx context.Context, client kubernetes.Interface, count int, progress func(ready int)) error {
+	return awaitNodes(ctx, client, count, nil, progress)
+}
+
+// awaitNodes is AwaitNodes of the nodes of these names alone; nil: of all.
+func awaitNodes(ctx context.Context, client kubernetes.Interface, count int, names []string, progress func(ready int)) error {
 	ready := map[string]bool{}
 	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.Everything())
 	_, err := watchtools.UntilWithSync(ctx, list, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
-		if !ok {
+		if !ok || names != nil && !slices.Contains(names, node.Name) {
 			return false, nil
 		}
 		before := len(ready)

@@ -25,8 +25,7 @@ const nodesPerShard = 252
 type DetachedOptions struct {
 	Dir        string
 	Nodes      int
-	Profile    string
-	Mode       string // how containers run, passed on to the shards
+	Machines   Machines
 	Binaries   map[string]string
 	Port       int
 	Audit      []string // see controlplane.Options
@@ -38,7 +37,12 @@ type DetachedOptions struct {
 // UpDetached brings up a cluster whose processes outlive the caller; its nodes live in processes of this same program
 // (`simcluster nodes`). Remove ends it.
 func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
-	if err := occupy(options.Dir, Record{Nodes: options.Nodes, Profile: options.Profile}); err != nil {
+	block, err := simnode.TakeBlock()
+	if err != nil {
+		return err
+	}
+	defer block.Release() // from here on the shards hold it
+	if err := occupy(options.Dir, Record{Nodes: options.Nodes, Machines: options.Machines, Block: block.Number}); err != nil {
 		return err
 	}
 	defer func() {
@@ -47,11 +51,6 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 			err = errors.Join(err, removeErr)
 		}
 	}()
-	block, err := simnode.TakeBlock()
-	if err != nil {
-		return err
-	}
-	defer block.Release() // from here on the shards hold it
 	begin := time.Now()
 	plane, err := controlplane.Start(ctx, controlplane.Options{
 		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, Kubernetes: options.Kubernetes, Detach: true,
@@ -60,7 +59,12 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 		return err
 	}
 	options.Progress("control plane serves after %.1f s", time.Since(begin).Seconds())
-	shards, err := startShards(options, block)
+	hold, err := block.File()
+	if err != nil {
+		return err
+	}
+	defer hold.Close() //nolint:errcheck // the shards have their own
+	shards, err := startShards(options.Dir, options.Machines, block.Number, 0, options.Nodes, hold)
 	if err != nil {
 		return err
 	}
@@ -72,15 +76,7 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("make the administrator's client: %w", err)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	for _, shard := range shards {
-		go func() { // ends with the shard, or with this process
-			<-shard.Exited()
-			cancel(shard.Err())
-		}()
-	}
-	if err := AwaitNodes(ctx, client, options.Nodes, nil); err != nil {
+	if err := whileTheyRun(ctx, shards, func(ctx context.Context) error { return AwaitNodes(ctx, client, options.Nodes, nil) }); err != nil {
 		return err
 	}
 	if err := controlplane.AwaitDefaultAccount(ctx, client, metav1.NamespaceDefault); err != nil {
@@ -90,26 +86,74 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 	return nil
 }
 
-func startShards(options DetachedOptions, block *simnode.Block) ([]*process.Process, error) {
+// Add adds nodes to the cluster in dir, which UpDetached brought up, and returns their names when they are Ready. An empty profile is the
+// cluster's own; the rest of what they are is the cluster's.
+func Add(ctx context.Context, dir, profile string, count int) (names []string, err error) {
+	before, err := reserve(dir, count)
+	if err != nil {
+		return nil, err
+	}
+	machines := before.Machines
+	if profile != "" {
+		machines.Profile = profile
+	}
+	config, err := controlplane.LoadConfig(filepath.Join(dir, "kubeconfig"))
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the administrator's client: %w", err)
+	}
+	shards, err := startShards(dir, machines, before.Block, before.Nodes, count, nil) // the first shards hold the block
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		names = append(names, NodeName(before.Nodes+i))
+	}
+	if err := whileTheyRun(ctx, shards, func(ctx context.Context) error { return awaitNodes(ctx, client, len(names), names, nil) }); err != nil {
+		for _, shard := range shards {
+			shard.Stop(stopGrace)
+		}
+		return nil, err
+	}
+	return names, nil
+}
+
+// whileTheyRun calls wait with a context that ends when a shard does.
+func whileTheyRun(ctx context.Context, shards []*process.Process, wait func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	for _, shard := range shards {
+		go func() { // ends with the shard, or with this process
+			<-shard.Exited()
+			cancel(shard.Err())
+		}()
+	}
+	return wait(ctx)
+}
+
+// startShards starts the processes of count nodes, from number first on. They hold the file hold open.
+func startShards(dir string, machines Machines, block, first, count int, hold *os.File) ([]*process.Process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program to start the nodes with: %w", err)
 	}
-	hold, err := block.File()
-	if err != nil {
-		return nil, err
+	var inherit []*os.File
+	if hold != nil {
+		inherit = append(inherit, hold)
 	}
-	defer hold.Close() //nolint:errcheck // the shards have their own
 	var shards []*process.Process
-	for first := 0; first < options.Nodes; first += nodesPerShard {
-		count := min(nodesPerShard, options.Nodes-first)
+	for end := first + count; first < end; first += nodesPerShard {
 		shard, err := process.Start(process.Spec{
-			Name: fmt.Sprintf("nodes-%d", first), ClusterDir: options.Dir, LogDir: filepath.Join(options.Dir, "logs"),
-			Path: self, Detach: true, Inherit: []*os.File{hold},
+			Name: fmt.Sprintf("nodes-%d", first), ClusterDir: dir, LogDir: filepath.Join(dir, "logs"),
+			Path: self, Detach: true, Inherit: inherit,
 			Args: []string{
-				"nodes", "--dir=" + options.Dir, "--profile=" + options.Profile, "--containers=" + options.Mode,
-				"--nodes=" + strconv.Itoa(options.Nodes),
-				"--first=" + strconv.Itoa(first), "--count=" + strconv.Itoa(count), "--block=" + strconv.Itoa(block.Number),
+				"nodes", "--dir=" + dir, "--profile=" + machines.Profile, "--containers=" + machines.Mode, "--nodes=" + strconv.Itoa(end),
+				"--features=" + strconv.FormatBool(machines.Features), "--slices=" + machines.Slices,
+				"--extended=" + strconv.FormatBool(machines.Extended),
+				"--first=" + strconv.Itoa(first), "--count=" + strconv.Itoa(min(nodesPerShard, end-first)), "--block=" + strconv.Itoa(block),
 			},
 		})
 		if err != nil {

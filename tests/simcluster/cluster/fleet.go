@@ -3,12 +3,15 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -16,6 +19,15 @@ import (
 
 // Hardware makes the fake hardware of one node in dir. It returns the paths of the hardware on the node, and the node's labels.
 type Hardware func(ctx context.Context, index int, dir string) (mappings []simnode.Mapping, labels map[string]string, err error)
+
+// Described is what the API has of a node's machine: simnode.Config.Machine and Slices.
+type Described struct {
+	Machine *corev1.Node
+	Slices  []*resourceapi.ResourceSlice
+}
+
+// Describe returns what the API has of a node whose hardware was made in dir.
+type Describe func(ctx context.Context, index int, dir string) (Described, error)
 
 // FleetOptions define which nodes of a cluster run in this process.
 type FleetOptions struct {
@@ -28,6 +40,10 @@ type FleetOptions struct {
 	Access   *controlplane.Access
 	Runtime  simnode.Runtime
 	Hardware Hardware
+	// Describe is nil for GB200 trays without labels.
+	Describe Describe
+	// Leaves is that of simnode.Config.
+	Leaves bool
 	// PrepareRetry, RestartBackoff, MaxRestartBackoff and Heartbeat are those of simnode.Config.
 	PrepareRetry, RestartBackoff, MaxRestartBackoff, Heartbeat time.Duration
 	// ReuseAddresses, see Options.
@@ -94,13 +110,20 @@ func (f *Fleet) makeNode(ctx context.Context, index int) (*simnode.Node, error) 
 			return nil, fmt.Errorf("make the hardware of %s: %w", NodeName(index), err)
 		}
 	}
+	var described Described
+	if f.options.Describe != nil {
+		var err error
+		if described, err = f.options.Describe(ctx, index, dir); err != nil {
+			return nil, fmt.Errorf("describe %s: %w", NodeName(index), err)
+		}
+	}
 	addresses := simnode.NewAddresses(f.options.Block, index)
 	addresses.Reuse = f.options.ReuseAddresses
 	return simnode.New(simnode.Config{
 		Name: NodeName(index), Labels: labels, Dir: dir, Hardware: mappings,
 		Addresses: addresses, Access: f.options.Access, Runtime: f.options.Runtime, Sockets: f.sockets,
 		PrepareRetry: f.options.PrepareRetry, RestartBackoff: f.options.RestartBackoff, MaxRestartBackoff: f.options.MaxRestartBackoff,
-		Heartbeat: f.options.Heartbeat,
+		Heartbeat: f.options.Heartbeat, Machine: described.Machine, Slices: described.Slices, Leaves: f.options.Leaves,
 	})
 }
 
@@ -124,7 +147,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// runNode runs a node, and again after each Reboot.
+// runNode runs a node, and again after each Reboot. The files of a node that leaves are removed.
 func (f *Fleet) runNode(ctx context.Context, i int) error {
 	for {
 		on, off := context.WithCancel(ctx)
@@ -136,6 +159,9 @@ func (f *Fleet) runNode(ctx context.Context, i int) error {
 		off()
 		if err != nil || ctx.Err() != nil {
 			return err
+		}
+		if node.Left() {
+			return os.RemoveAll(NodeDir(f.options.Dir, f.options.First+i))
 		}
 		if node, err = f.makeNode(ctx, f.options.First+i); err != nil {
 			return err

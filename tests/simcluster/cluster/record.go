@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"gpufabric.io/tests/simcluster/process"
+	"gpufabric.io/tests/simcluster/simnode"
 )
 
 // recordFile marks a directory as a simulated cluster's; Remove removes no other.
@@ -20,9 +22,24 @@ const stopGrace = 3 * time.Second
 
 // Record is what a cluster's directory says about it.
 type Record struct {
-	Nodes   int       `json:"nodes"`
-	Profile string    `json:"profile,omitempty"`
+	// Nodes is how many it has had: the next one gets this number.
+	Nodes int `json:"nodes"`
+	Machines
+	// Block is its share of the loopback addresses.
+	Block   int       `json:"block,omitempty"`
 	Created time.Time `json:"created"`
+}
+
+// Machines are what detached nodes are.
+type Machines struct {
+	// Profile is a profile's name or file.
+	Profile string `json:"profile,omitempty"`
+	// Mode is how containers run, passed on to the shards.
+	Mode string `json:"containers,omitempty"`
+	// Features gives the Node objects labels and capacity by the profile; Slices and Extended are those of fabric.Describe.
+	Features bool   `json:"features,omitempty"`
+	Slices   string `json:"slices,omitempty"`
+	Extended bool   `json:"extended,omitempty"`
 }
 
 // ErrNone means that a directory holds no simulated cluster.
@@ -69,7 +86,11 @@ func occupy(dir string, record Record) error {
 		return fmt.Errorf("make the cluster's directory: %w", err)
 	}
 	record.Created = time.Now().UTC()
-	content, err := json.MarshalIndent(record, "", "  ")
+	return record.write(dir)
+}
+
+func (r Record) write(dir string) error {
+	content, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the cluster's record: %w", err)
 	}
@@ -77,6 +98,28 @@ func occupy(dir string, record Record) error {
 		return fmt.Errorf("write the cluster's record: %w", err)
 	}
 	return nil
+}
+
+// reserve takes the numbers of count more nodes and returns the record as it was, whose Nodes is the first of them.
+func reserve(dir string, count int) (Record, error) {
+	lock, err := os.Open(dir)
+	if err != nil {
+		return Record{}, fmt.Errorf("lock the cluster's record: %w", err)
+	}
+	defer lock.Close() //nolint:errcheck // it was only locked
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return Record{}, fmt.Errorf("lock the cluster's record: %w", err)
+	}
+	before, err := ReadRecord(dir)
+	if err != nil {
+		return before, err
+	}
+	after := before
+	if after.Nodes += count; after.Nodes > simnode.MostNodes {
+		return before, fmt.Errorf("%d more nodes: the cluster has had %d, and its addresses are for %d; numbers of deleted nodes are not used "+
+			"again", count, before.Nodes, simnode.MostNodes)
+	}
+	return before, after.write(dir)
 }
 
 // Remove ends every process of the cluster in dir, also of other starters, removes the directory, and returns what it ended. A missing

@@ -17,6 +17,9 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
@@ -68,6 +71,13 @@ type Container struct {
 type Config struct {
 	Name   string
 	Labels map[string]string
+	// Machine has the node's architecture and capacity; nil is a compute tray of a GB200.
+	Machine *corev1.Node
+	// Slices are ResourceSlices that the node publishes itself, without a driver. Where they are not nil, no DRA driver can register, and
+	// pods with claims start without devices: enough for a scheduler, and light.
+	Slices []*resourceapi.ResourceSlice
+	// Leaves ends the node when its Node object is deleted, as a machine that is given back. Otherwise its kubelet runs on.
+	Leaves bool
 	// Dir is the node's own directory. Unix sockets lie under it and their paths have at most 107 bytes: keep it short.
 	Dir string
 	// Hardware maps what the node has beside an ordinary file system: names on the node to directories of its fake tree.
@@ -96,10 +106,12 @@ type Node struct {
 	dra    *dra.Manager
 	device *deviceManager
 	silent atomic.Bool
+	left   atomic.Bool
 	ahead  atomic.Int64 // how far its clock is ahead of the machine's, in nanoseconds
 
 	mu      sync.Mutex
 	object  *corev1.Node
+	leave   context.CancelFunc // ends Run
 	workers map[types.UID]*worker
 }
 
@@ -187,38 +199,73 @@ func (n *Node) SetClock(ahead time.Duration) { n.ahead.Store(int64(ahead)) }
 // Run registers the node and serves its pods until ctx is done. Then containers end as in a power loss.
 func (n *Node) Run(ctx context.Context) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.config.Name)
-	ctx = klog.NewContext(ctx, logger)
+	ctx, leave := context.WithCancel(klog.NewContext(ctx, logger))
+	defer leave()
+	n.mu.Lock()
+	n.leave = leave
+	n.mu.Unlock()
 	if err := n.register(ctx); err != nil {
 		return err
 	}
-	manager, err := dra.NewManager(logger, n.client, n.dir(kubeletDir))
-	if err != nil {
-		return fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
-	}
-	n.dra = manager
-	if n.device, err = newDeviceManager(n); err != nil {
-		return err
-	}
 	ready := kubeletconfig.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	getNode := func(context.Context) (*corev1.Node, error) { return n.Object(), nil }
-	if err := manager.Start(ctx, n.activePods, getNode, ready); err != nil {
-		return fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
-	}
-	if err := n.device.start(ctx, ready); err != nil {
+	handlers, err := n.startPlugins(ctx, ready)
+	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { n.heartbeat(ctx); return nil })
 	group.Go(func() error {
-		return n.config.Sockets.serve(ctx, n.dir(kubeletDir, "plugins_registry"), map[string]cache.PluginHandler{
-			registerapi.DRAPlugin:    manager.GetWatcherHandler(),
-			registerapi.DevicePlugin: n.device.handler(),
-		})
+		return n.config.Sockets.serve(ctx, n.dir(kubeletDir, "plugins_registry"), handlers)
 	})
 	group.Go(func() error { return n.servePods(ctx) })
 	group.Go(func() error { n.device.publish(ctx); return nil })
 	return group.Wait()
 }
+
+// startPlugins starts the managers of DRA drivers and of device plugins, and returns with which plugins register.
+func (n *Node) startPlugins(ctx context.Context, ready kubeletconfig.SourcesReady) (map[string]cache.PluginHandler, error) {
+	handlers := map[string]cache.PluginHandler{}
+	if n.config.Slices != nil {
+		if err := n.publishSlices(ctx); err != nil {
+			return nil, err
+		}
+	} else {
+		// It deletes the slices of drivers that are not registered.
+		manager, err := dra.NewManager(klog.FromContext(ctx), n.client, n.dir(kubeletDir))
+		if err != nil {
+			return nil, fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
+		}
+		n.dra = manager
+		getNode := func(context.Context) (*corev1.Node, error) { return n.Object(), nil }
+		if err := manager.Start(ctx, n.activePods, getNode, ready); err != nil {
+			return nil, fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
+		}
+		handlers[registerapi.DRAPlugin] = manager.GetWatcherHandler()
+	}
+	var err error
+	if n.device, err = newDeviceManager(n); err != nil {
+		return nil, err
+	}
+	handlers[registerapi.DevicePlugin] = n.device.handler()
+	return handlers, n.device.start(ctx, ready)
+}
+
+// publishSlices creates the node's ResourceSlices, which go with the Node object.
+func (n *Node) publishSlices(ctx context.Context) error {
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.config.Name, UID: n.Object().UID}
+	for _, slice := range n.config.Slices {
+		slice = slice.DeepCopy()
+		slice.OwnerReferences = []metav1.OwnerReference{owner}
+		_, err := n.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) { // after a reboot they are there
+			return fmt.Errorf("publish ResourceSlice %s: %w", slice.Name, err)
+		}
+	}
+	return nil
+}
+
+// Left reports whether the node ended because its Node object was deleted, see Config.Leaves.
+func (n *Node) Left() bool { return n.left.Load() }
 
 func (n *Node) dir(elements ...string) string {
 	return filepath.Join(append([]string{n.config.Dir}, elements...)...)

@@ -25,12 +25,16 @@ const defaultHeartbeat = leaseDuration / 4
 // register creates the Node object, or after a reboot updates the existing one.
 func (n *Node) register(ctx context.Context) error {
 	labels := map[string]string{
-		corev1.LabelHostname:   n.config.Name,
-		corev1.LabelOSStable:   "linux",
-		corev1.LabelArchStable: "arm64", // a GB200's host processor is a Grace
+		corev1.LabelHostname: n.config.Name,
+		corev1.LabelOSStable: "linux",
+	}
+	if n.config.Machine != nil {
+		maps.Copy(labels, n.config.Machine.Labels)
 	}
 	maps.Copy(labels, n.config.Labels)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.config.Name, Labels: labels}, Status: n.nodeStatus(nil)}
+	status := n.nodeStatus(nil)
+	labels[corev1.LabelArchStable] = status.NodeInfo.Architecture
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.config.Name, Labels: labels}, Status: status}
 	created, err := n.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		created, err = n.client.CoreV1().Nodes().Get(ctx, n.config.Name, metav1.GetOptions{})
@@ -60,13 +64,18 @@ func (n *Node) nodeStatus(old *corev1.NodeStatus) corev1.NodeStatus {
 		corev1.ResourceEphemeralStorage: resource.MustParse("3Ti"),
 		corev1.ResourcePods:             resource.MustParse("110"),
 	}
+	architecture := "arm64" // a GB200's host processor is a Grace
+	if n.config.Machine != nil {
+		maps.Copy(capacity, n.config.Machine.Status.Capacity)
+		architecture = n.config.Machine.Status.NodeInfo.Architecture
+	}
 	status.Capacity, status.Allocatable = capacity, capacity.DeepCopy()
 	status.Addresses = []corev1.NodeAddress{
 		{Type: corev1.NodeInternalIP, Address: n.config.Addresses.Node()},
 		{Type: corev1.NodeHostName, Address: n.config.Name},
 	}
 	status.NodeInfo = corev1.NodeSystemInfo{
-		KubeletVersion: "v1.36.3", OperatingSystem: "linux", Architecture: "arm64",
+		KubeletVersion: "v1.36.3", OperatingSystem: "linux", Architecture: architecture,
 		MachineID: n.config.Name, SystemUUID: n.config.Name, BootID: n.bootID,
 		OSImage: "simulated", KernelVersion: "simulated", ContainerRuntimeVersion: "simulated://1",
 	}
@@ -120,9 +129,17 @@ func (n *Node) heartbeat(ctx context.Context) {
 	}, n.config.Heartbeat, 0.1, true)
 }
 
-// stayReady writes the node's status again when the control plane counts it as not Ready, as after a time without leases.
+// stayReady writes the node's status again when the control plane counts it as not Ready, as after a time without leases. A node that
+// leaves ends when its object is gone.
 func (n *Node) stayReady(ctx context.Context) {
 	node, err := n.client.CoreV1().Nodes().Get(ctx, n.config.Name, metav1.GetOptions{ResourceVersion: "0"})
+	if n.config.Leaves && apierrors.IsNotFound(err) { // or the server's cache does not have the new node yet
+		if node, err = n.client.CoreV1().Nodes().Get(ctx, n.config.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			klog.FromContext(ctx).Info("The Node object was deleted; the node ends")
+			n.left.Store(true)
+			n.leave()
+		}
+	}
 	if err != nil {
 		return // the lease shows the same
 	}

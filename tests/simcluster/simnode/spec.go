@@ -91,12 +91,14 @@ func mountPaths(mounts []oci.Mount) Paths {
 func (w *worker) addDevices(ctx context.Context, bundle *oci.Spec, spec *corev1.Container) error {
 	pod := w.pod()
 	var names []string
-	resources, err := w.node.dra.GetResources(pod, spec)
-	if err != nil {
-		return err
-	}
-	for _, device := range resources.CDIDevices {
-		names = append(names, device.Name)
+	if w.node.dra != nil {
+		resources, err := w.node.dra.GetResources(pod, spec)
+		if err != nil {
+			return err
+		}
+		for _, device := range resources.CDIDevices {
+			names = append(names, device.Name)
+		}
 	}
 	options, err := w.node.device.GetDeviceRunContainerOptions(ctx, pod, spec)
 	if err != nil {

@@ -163,7 +163,7 @@ func (w *worker) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil {
+	if w.node.dra != nil && (len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil) {
 		w.claimed = true
 		if err := w.node.dra.PrepareResources(ctx, pod); err != nil {
 			return err

@@ -48,7 +48,8 @@ func benchCommand(dir *string) *cobra.Command {
 			options := bench.Options{
 				Nodes: nodes, Dir: *dir, Brief: brief, Cliques: cliques,
 				Up: func(ctx context.Context, n int) error {
-					flags := upFlags{nodes: n, profile: "gb200-nvl72", mode: string(fabric.Sampled), audit: []string{system}}
+					flags := upFlags{nodes: n, audit: []string{system},
+						machines: cluster.Machines{Profile: "gb200-nvl72", Mode: string(fabric.Sampled)}}
 					return up(ctx, *dir, flags, func(string, ...any) {})
 				},
 				Down:     func() error { _, err := cluster.Remove(*dir); return err },

@@ -10,12 +10,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/demo"
 	"gpufabric.io/tests/simcluster/fabric"
 )
 
 func demoCommand(dir *string) *cobra.Command {
-	flags := upFlags{nodes: demo.Nodes, profile: demo.Profile}
+	flags := upFlags{nodes: demo.Nodes, machines: cluster.Machines{Profile: demo.Profile}}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show a compute domain form over a rack, from nothing, with Terraform and the chart",

@@ -106,8 +106,8 @@ func statusCommand(dir *string) *cobra.Command {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "%d nodes of %s in %s, made %s\nprocesses: %s\n", record.Nodes, record.Profile, *dir,
-				record.Created.Format("2006-01-02 15:04:05 MST"), process.List(running))
+			fmt.Fprintf(out, "%s, made %s with nodes of %s\nprocesses: %s\n", *dir,
+				record.Created.Format("2006-01-02 15:04:05 MST"), record.Profile, process.List(running))
 			if len(running) == 0 {
 				return fmt.Errorf("nothing of it runs any more; remove what is left with `simcluster down --dir %s`", *dir)
 			}

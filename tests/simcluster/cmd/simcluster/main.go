@@ -27,7 +27,7 @@ func main() {
 	var dir string
 	root.PersistentFlags().StringVar(&dir, "dir", defaultDir, "the cluster's directory; at most 25 bytes, because of unix sockets below it")
 	root.AddCommand(upCommand(&dir), downCommand(&dir), statusCommand(&dir), devicesCommand(&dir), nodesCommand(&dir), demoCommand(&dir),
-		benchCommand(&dir),
+		addCommand(&dir), runCommand(&dir), benchCommand(&dir),
 		benchSchedulingCommand(&dir), benchControllerCommand(&dir), compareGPUCommand(), tortureCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "simcluster:", err)

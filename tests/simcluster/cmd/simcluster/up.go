@@ -6,7 +6,10 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/fabric"
@@ -17,18 +20,22 @@ import (
 const longestDir = 25
 
 type upFlags struct {
-	nodes   int
-	profile string
-	mode    string
-	port    int
-	audit   []string
+	nodes    int
+	machines cluster.Machines
+	port     int
+	audit    []string
 
 	kubernetes string
 }
 
 func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.nodes, "nodes", 18, "how many nodes")
-	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
+	cmd.Flags().StringVar(&f.machines.Profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
+	cmd.Flags().BoolVar(&f.machines.Features, "features", true,
+		"give the nodes the labels of GPU feature discovery and node feature discovery, and the profile's capacity")
+	cmd.Flags().BoolVar(&f.machines.Extended, "extended", false, "put nvidia.com/gpu into the nodes' allocatable, without a device plugin")
+	cmd.Flags().StringVar(&f.machines.Slices, "slices", "", "publish ResourceSlices without a driver: gpufabric, or nvidia (whole GPUs as "+
+		"NVIDIA's DRA driver 0.5 shapes them). No DRA driver can register then, and pods with claims start without devices")
 	f.bindMode(cmd, fabric.AsGoroutines)
 	cmd.Flags().StringVar(&f.kubernetes, "kubernetes", "", "the earlier minor version that the control plane emulates, such as 1.35")
 	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
@@ -36,7 +43,7 @@ func (f *upFlags) bind(cmd *cobra.Command) {
 }
 
 func (f *upFlags) bindMode(cmd *cobra.Command, mode fabric.Mode) {
-	cmd.Flags().StringVar(&f.mode, "containers", string(mode), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
+	cmd.Flags().StringVar(&f.machines.Mode, "containers", string(mode), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
 }
 
 func upCommand(dir *string) *cobra.Command {
@@ -66,10 +73,18 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 	if len(dir) > longestDir {
 		return fmt.Errorf("--dir %s has %d bytes; more than %d leave no room for the unix sockets below it", dir, len(dir), longestDir)
 	}
-	if _, err := fabric.New(fabric.Mode(flags.mode), flags.profile, flags.nodes); err != nil { // before anything is started
+	// Before anything is started.
+	machines := flags.machines
+	if !machines.Features && (machines.Extended || machines.Slices != "") {
+		return errors.New("--extended and --slices need --features")
+	}
+	if _, err := fabric.New(fabric.Mode(machines.Mode), machines.Profile, flags.nodes); err != nil {
 		return err
 	}
-	racks, err := fabric.Racks(flags.profile, flags.nodes)
+	if _, err := fabric.Describe(machines.Profile, machines.Slices, machines.Extended); err != nil {
+		return err
+	}
+	racks, err := fabric.Racks(machines.Profile, flags.nodes)
 	if err != nil {
 		return err
 	}
@@ -78,11 +93,61 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 	if err != nil {
 		return err
 	}
-	return cluster.UpDetached(ctx, cluster.DetachedOptions{
-		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Mode: flags.mode, Binaries: binaries, Port: flags.port, Audit: flags.audit,
+	if err := cluster.UpDetached(ctx, cluster.DetachedOptions{
+		Dir: dir, Nodes: flags.nodes, Machines: machines, Binaries: binaries, Port: flags.port, Audit: flags.audit,
 		Kubernetes: flags.kubernetes,
 		Progress:   progress,
-	})
+	}); err != nil || machines.Slices == "" {
+		return err
+	}
+	return makeClass(ctx, dir)
+}
+
+// makeClass makes the DeviceClass that charts of GPU drivers bring, for slices that no driver publishes.
+func makeClass(ctx context.Context, dir string) error {
+	client, _, err := clients(dir)
+	if err != nil {
+		return err
+	}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: devices.Driver}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", devices.Driver)}}}}}
+	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make DeviceClass %s: %w", class.Name, err)
+	}
+	return nil
+}
+
+// addCommand is up's for a cluster that runs.
+func addCommand(dir *string) *cobra.Command {
+	var count int
+	var profile string
+	cmd := &cobra.Command{
+		Use:   "add",
+		Short: "Add nodes to a cluster that is up; `kubectl delete node` removes one",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if count < 1 {
+				return fmt.Errorf("--nodes %d: 1 or more can be added", count)
+			}
+			if _, err := cluster.ReadRecord(*dir); err != nil {
+				return fmt.Errorf("%w; bring one up with `simcluster up`", err)
+			}
+			if profile != "" {
+				if _, err := fabric.Racks(profile, count); err != nil { // before numbers are taken
+					return err
+				}
+			}
+			names, err := cluster.Add(cmd.Context(), *dir, profile, count)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%d nodes more are Ready: %s to %s\n", count, names[0], names[len(names)-1])
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&count, "nodes", 1, "how many nodes more")
+	cmd.Flags().StringVar(&profile, "profile", "", "what they are: a profile's name or file; empty: as those of up")
+	return cmd
 }
 
 func downCommand(dir *string) *cobra.Command {
@@ -108,9 +173,9 @@ func downCommand(dir *string) *cobra.Command {
 
 // nodesCommand is a shard of a cluster that `up` started: some of its nodes, in one process.
 func nodesCommand(dir *string) *cobra.Command {
-	var profile, mode string
+	var machines cluster.Machines
 	var nodes int
-	options := cluster.FleetOptions{}
+	options := cluster.FleetOptions{Leaves: true}
 	cmd := &cobra.Command{
 		Use:    "nodes",
 		Short:  "Simulate some of a cluster's nodes (started by up)",
@@ -121,9 +186,14 @@ func nodesCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			setup, err := fabric.New(fabric.Mode(mode), profile, nodes)
+			setup, err := fabric.New(fabric.Mode(machines.Mode), machines.Profile, nodes)
 			if err != nil {
 				return err
+			}
+			if machines.Features {
+				if options.Describe, err = fabric.Describe(machines.Profile, machines.Slices, machines.Extended); err != nil {
+					return err
+				}
 			}
 			options.Dir, options.Access, options.Runtime, options.Hardware = *dir, access, setup.Runtime, setup.Hardware
 			fleet, err := cluster.NewFleet(cmd.Context(), options)
@@ -133,8 +203,11 @@ func nodesCommand(dir *string) *cobra.Command {
 			return fleet.Run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&profile, "profile", "", "as in up")
-	cmd.Flags().StringVar(&mode, "containers", "", "as in up")
+	cmd.Flags().StringVar(&machines.Profile, "profile", "", "as in up")
+	cmd.Flags().StringVar(&machines.Mode, "containers", "", "as in up")
+	cmd.Flags().BoolVar(&machines.Features, "features", false, "as in up")
+	cmd.Flags().StringVar(&machines.Slices, "slices", "", "as in up")
+	cmd.Flags().BoolVar(&machines.Extended, "extended", false, "as in up")
 	cmd.Flags().IntVar(&nodes, "nodes", 0, "how many the whole cluster has")
 	cmd.Flags().IntVar(&options.First, "first", 0, "number of the first")
 	cmd.Flags().IntVar(&options.Count, "count", 0, "how many")

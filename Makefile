@@ -221,6 +221,7 @@ test-cert-manager: prerequisites ## Have cert-manager make and renew the webhook
 test-helm4: prerequisites toolchain-sim ## Run the charts and the pages' commands with Helm 4 too, and go between Helm 3 and 4 (the first build of Helm 4 takes minutes).
 	@$(GO) run ./build/cmd/toolchain helm helm4 >/dev/null
 	cd tests && $(GO) test $(TESTFLAGS) -tags helm4 -run Helm4 ./charts/
+	cd build/release && GOWORK=off $(GO) test $(TESTFLAGS) -tags helm4 -run Helm4 .
 
 # The last release, and before the first one the last commit. Up to e0207591 claims' records had another form, which later plugins set aside.
 EARLIER = $(or $(shell git describe --tags --abbrev=0 --match 'v*' 2>/dev/null),HEAD)

@@ -37,12 +37,14 @@ func installs(t *testing.T) (pull, install string) {
 // operator follows the pages in a directory that has the release's public keyring, with a registry of the test.
 type operator struct{ dir, path, registry string }
 
-func newOperator(t *testing.T, registry string, r *Release) operator {
+func newOperator(t *testing.T, registry string, r *Release, helm string) operator {
 	t.Helper()
-	tools, err := toolchain.Ensure(t.Context(), "helm", "kubectl")
+	tools, err := toolchain.Ensure(t.Context(), helm, "kubectl")
 	must(t, err)
+	programs := t.TempDir()
+	must(t, os.Symlink(tools[helm], filepath.Join(programs, "helm")))
 	o := operator{dir: t.TempDir(), registry: registry,
-		path: filepath.Dir(tools["helm"]) + ":" + filepath.Dir(tools["kubectl"]) + ":" + os.Getenv("PATH")}
+		path: programs + ":" + filepath.Dir(tools["kubectl"]) + ":" + os.Getenv("PATH")}
 	put(t, filepath.Join(o.dir, "openpgp.gpg"), string(get(t, filepath.Join(r.Out, "openpgp.gpg"))))
 	return o
 }
@@ -72,9 +74,14 @@ func (o operator) must(t *testing.T, version, line string) string {
 // TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry pushes a release, and follows docs/install.md with Helm itself. No cluster is
 // there: the second line renders. Each image that the chart names has to be in the registry, by its digest.
 func TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry(t *testing.T) {
+	fetchesAndRenders(t, "helm")
+}
+
+func fetchesAndRenders(t *testing.T, helm string) {
+	t.Helper()
 	r, s := released(t), newServer(t)
 	must(t, Push(t.Context(), r.Out, s.path(), quiet))
-	o := newOperator(t, s.path(), r)
+	o := newOperator(t, s.path(), r, helm)
 	pull, install := installs(t)
 	o.must(t, version, pull+" --plain-http")
 	out := o.must(t, version, strings.NewReplacer("helm upgrade --install", "helm template", " --create-namespace", "").Replace(install)+
@@ -126,7 +133,7 @@ func TestPagesCommandsInstallUpgradeAndRollBackReleasesFromARegistry(t *testing.
 		must(t, Push(t.Context(), r.Out, s.path(), quiet))
 		digests[r.Version] = s.path() + "/gpufabric@" + r.digests["gpufabric"].String()
 	}
-	o := newOperator(t, s.path(), first)
+	o := newOperator(t, s.path(), first, "helm")
 	put(t, filepath.Join(o.dir, "ca.pem"), string(api.CA))
 	for _, command := range []string{
 		"set-cluster test --server=" + api.URL + " --certificate-authority=ca.pem",
@@ -159,9 +166,14 @@ func TestPagesCommandsInstallUpgradeAndRollBackReleasesFromARegistry(t *testing.
 }
 
 func TestInstallPageCommandRefusesAChartWhenItsSignerIsAnother(t *testing.T) {
+	refusesAnotherSigner(t, "helm")
+}
+
+func refusesAnotherSigner(t *testing.T, helm string) {
+	t.Helper()
 	r, s := released(t), newServer(t)
 	must(t, Push(t.Context(), r.Out, s.path(), quiet))
-	o := newOperator(t, s.path(), r)
+	o := newOperator(t, s.path(), r, helm)
 	other := t.TempDir()
 	must(t, WriteKeys(other, "other", "other@example.com", 2048))
 	keys, err := ReadKeys(other)

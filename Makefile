@@ -165,10 +165,10 @@ kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; SHO
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout $(if $(SHORT),58m,100m) -v . $(if $(CHURN),-churn $(CHURN))
 
 .PHONY: kind-upgrade
-kind-upgrade: build ## Upgrade a kind cluster of four workers from the last commit, or FROM=commit, with claims of every form held (needs Docker).
+kind-upgrade: build ## Upgrade a kind cluster of four workers from the last commit, or FROM=commit, and roll back, with claims, a domain and a pool held (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	dir=$$(mktemp -d) && git worktree add --detach --quiet $$dir $(or $(FROM),HEAD) && $(MAKE) -C $$dir build VERSION=earlier && \
-	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestFormsChangeWhileClaimsHaveGPUs|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
+	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 50m -run 'TestFormsChangeWhileClaimsHaveGPUs|TestRuntimeWithoutCDI' -earlier $$dir -v .); \
 	rc=$$?; git worktree remove --force $$dir; exit $$rc
 
 .PHONY: kind-by-demand

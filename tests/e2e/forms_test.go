@@ -42,36 +42,50 @@ spec:
 }
 
 // TestFormsChangeWhileClaimsHaveGPUs upgrades four nodes of another build, which offer every form of every GPU, to nodes of one form each,
-// with claims of every form held.
+// rolls back and upgrades again, with claims of every form, a domain and a unit of a pool held.
 func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 	if *earlier == "" {
-		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (10 minutes)")
+		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (15 minutes)")
 	}
-	e := newEnvironmentOf(t, "gpufabric-forms", 4, "h100-hgx")
+	e := newEnvironmentOf(t, "gpufabric-forms", 4, profile)
 	must(t, e.ServeEarlier(t.Context(), *earlier, "earlier"))
+	e.apply(t, e.file(t, "examples/manifests/rdma-devices-configmap.yaml"))
 	values := []string{"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "gpus.enabled=true", "--set",
-		driverState}
+		"rdma.enabled=true,rdma.namespace=kube-system", "--set", driverState}
 	e.installFrom(t, *earlier, append(values, "--set", "image.tag=earlier")...)
 
 	forms := []struct{ name, label, request string }{
 		{"whole", "", wholeClaim},
 		{"shareable", "shareable", shareClaim},
-		{"mig", "mig_1g.10gb_2g.20gb", migClaim},
+		{"mig", "mig_1g.23gb_2g.47gb", fmt.Sprintf(migShape, "1g.23gb")},
 		{"flexible", "flexible", ""}, // all three
 	}
-	held := map[string]string{} // pods from before the upgrade and their nodes
+	var held []string // pods from before the upgrade that have claims
 	for i, node := range e.Workers() {
 		e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms=flexible")
 		for _, form := range forms[:3] {
 			pod := fmt.Sprintf("held-%s-%d", form.name, i)
-			held[pod] = node
+			held = append(held, pod)
 			e.apply(t, holder(pod, node, form.request))
 		}
 	}
+	e.apply(t, `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: held},
+		spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: held-channel}}}}`)
+	e.kubectl(t, "wait", "resourceclaimtemplate/held-channel", "--for=create", inTime)
+	for i, node := range e.Workers()[:2] {
+		pod := fmt.Sprintf("held-member-%d", i)
+		held = append(held, pod)
+		e.apply(t, memberOf(pod, node, "held-channel"))
+	}
+	e.apply(t, unitOf("held-unit", e.Workers()[0]))
 	before := map[string]string{}
-	for pod := range held {
+	for _, pod := range append(slices.Clone(held), "held-unit") {
 		e.ready(t, pod)
 		before[pod] = e.standing(t, pod)
+	}
+	daemons := e.daemons(t)
+	if len(daemons) != 2 {
+		t.Fatalf("%d pods with IMEX daemons run, want one for each of the domain's two nodes", len(daemons))
 	}
 
 	for i, node := range e.Workers() {
@@ -81,19 +95,46 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 		}
 		e.kubectl(t, "label", "--overwrite", "node", node, label)
 	}
-	_, err := e.Helm(t.Context(), e.printer, append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace",
-		"gpufabric-system",
-		"--wait", "--timeout", patience.String(), "--reset-then-reuse-values", "--set", "image.tag="}, values...)...)
-	must(t, err)
-	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-gpu-plugin", inTime)
-
-	t.Run("claims of every form stay and their pods run on", func(t *testing.T) {
-		for pod, was := range before {
-			if now := e.standing(t, pod); now != was {
-				t.Errorf("%s was %s before the upgrade and is %s", pod, was, now)
+	upgrade := append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--reset-then-reuse-values", "--set",
+		"image.tag="}, values...)
+	for _, step := range []struct {
+		name string
+		helm []string
+	}{{"upgrade", upgrade}, {"rollback", []string{"rollback", "gpufabric", "1"}}, {"second upgrade", upgrade}} {
+		t.Run(step.name, func(t *testing.T) {
+			_, err := e.Helm(t.Context(), e.printer,
+				append(slices.Clone(step.helm), "--namespace", "gpufabric-system", "--wait", "--timeout", patience.String())...)
+			must(t, err)
+			for _, role := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
+				e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-"+role, inTime)
 			}
-		}
-	})
+			for pod, was := range before {
+				if now := e.standing(t, pod); now != was {
+					t.Errorf("%s was %s before the %s and is %s", pod, was, step.name, now)
+				}
+			}
+			if now := e.daemons(t); !slices.Equal(now, daemons) {
+				t.Errorf("the IMEX daemons' pods were %v before the %s and are %v", daemons, step.name, now)
+			}
+			if domain := e.domain(t, "held"); domain.Status.Status != "Ready" || len(domain.Status.Nodes) != 2 {
+				t.Errorf("after the %s the domain is %+v, want it ready on two nodes", step.name, domain.Status)
+			}
+			for i, node := range e.Workers() {
+				for j, form := range forms[:3] {
+					if i == j || forms[i].name == "flexible" {
+						pod := fmt.Sprintf("new-%s-%d", form.name, i)
+						e.apply(t, holder(pod, node, form.request))
+						e.ready(t, pod)
+						e.kubectl(t, "delete", "pod", pod, inTime)
+					}
+				}
+			}
+			e.apply(t, unitOf("new-unit", e.Workers()[0]))
+			e.ready(t, "new-unit")
+			e.kubectl(t, "delete", "pod", "new-unit", "--grace-period=1", inTime)
+		})
+	}
+
 	t.Run("each node says its form", func(t *testing.T) {
 		for i, node := range e.Workers() {
 			want := "asked for: " + strings.ReplaceAll(strings.TrimPrefix(forms[i].label, "mig_"), "_", " ")
@@ -106,27 +147,13 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 			})
 		}
 	})
-	t.Run("each node serves new claims of its form", func(t *testing.T) {
-		for i, node := range e.Workers() {
-			for j, form := range forms[:3] {
-				if i == j || forms[i].name == "flexible" {
-					pod := fmt.Sprintf("new-%s-%d", form.name, i)
-					e.apply(t, holder(pod, node, form.request))
-					e.ready(t, pod)
-					e.kubectl(t, "delete", "pod", pod, inTime)
-				}
-			}
-		}
-	})
 	t.Run("what was held is given back", func(t *testing.T) {
-		var uids []string
-		for pod := range held {
-			uids = append(uids, e.claimUIDs(t, pod)...)
+		uids := append(e.claimUIDs(t, held...), e.domain(t, "held").Metadata.UID)
+		for pod := range before {
+			e.kubectl(t, "delete", "pod", pod, "--grace-period=1", "--wait=false")
 		}
-		for pod := range held {
-			e.kubectl(t, "delete", "pod", pod, inTime, "--wait=false")
-		}
-		e.vanish(t, "what the old version prepared", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
+		e.kubectl(t, "delete", "computedomain", "held", inTime)
+		e.nothingLeft(t, uids...)
 		for _, node := range e.Workers() {
 			e.eventually(t, "no MIG instance on "+node, func(ctx context.Context) (bool, string, error) {
 				out, err := e.smi(ctx, node, "mig", "-lgi")
@@ -136,14 +163,18 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 	})
 }
 
-// standing identifies a pod's containers and devices: a pod that was restarted, or has other devices, has another value.
+// unitOf is a pod on a node with a unit of the seed's pool.
+func unitOf(name, node string) string {
+	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {nodeSelector: {kubernetes.io/hostname: %s}, containers: [
+		{name: c, image: "rdma-test:v1", command: [sleep, infinity], resources: {limits: {%s: 1}}}]}}`, name, node, sharedHCA)
+}
+
+// standing identifies a pod's container and devices: a pod that was restarted, or has other devices, has another value.
 func (e *environment) standing(t *testing.T, pod string) string {
 	t.Helper()
 	about := e.kubectl(t, "get", "pod", pod, "--output",
 		"jsonpath={.metadata.uid} {.status.phase} {.status.containerStatuses[0].restartCount} {.status.resourceClaimStatuses}")
-	devices := e.seen(t, pod, "main")
-	slices.Sort(devices)
-	return fmt.Sprint(about, devices)
+	return about + " " + e.kubectl(t, "exec", pod, "--", "sh", "-c", "ls /dev /dev/nvidia-caps* /dev/infiniband 2>/dev/null || true")
 }
 
 // TestRuntimeWithoutCDIIsReported disables CDI in the container runtime of one node.

@@ -87,7 +87,7 @@ func (p *Planner) begin(s State) *turn {
 		if ok {
 			cordons[g.ID] = c
 		}
-		if v, ok := p.vain[g.ID]; ok && !slices.ContainsFunc(g.devices, v.served) {
+		if v := p.vain[g.ID].after(g, s.Now); v.count > 0 || v.ordered != nil {
 			vain[g.ID] = v
 		}
 		t.gpus = append(t.gpus, g)
@@ -358,18 +358,19 @@ func (t *turn) apply(c cut, reason, namespace string) {
 			t.lack.pods[d.Shape]++
 		}
 	}
-	v := vainCuts{count: t.vain[g.ID].count + 1, last: t.state.Now}
+	v := t.vain[g.ID]
+	v.ordered = nil
 	for _, d := range c.layout.devices {
 		o.Layout = append(o.Layout, d)
 		if !slices.ContainsFunc(g.devices, func(h Device) bool { return !h.Busy && h.Shape == d.Shape && h.Start == d.Start }) {
-			v.devices = append(v.devices, d)
+			v.ordered = append(v.ordered, d)
 			t.exist[d.Shape]++
 			t.gets(d.Shape)
 		}
 	}
 	t.vain[g.ID] = v
-	if rest := v.pause(t.options.Settle); rest > 0 {
-		o.Reason += fmt.Sprintf("; cuts of it in vain before: %d, so it rests for %s unless a pod takes one of its new devices", v.count-1, rest)
+	if rest := (vainCuts{count: v.count + 1}).pause(t.options.Settle); rest > 0 {
+		o.Reason += fmt.Sprintf("; cuts of it in vain before: %d, so it rests for %s unless a pod takes one of its new devices", v.count, rest)
 	}
 	slices.SortFunc(o.Layout, func(a, b Device) int { return cmp.Compare(a.Start, b.Start) })
 	delete(t.cordons, g.ID)

@@ -46,6 +46,9 @@ type Device struct {
 	Taken bool
 }
 
+// at reports whether another device is of the same shape at the same place.
+func (d Device) at(other Device) bool { return d.Shape == other.Shape && d.Start == other.Start }
+
 // GPU is a GPU as it is published.
 type GPU struct {
 	ID, Node string
@@ -167,6 +170,9 @@ type vainCuts struct {
 	count   int
 	last    time.Time
 	devices []Device // of the last cut
+	// ordered are the new devices of a cut in progress. It counts once they are there: its order may not have been written, because the
+	// API server was away, or may have been taken back.
+	ordered []Device
 }
 
 // vainFree is how many vain cuts a GPU may have in a row without a pause between them, vainLongest bounds the pause. Without it, pods
@@ -176,10 +182,24 @@ const (
 	vainLongest = time.Hour
 )
 
+// after returns the cuts with the one in progress, if the state of the GPU shows how it ended.
+func (v vainCuts) after(g *gpu, now time.Time) vainCuts {
+	if v.ordered != nil && g.Changing == nil {
+		missing := func(d Device) bool { return !slices.ContainsFunc(g.devices, d.at) }
+		if !slices.ContainsFunc(v.ordered, missing) {
+			v.count, v.last, v.devices = v.count+1, now, v.ordered
+		}
+		v.ordered = nil
+	}
+	if slices.ContainsFunc(g.devices, v.served) {
+		return vainCuts{ordered: v.ordered}
+	}
+	return v
+}
+
 // served reports whether a claim has taken a device that the last of the cuts made.
 func (v vainCuts) served(d Device) bool {
-	made := func(m Device) bool { return m.Shape == d.Shape && m.Start == d.Start }
-	return (d.Busy || d.Taken) && slices.ContainsFunc(v.devices, made)
+	return (d.Busy || d.Taken) && slices.ContainsFunc(v.devices, d.at)
 }
 
 // pause is how long the GPU is not cut after the last of its vain cuts: Settle, twice as long after each further one.

@@ -356,3 +356,27 @@ func TestPlannerDoesNotCountACutAsFailedWhenItsPodEnded(t *testing.T) {
 		}
 	}
 }
+
+// An API server that is away keeps the caller from writing its orders, and a claim that takes a device before it is withdrawn ends a cut. A
+// pause for cuts that were never made would outlast both.
+func TestPlannerDoesNotCountACutAsFailedWhenItWasNotMade(t *testing.T) {
+	for name, changing := range map[string]int{"its order was not written": 0, "it was taken back": 3} {
+		t.Run(name, func(t *testing.T) {
+			s := planner.State{Now: now(), GPUs: gpus(h100(), 1), Limits: make([]planner.Limits, 4), Waiting: waiting("a", 0, 1, time.Minute)}
+			p := planner.New(planner.Options{})
+			for i := range 100 {
+				s.Now = s.Now.Add(500 * time.Millisecond)
+				orders := p.Plan(s)
+				if len(orders) != 1 || devicesOf(orders, 0) == 0 || strings.Contains(orders[0].Reason, "rests") {
+					t.Fatalf("order %d: %+v", i, orders)
+				}
+				for range changing {
+					s.Now = s.Now.Add(500 * time.Millisecond)
+					s.GPUs[0].Changing = orders[0].Layout
+					p.Plan(s)
+				}
+				s.GPUs[0].Changing = nil
+			}
+		})
+	}
+}

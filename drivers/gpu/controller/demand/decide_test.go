@@ -2,6 +2,7 @@ package demand
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,6 +36,7 @@ type cluster struct {
 	orders []planner.Order // of the next round; nil: the real planner decides
 	real   bool
 	made   int
+	down   bool        // writes of layouts fail
 	index  *claimIndex // follow keeps it, which a fake client's watch would do later
 	*decider
 	planned planner.State // of the last call of the policy
@@ -63,6 +65,9 @@ func newCluster(t testing.TB, nodes ...string) *cluster {
 			return w.Create(ctx, o, options...)
 		},
 		Update: func(ctx context.Context, w client.WithWatch, o client.Object, options ...client.UpdateOption) error {
+			if _, layout := o.(*v1alpha1.MIGLayout); layout && c.down {
+				return errors.New("the API server is away")
+			}
 			o.SetGeneration(o.GetGeneration() + 1)
 			return w.Update(ctx, o, options...)
 		},

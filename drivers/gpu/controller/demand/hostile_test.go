@@ -120,6 +120,28 @@ func TestDeciderDoesNotOrderCutsWhenGPUIsNeitherWholeNorCut(t *testing.T) {
 	}
 }
 
+// The API server is away for a minute, and the caches still have all that was before.
+func TestDeciderCutsAtOnceWhenItsWritesFailedBefore(t *testing.T) {
+	c := newCluster(t, "n1")
+	c.real = true
+	c.begin("n1")
+	c.claim("one", "")
+	c.pod("p", "one")
+	c.down = true
+	for range int(time.Minute / period) {
+		c.clock = c.clock.Add(period)
+		c.follow()
+		_, _ = c.decide(t.Context()) // the error is that of the write
+	}
+	c.wantLayout("n1", "whole withdrawn []")
+	c.down = false
+	for range 5 {
+		c.round()
+		c.react("n1", v1alpha1.MIGLayoutApplied)
+	}
+	c.wantLayout("n1", "1g.10gb@0 1g.10gb@1 1g.10gb@2 withdrawn []")
+}
+
 func TestDeciderDropsCutWhenLayoutByHandComesMeanwhile(t *testing.T) {
 	for step := range 4 {
 		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {

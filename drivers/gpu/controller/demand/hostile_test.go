@@ -120,7 +120,7 @@ func TestDeciderDoesNotOrderCutsWhenGPUIsNeitherWholeNorCut(t *testing.T) {
 	}
 }
 
-// The API server is away for a minute, and the caches still have all that was before.
+// The API server is away for 90 seconds, and the caches still have all that was before.
 func TestDeciderCutsAtOnceWhenItsWritesFailedBefore(t *testing.T) {
 	c := newCluster(t, "n1")
 	c.real = true
@@ -128,7 +128,7 @@ func TestDeciderCutsAtOnceWhenItsWritesFailedBefore(t *testing.T) {
 	c.claim("one", "")
 	c.pod("p", "one")
 	c.down = true
-	for range int(time.Minute / period) {
+	for range int(90 * time.Second / period) {
 		c.clock = c.clock.Add(period)
 		c.follow()
 		_, _ = c.decide(t.Context()) // the error is that of the write

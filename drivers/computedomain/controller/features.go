@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -85,17 +84,11 @@ func (f *features) learn(ctx context.Context, changed func()) bool {
 }
 
 // run follows the API server's features until ctx ends, and has all domains looked at when they change.
-func (f *features) run(ctx context.Context, server discovery.ServerVersionInterface, add func(types.UID)) {
-	tick := time.NewTicker(capability.VersionInterval)
+func (f *features) run(ctx context.Context, server discovery.DiscoveryInterface, add func(types.UID)) {
+	tick := time.NewTicker(capability.StateInterval)
 	defer tick.Stop()
-	text := func() (string, error) {
-		info, err := server.ServerVersion()
-		if err != nil {
-			return "", fmt.Errorf("read the API server's version: %w", err)
-		}
-		return versionText(info), nil
-	}
-	capability.Follow(ctx, tick.C, text, func(ctx context.Context) bool {
+	state := func(ctx context.Context) (capability.State, error) { return capability.StateOf(ctx, server) }
+	capability.Follow(ctx, tick.C, state, func(ctx context.Context) bool {
 		return f.learn(ctx, func() {
 			var all v1beta1.ComputeDomainList
 			if err := f.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
@@ -106,10 +99,6 @@ func (f *features) run(ctx context.Context, server discovery.ServerVersionInterf
 			}
 		})
 	})
-}
-
-func versionText(info *version.Info) string {
-	return info.GitVersion + " " + info.EmulationMajor + "." + info.EmulationMinor
 }
 
 // checkFeatures explains a domain that waits for nodes which cannot come: they publish no channel that several domains share. A domain that

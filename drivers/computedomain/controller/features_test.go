@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -104,38 +103,6 @@ func TestFeaturesStayUnchangedWhenTheDryRunIsDenied(t *testing.T) {
 		if !f.now().Shares {
 			t.Errorf("%s: what was known is gone", name)
 		}
-	}
-}
-
-// The server is upgraded and rolled back under the controller: its version string stays, what it emulates moves.
-func TestFollowDetectsFeaturesAgainWhenTheVersionChanges(t *testing.T) {
-	versions := []string{"v1.36.3 .", "v1.36.3 .", "v1.36.3 1.35", "", "v1.36.3 1.35", "v1.36.3 ."}
-	tick := make(chan time.Time)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var asked, learnt []string
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		capability.Follow(ctx, tick, func() (string, error) {
-			now := versions[len(asked)]
-			asked = append(asked, now)
-			if now == "" {
-				return "", errors.New("the server is away")
-			}
-			return now, nil
-		}, func(context.Context) bool {
-			learnt = append(learnt, asked[len(asked)-1])
-			return true
-		})
-	}()
-	for range len(versions) - 1 {
-		tick <- time.Time{}
-	}
-	cancel()
-	<-ended
-	if got := strings.Join(learnt, ", "); got != "v1.36.3 ., v1.36.3 1.35, v1.36.3 ." {
-		t.Errorf("learnt at %s", got)
 	}
 }
 

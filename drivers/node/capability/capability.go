@@ -78,27 +78,18 @@ type Server struct {
 	Driver, Node, Pool string
 }
 
-// Version returns the version of the API server, with the version that it emulates, such as "v1.36.3 emulating 1.35".
-func (s Server) Version() (string, error) {
-	info, err := s.Client.Discovery().ServerVersion()
-	if err != nil {
-		return "", fmt.Errorf("read the API server's version: %w", err)
-	}
-	if info.EmulationMinor != "" && info.EmulationMinor != info.Minor {
-		return info.GitVersion + " emulating " + info.EmulationMajor + "." + info.EmulationMinor, nil
-	}
-	return info.GitVersion, nil
-}
+// State returns the API server's version, and the connection by which the client reaches it.
+func (s Server) State(ctx context.Context) (State, error) { return StateOf(ctx, s.Client.Discovery()) }
 
 // Missing queries the API server by dry runs, which write nothing. Refused reports whether its error is permanent; the features that the
 // version alone shows are returned with it.
 func (s Server) Missing(ctx context.Context) (Missing, error) {
 	var m Missing
-	text, err := s.Version()
+	state, err := s.State(ctx)
 	if err != nil {
 		return m, err
 	}
-	m.CountedShares = forgetsCounters(text)
+	m.CountedShares = forgetsCounters(state.Version)
 	device := resourceapi.Device{Name: "probe", AllowMultipleAllocations: ptr.To(true),
 		Taints: []resourceapi.DeviceTaint{{Key: "gpufabric.io/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}}}
 	kept, err := s.keeps(ctx, resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{device}})

@@ -81,10 +81,10 @@ func TestMissingIsRefusedWhenDryRunsAre(t *testing.T) {
 	}
 }
 
-func TestVersionNamesTheEmulatedVersion(t *testing.T) {
+func TestStateNamesTheEmulatedVersion(t *testing.T) {
 	s := server(fake.NewClientset(), version.Info{GitVersion: "v1.36.3", Major: "1", Minor: "36", EmulationMajor: "1", EmulationMinor: "35"})
-	if got, err := s.Version(); err != nil || got != "v1.36.3 emulating 1.35" {
-		t.Errorf("version %q, error %v", got, err)
+	if got, err := s.State(t.Context()); err != nil || got.Version != "v1.36.3 emulating 1.35" {
+		t.Errorf("state %+v, error %v", got, err)
 	}
 }
 

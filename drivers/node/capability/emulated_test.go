@@ -36,8 +36,8 @@ func TestMissingNamesEveryGateOfAServerThatEmulatesAnEarlierVersion(t *testing.T
 			if err != nil || got != c.want {
 				t.Errorf("missing %+v (error %v), want %+v", got, err, c.want)
 			}
-			if version, err := server.Version(); err != nil || c.want.Any() && !strings.HasSuffix(version, "emulating "+c.emulated) {
-				t.Errorf("version %q, error %v", version, err)
+			if state, err := server.State(t.Context()); err != nil || c.want.Any() && !strings.HasSuffix(state.Version, "emulating "+c.emulated) {
+				t.Errorf("state %+v, error %v", state, err)
 			}
 		})
 	}

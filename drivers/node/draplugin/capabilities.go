@@ -24,10 +24,9 @@ type capabilities struct {
 
 	once sync.Once
 
-	mu        sync.Mutex
-	missing   capability.Missing
-	version   string
-	requested time.Time
+	mu      sync.Mutex
+	missing capability.Missing
+	query   capability.Query
 	// reported is the last report of withheld features.
 	reported string
 }
@@ -48,17 +47,17 @@ func (c *capabilities) now() capability.Missing {
 func (c *capabilities) learn(ctx context.Context) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 6, Cap: 30 * time.Second}
 	for ctx.Err() == nil {
-		version, _ := c.server.Version()
+		state, _ := c.server.State(ctx)
 		missing, err := c.server.Missing(ctx)
 		if err == nil {
-			c.set(missing, version)
+			c.set(missing, state)
 			return
 		}
 		if capability.Refused(err) {
 			klog.FromContext(ctx).Error(err, "Could not detect the API server's features; assuming that all are on, until a write loses fields")
 			known := c.now()
 			known.CountedShares = missing.CountedShares
-			c.set(known, version)
+			c.set(known, state)
 			return
 		}
 		klog.FromContext(ctx).Error(err, "Could not detect the API server's features yet; devices are not published")
@@ -69,10 +68,11 @@ func (c *capabilities) learn(ctx context.Context) {
 	}
 }
 
-func (c *capabilities) set(missing capability.Missing, version string) {
+func (c *capabilities) set(missing capability.Missing, state capability.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.missing, c.version, c.requested = missing, version, time.Now()
+	c.missing = missing
+	c.query.Made(state)
 }
 
 // drop records gates that are off, regardless of the server's answer, until the next query.
@@ -82,24 +82,25 @@ func (c *capabilities) drop(gates []string) {
 	c.missing = c.missing.Dropped(gates)
 }
 
-// stale reports whether the API server has another version than at the last query, or that query was long ago.
-func (c *capabilities) stale() bool {
-	version, err := c.server.Version()
+// stale reports whether the server must be queried again.
+func (c *capabilities) stale(ctx context.Context) bool {
+	state, err := c.server.State(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return err == nil && version != c.version || time.Since(c.requested) > capability.GatesInterval
+	return c.query.Stale(state, err)
 }
 
-// followCapabilities repeats the query when the API server has another version, or has dropped a field that it was taken to keep.
+// followCapabilities repeats the query when the API server has another version, was restarted, or has dropped a field that it was taken to
+// keep.
 func (p *Plugin) followCapabilities(ctx context.Context) {
-	tick := time.NewTicker(capability.VersionInterval)
+	tick := time.NewTicker(capability.StateInterval)
 	defer tick.Stop()
 	for {
 		var dropped *resourceslice.DroppedFieldsError
 		select {
 		case dropped = <-p.capabilities.dropped:
 		case <-tick.C:
-			if !p.capabilities.stale() {
+			if !p.capabilities.stale(ctx) {
 				continue
 			}
 		case <-ctx.Done():

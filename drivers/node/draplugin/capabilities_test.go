@@ -128,7 +128,7 @@ func TestPluginReportsFeaturesOfAServerThatIsUpgradedAndRolledBack(t *testing.T)
 			b.client.Lock() // reactors and the version are read under it
 			missing, discovery.FakedServerVersion = step.missing, &version.Info{GitVersion: step.version}
 			b.client.Unlock()
-			time.Sleep(capability.VersionInterval + time.Second)
+			time.Sleep(capability.StateInterval + time.Second)
 			synctest.Wait()
 		}
 		if want := []capability.Missing{all, {}, all}; !slices.Equal(reported, want) {

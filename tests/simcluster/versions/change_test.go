@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,12 +55,12 @@ func TestPodsKeepDevicesWhileKubernetesIsUpgradedAndRolledBack(t *testing.T) {
 	n.ClaimPod("part", cluster.NodeName(formsNode), "small")
 	n.AwaitPod("part", unschedulable)
 
-	change(t, "")
+	change(t, "", nil)
 	n.AwaitPod("part", fixture.Running)
 	untouched("after the upgrade")
 	n.DeletePod("part")
 
-	change(t, own)
+	change(t, own, nil)
 	awaitNode(t, formsNode, func(node *corev1.Node) *corev1.NodeCondition {
 		for i, c := range node.Status.Conditions {
 			if c.Type == "GPUForms" && c.Reason == "NeedsKubernetesFeature" {
@@ -78,8 +79,31 @@ func TestPodsKeepDevicesWhileKubernetesIsUpgradedAndRolledBack(t *testing.T) {
 	fill(t, n, cluster.NodeName(formsNode), gpusPerNode)
 }
 
-// change starts the control plane with the programs of another version.
-func change(t *testing.T, version string) {
+// An administrator switches gates: the API server is restarted, and its version stays. The plugins detect the new connection.
+func TestNodeNamesTheGatesAgainAfterTheyWereSwitchedOnAndOff(t *testing.T) {
+	own := os.Getenv("SIMCLUSTER_KUBERNETES")
+	if own == "" || own >= "1.36" {
+		t.Skipf("skipped: it switches gates that are off before 1.36, and SIMCLUSTER_KUBERNETES is %q", own)
+	}
+	for _, on := range []bool{true, false} {
+		var gates map[string]bool
+		if on {
+			gates = map[string]bool{taints: true, shares: true}
+		}
+		change(t, own, gates)
+		awaitNode(t, formsNode, func(node *corev1.Node) *corev1.NodeCondition {
+			for i, c := range node.Status.Conditions {
+				if c.Type == "GPUForms" && strings.Contains(c.Message, shares) != on && strings.Contains(c.Message, counters) {
+					return &node.Status.Conditions[i]
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// change starts the control plane with the programs of another version, or with other feature gates.
+func change(t *testing.T, version string, gates map[string]bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -87,7 +111,7 @@ func change(t *testing.T, version string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := shared.Plane.Change(ctx, binaries, nil); err != nil {
+	if err := shared.Plane.Change(ctx, binaries, gates); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -16,7 +16,8 @@ func surroundings() []Finding {
 		{"CRDNotOurs", Install, "Install with crds.takeOver=true and Helm's --take-ownership, and keep the other owner from applying its CRD " +
 			"again: docs/install.md, beside the GPU operator."},
 		{"ClassMissing", Install, "Name a DeviceClass that is there, or enable the component of the chart that brings it."},
-		{"OtherDriver", Install, "Uninstall the other driver: two drivers would hand out the same devices (docs/install.md, take over)."},
+		{"OtherDriver", Install, "Uninstall the other driver, or keep one of the two off the node: two drivers would hand out the same devices " +
+			"(docs/install.md, take over)."},
 		{"OtherDevicePlugin", Install, "Uninstall the other device plugin, or give gpus.devicePlugin the GPUs that it is to have."},
 		{"PodSecurityRefuses", Install, "Label the namespace pod-security.kubernetes.io/enforce=privileged, or use another namespace."},
 		{"QuotaExceeded", Install, "Raise the ResourceQuota that the message names, or ask for less."},

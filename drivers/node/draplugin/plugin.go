@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -49,6 +50,8 @@ type Config struct {
 	Writer atomicfile.Writer
 	// Ledger records which claim has which device; nil: the plugin's own.
 	Ledger *ledger.Ledger
+
+	takeover time.Duration // tests shorten takeoverPause
 }
 
 // Plugin is a running node plugin.
@@ -66,6 +69,8 @@ type Plugin struct {
 	cgroups  occupancy.Cgroups
 	releases releases
 	helper   *kubeletplugin.Helper
+	// registrar is the socket by which the kubelet detects the plugin.
+	registrar *socket
 	// registration is the kubelet's last answer to the plugin's registration.
 	registration registration
 	// published is the last publication of the node's slices. capabilities are the fields of it that the API server keeps.
@@ -86,8 +91,9 @@ type Plugin struct {
 	wg     sync.WaitGroup
 }
 
-// Start recovers the state of the last run, then registers with the kubelet. The plugin runs until ctx ends, Stop is called or a
-// server fails; see Done and Err. Work with the API server runs in the background, so a plugin starts without one.
+// Start recovers the state of the last run, then registers with the kubelet, once no other plugin serves the driver's name. The plugin
+// runs until ctx ends, Stop is called, a server fails or another plugin registers; see Done and Err. Work with the API server runs in the
+// background, so a plugin starts without one.
 func Start(ctx context.Context, config Config) (*Plugin, error) {
 	if err := config.Node.Validate(); err != nil {
 		return nil, err
@@ -132,6 +138,10 @@ func (p *Plugin) start() error {
 			return err
 		}
 	}
+	if err := p.awaitTurn(p.ctx, registryDir); err != nil {
+		return err
+	}
+	registered := p.config.Node.Files.Entries(p.ctx, registryDir)
 	helper, err := kubeletplugin.Start(p.ctx, p.served(),
 		kubeletplugin.DriverName(p.config.Driver),
 		kubeletplugin.NodeName(p.config.Node.NodeName),
@@ -139,6 +149,8 @@ func (p *Plugin) start() error {
 		kubeletplugin.KubeClient(p.config.Client),
 		kubeletplugin.PluginDataDirectoryPath(pluginDir),
 		kubeletplugin.RegistrarDirectoryPath(registryDir),
+		kubeletplugin.PluginListener(func(ctx context.Context, path string) (net.Listener, error) { return listen(ctx, path) }),
+		kubeletplugin.RegistrarListener(p.listenRegistrar),
 		kubeletplugin.GRPCInterceptor(p.observeCall),
 		// A claim that waits (for a daemon, for a MIG device) must not delay other claims: it may be waiting for one of them.
 		kubeletplugin.Serialize(false),
@@ -153,6 +165,7 @@ func (p *Plugin) start() error {
 	p.published.send = func(_ context.Context, resources resourceslice.DriverResources) error {
 		return p.slices.publish(p.publishable(resources))
 	}
+	p.wg.Go(func() { p.followOthers(p.ctx, registryDir, registered) })
 	p.wg.Go(func() { p.slices.follow(p.ctx, ownerInterval) })
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.followCapabilities(p.ctx) })

@@ -37,12 +37,16 @@ type nodeSlices struct {
 	resources  *resourceslice.DriverResources
 	controller *resourceslice.Controller
 	made       int64 // slices that the controller had made when the owner was last compared
+	withdrawn  bool
 }
 
 // publish makes resources the content of the node's slices.
 func (s *nodeSlices) publish(resources resourceslice.DriverResources) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.withdrawn {
+		return nil
+	}
 	s.resources = &resources
 	if s.controller != nil {
 		s.controller.Update(s.resources)

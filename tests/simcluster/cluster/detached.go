@@ -152,7 +152,7 @@ func startShards(dir string, machines Machines, block, first, count int, hold *o
 			Args: []string{
 				"nodes", "--dir=" + dir, "--profile=" + machines.Profile, "--containers=" + machines.Mode, "--nodes=" + strconv.Itoa(end),
 				"--features=" + strconv.FormatBool(machines.Features), "--slices=" + machines.Slices,
-				"--extended=" + strconv.FormatBool(machines.Extended),
+				"--extended=" + strconv.FormatBool(machines.Extended), "--nvidia-plugins=" + strconv.FormatBool(machines.NVIDIAPlugins),
 				"--first=" + strconv.Itoa(first), "--count=" + strconv.Itoa(min(nodesPerShard, end-first)), "--block=" + strconv.Itoa(block),
 			},
 		})

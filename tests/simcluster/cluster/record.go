@@ -40,6 +40,8 @@ type Machines struct {
 	Features bool   `json:"features,omitempty"`
 	Slices   string `json:"slices,omitempty"`
 	Extended bool   `json:"extended,omitempty"`
+	// NVIDIAPlugins is fabric.Setup.WithDriverDevices.
+	NVIDIAPlugins bool `json:"nvidiaPlugins,omitempty"`
 }
 
 // ErrNone means that a directory holds no simulated cluster.

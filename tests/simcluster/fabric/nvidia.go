@@ -29,6 +29,11 @@ func (s Setup) WithNVIDIA(program string) (Setup, error) {
 		return Setup{}, fmt.Errorf("the containers of NVIDIA's DRA driver run as %s alone", AsProcesses)
 	}
 	s.Runtime = &besideNVIDIA{processes: ours, program: program}
+	return s.WithDriverDevices(), nil
+}
+
+// WithDriverDevices gives driver roots a dev, where NVIDIA's plugins look for device nodes.
+func (s Setup) WithDriverDevices() Setup {
 	render := s.Hardware
 	s.Hardware = func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
 		mappings, labels, err := render(ctx, index, dir)
@@ -40,7 +45,7 @@ func (s Setup) WithNVIDIA(program string) (Setup, error) {
 		}
 		return mappings, labels, nil
 	}
-	return s, nil
+	return s
 }
 
 func (b *besideNVIDIA) Owns(image string) bool {

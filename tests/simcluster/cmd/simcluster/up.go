@@ -34,6 +34,8 @@ func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.machines.Features, "features", true,
 		"give the nodes the labels of GPU feature discovery and node feature discovery, and the profile's capacity")
 	cmd.Flags().BoolVar(&f.machines.Extended, "extended", false, "put nvidia.com/gpu into the nodes' allocatable, without a device plugin")
+	cmd.Flags().BoolVar(&f.machines.NVIDIAPlugins, "nvidia-plugins", false,
+		"put device nodes into the driver roots, where NVIDIA's DRA driver looks for them")
 	cmd.Flags().StringVar(&f.machines.Slices, "slices", "", "publish ResourceSlices without a driver: gpufabric, or nvidia (whole GPUs as "+
 		"NVIDIA's DRA driver 0.5 shapes them). No DRA driver can register then, and pods with claims start without devices")
 	f.bindMode(cmd, fabric.AsGoroutines)
@@ -190,6 +192,9 @@ func nodesCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if machines.NVIDIAPlugins {
+				setup = setup.WithDriverDevices()
+			}
 			if machines.Features {
 				if options.Describe, err = fabric.Describe(machines.Profile, machines.Slices, machines.Extended); err != nil {
 					return err
@@ -208,6 +213,7 @@ func nodesCommand(dir *string) *cobra.Command {
 	cmd.Flags().BoolVar(&machines.Features, "features", false, "as in up")
 	cmd.Flags().StringVar(&machines.Slices, "slices", "", "as in up")
 	cmd.Flags().BoolVar(&machines.Extended, "extended", false, "as in up")
+	cmd.Flags().BoolVar(&machines.NVIDIAPlugins, "nvidia-plugins", false, "as in up")
 	cmd.Flags().IntVar(&nodes, "nodes", 0, "how many the whole cluster has")
 	cmd.Flags().IntVar(&options.First, "first", 0, "number of the first")
 	cmd.Flags().IntVar(&options.Count, "count", 0, "how many")

@@ -126,8 +126,9 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: test-release
-test-release: ## Test how a release is made, pushed and compared, on small programs (WHOLE=1: make the whole release twice, on two paths, and compare).
-	@echo "== go test build/release"; cd build/release && GOWORK=off $(GO) test $(TESTFLAGS) $(if $(WHOLE),-tags whole -timeout 110m -run "Whole|ProviderRepository" -v) ./...
+test-release: ## Test how a release is made, pushed and compared, on small programs (WHOLE=1: make the whole release twice, on two paths, and compare; RELEASE=dist/0.1.0-rc.1: follow the pages with one that was made).
+	@echo "== go test build/release"; cd build/release && GOWORK=off $(GO) test $(TESTFLAGS) $(if $(WHOLE),-tags whole -timeout 110m -run "Whole|ProviderRepository" -v) ./... \
+	$(if $(RELEASE),-tags helm4 -run "Page|Cosign" -v -release $(abspath $(RELEASE)))
 
 .PHONY: test-conformance
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.

@@ -3,16 +3,22 @@ package release
 import (
 	"bytes"
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"gpufabric.io/build/repository"
 )
 
 const version = "0.1.0-rc.1"
+
+var given = flag.String("release", "", "the directory of a release 0.1.0-rc.1 that `make release` made: tests of pages follow them with it")
 
 // shared is what tests make once: a program of one line for each architecture, and keys, because an RSA key takes seconds.
 var shared = struct {
@@ -49,9 +55,29 @@ func compiled(t *testing.T, architecture string) []byte {
 	return content
 }
 
+// readBack is a release that was made before.
+func readBack(t *testing.T, dir string) *Release {
+	t.Helper()
+	if filepath.Base(dir) != version {
+		t.Fatalf("-release %s: want the directory of a release %s", dir, version)
+	}
+	items, err := plan(dir, Registry, nil)
+	must(t, err)
+	r := &Release{Version: version, Out: dir, digests: map[string]v1.Hash{}}
+	for _, one := range items {
+		if one.tag == version {
+			r.digests[strings.TrimPrefix(one.repository.Name(), Registry+"/")] = one.digest
+		}
+	}
+	return r
+}
+
 // released is a release that tests read, and do not change.
 func released(t *testing.T) *Release {
 	t.Helper()
+	if shared.release == nil && *given != "" {
+		shared.release = readBack(t, *given)
+	}
 	if shared.release == nil {
 		out, err := os.MkdirTemp("", "release")
 		must(t, err)

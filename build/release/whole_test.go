@@ -30,7 +30,7 @@ func TestProviderRepositoryBuildsAndPassesItsTests(t *testing.T) {
 }
 
 // It makes the release of HEAD twice: in two clones on two paths, one with a strict umask and another time zone. They share nothing but
-// the cache of what Go compiled. Then it verifies one by the page's commands.
+// the cache of what Go compiled. Then it verifies and installs one by the pages' commands.
 func TestWholeReleaseIsTheSameOnAnotherPath(t *testing.T) {
 	root, err := repository.Root()
 	must(t, err)
@@ -63,5 +63,18 @@ func TestWholeReleaseIsTheSameOnAnotherPath(t *testing.T) {
 			t.Errorf("the release has no %s", want)
 		}
 	}
-	verifyByPage(t, made[0])
+	small := shared.release
+	t.Cleanup(func() { shared.release = small })
+	shared.release = readBack(t, made[0])
+	for _, page := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"verified", TestReleasePageCommandsVerifyARelease},
+		{"records and origin", TestCosignShowsRecordsAndOriginOfEveryManifest},
+		{"fetched", TestInstallPageCommandsFetchAndRenderAReleaseFromARegistry},
+		{"installed", TestPagesCommandsInstallUpgradeAndRollBackReleasesFromARegistry},
+	} {
+		t.Run(page.name, page.test)
+	}
 }

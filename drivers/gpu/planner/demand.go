@@ -34,24 +34,30 @@ func (p *Planner) reserve(shape int, l Limits) int {
 type lack struct {
 	waiting []int // pods by shape
 	// pods by shape: positive where pods wait for a cut that may be made for them, negative where devices are spare.
-	pods   []int
-	oldest []time.Time // by shape: of the pods that wait
-	turn   []int       // by shape: whose turn it is, the lowest first
-	tenant []string    // by shape: the namespace whose turn it is
+	pods    []int
+	oldest  []time.Time // by shape: of the pods that wait
+	turn    []int       // by shape: whose turn it is, the lowest first
+	tenants [][]string  // by shape: the namespaces of pods, in turn
 	// urgent are the pods of the highest priority that lack a device, served those that have one free or coming, by shape. They are
 	// empty where all pods have the same priority.
 	urgent, served []int
 }
 
-// lacking gives devices to pods, the namespaces in turn, each with its oldest first. Of pods that get none, as many count for each
-// namespace as it may have further cuts in progress, so that none can take all GPUs by many requests.
+// lacking gives devices to pods, the namespaces in turn, each with its oldest first. Of pods that get none, as many of a shape count for each
+// namespace as it may have further cuts in progress, so that none can take all GPUs by many requests. Each shape counts by itself: no GPU
+// may be free for a large one, and pods of small ones do not wait for that.
 func (p *Planner) lacking(s State, free, coming []int) lack {
 	n := len(free)
-	l := lack{waiting: make([]int, n), pods: make([]int, n), oldest: make([]time.Time, n), turn: make([]int, n), tenant: make([]string, n)}
+	l := lack{waiting: make([]int, n), pods: make([]int, n), oldest: make([]time.Time, n), turn: make([]int, n), tenants: make([][]string, n)}
 	running := map[string]int{}
 	for _, namespace := range p.cuts {
 		running[namespace]++
 	}
+	type kind struct {
+		namespace string
+		shape     int
+	}
+	counted := map[kind]int{}
 	left := make([]int, n)
 	for i := range left {
 		left[i] = free[i] + coming[i]
@@ -77,15 +83,15 @@ func (p *Planner) lacking(s State, free, coming []int) lack {
 			l.served[w.Shape] += urgent
 			continue
 		}
-		if running[w.Namespace] >= p.options.Cuts {
+		k := kind{w.Namespace, w.Shape}
+		if running[w.Namespace]+counted[k] >= p.options.Cuts {
 			continue
 		}
-		running[w.Namespace]++
+		counted[k]++
 		l.pods[w.Shape]++
 		l.urgent[w.Shape] += urgent
-		if turn < l.turn[w.Shape] {
-			l.turn[w.Shape], l.tenant[w.Shape] = turn, w.Namespace
-		}
+		l.turn[w.Shape] = min(l.turn[w.Shape], turn)
+		l.tenants[w.Shape] = append(l.tenants[w.Shape], w.Namespace)
 	}
 	for i := range left {
 		if l.waiting[i] < free[i]+coming[i] {

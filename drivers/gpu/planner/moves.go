@@ -127,7 +127,7 @@ func (t *turn) supply() {
 	})
 	moves := 0
 	for _, s := range order {
-		for t.need[s] > 0 && moves < t.options.Moves && (t.show(s) || t.recut(s)) {
+		for t.need[s] > 0 && moves < t.options.Moves && t.allowed(s) && (t.show(s) || t.recut(s)) {
 			moves++
 		}
 	}
@@ -139,6 +139,7 @@ func (t *turn) gets(shape int) {
 	t.need[shape]--
 	t.lack.pods[shape]--
 	t.lack.urgent[shape] = max(0, t.lack.urgent[shape]-1)
+	t.lack.tenants[shape] = t.lack.tenants[shape][min(1, len(t.lack.tenants[shape])):]
 }
 
 // show publishes hidden devices of the fullest GPU that hides the shape.
@@ -176,11 +177,32 @@ func (t *turn) order(g *gpu, o Order) {
 	t.orders = append(t.orders, o)
 }
 
+// namespace is the next namespace for whose pods of a shape a GPU may be cut, empty where only the reserve lacks devices.
 func (t *turn) namespace(shape int) string {
 	if t.lack.pods[shape] > 0 {
-		return t.lack.tenant[shape]
+		for _, namespace := range t.lack.tenants[shape] {
+			if t.running(namespace) < t.options.Cuts {
+				return namespace
+			}
+		}
 	}
 	return ""
+}
+
+// allowed reports whether an order for a shape is for no namespace's pods, or for those of one that may have a further cut in progress.
+func (t *turn) allowed(shape int) bool {
+	return t.lack.pods[shape] <= 0 || len(t.lack.tenants[shape]) == 0 || t.namespace(shape) != ""
+}
+
+// running is the number of cuts in progress for a namespace.
+func (t *turn) running(namespace string) int {
+	n := 0
+	for _, other := range t.cuts {
+		if other == namespace {
+			n++
+		}
+	}
+	return n
 }
 
 func (t *turn) reason(verb string, shape int) string {

@@ -104,6 +104,32 @@ func TestPlannerServesANamespaceWhenAnotherRequestsEverything(t *testing.T) {
 	}
 }
 
+// Whole GPUs are not free for minutes, and their pods came first.
+func TestPlannerCutsForSmallPodsWhenLargeOnesOfTheirNamespaceFitNowhere(t *testing.T) {
+	s := planner.State{Now: now(), GPUs: gpus(h100(), 2), Limits: make([]planner.Limits, 4),
+		Waiting: slices.Concat(waiting("a", whole, 20, 30*time.Second), waiting("a", 0, 1, time.Second))}
+	s.GPUs[0].Devices[0].Busy = true
+	s.GPUs[1].Devices = []planner.Device{{Shape: 2, Start: 0, Busy: true}, {Shape: 2, Start: 4}}
+	if orders := planner.New(planner.Options{}).Plan(s); len(orders) != 1 || devicesOf(orders, 0) == 0 || orders[0].Namespace != "a" {
+		t.Errorf("%+v", orders)
+	}
+}
+
+func TestPlannerCutsForOthersWhenANamespaceHasAllItsCuts(t *testing.T) {
+	s := planner.State{Now: now(), GPUs: gpus(h100(), 20), Limits: make([]planner.Limits, 4),
+		Waiting: slices.Concat(waiting("greedy", whole, 40, time.Minute), waiting("greedy", 0, 80, time.Minute), waiting("modest", whole, 1, 0))}
+	for i := range s.GPUs {
+		s.GPUs[i].Devices = []planner.Device{{Shape: 2, Start: 0}, {Shape: 2, Start: 4}}
+	}
+	cuts := map[string]int{}
+	for _, o := range planner.New(planner.Options{}).Plan(s) {
+		cuts[o.Namespace]++
+	}
+	if cuts["greedy"] != 8 || cuts["modest"] != 1 {
+		t.Errorf("GPUs are cut for namespaces %v; want 8 and 1", cuts)
+	}
+}
+
 func TestPlannerDoesNotCutWhenPodsDoNotWait(t *testing.T) {
 	s := planner.State{Now: now(), GPUs: gpus(h100(), 4), Limits: unbounded()}
 	if orders := planner.New(planner.Options{}).Plan(s); len(orders) != 0 {

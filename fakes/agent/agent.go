@@ -61,7 +61,7 @@ type agent struct {
 	mu       sync.Mutex
 	problem  error
 	current  string
-	// labels are the node's; nil until they have been read.
+	// labels are the node's, completed by Options.Profile; nil until they have been read.
 	labels map[string]string
 	faults *faults
 }
@@ -163,6 +163,11 @@ func (a *agent) retry(ctx context.Context, what string, watch func(reached func(
 func (a *agent) apply(ctx context.Context, labels map[string]string) error {
 	described, err := a.described(ctx, labels)
 	if err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.current == "" { // otherwise the hardware is what it was
+			a.problem = err
+		}
 		return err
 	}
 	wanted := fmt.Sprint(described[LabelProfile], " ", described[LabelIndex], " ", described[LabelNodes])
@@ -170,7 +175,7 @@ func (a *agent) apply(ctx context.Context, labels map[string]string) error {
 	defer a.hardware.Unlock()
 	defer a.faults.changed() // their selectors may match now
 	a.mu.Lock()
-	a.labels = maps.Clone(labels)
+	a.labels = maps.Clone(described)
 	if a.labels == nil {
 		a.labels = map[string]string{}
 	}

@@ -17,6 +17,7 @@ import (
 type Cluster struct {
 	Version string                      // "" means Version
 	Lacks   []string                    // group/version pairs that the server does not serve
+	Serves  []string                    // group/version pairs that it serves besides
 	Objects []unstructured.Unstructured // what the chart's lookups find
 	Release string                      // name of the release; "" means gpufabric
 }
@@ -38,7 +39,7 @@ func (c Cluster) capabilities() (*chartutil.Capabilities, error) {
 			served = append(served, api)
 		}
 	}
-	out.APIVersions = served
+	out.APIVersions = append(served, c.Serves...)
 	return out, nil
 }
 

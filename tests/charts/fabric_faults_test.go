@@ -70,7 +70,7 @@ func TestFabricFaultIsInjectedWithChartRights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	root := runAgent(t, live, "node-a")
+	root := runAgent(t, live, "node-a", "")
 	makeFault(t, live, "cut", `"nodes": ["node-a", "node-z"], "event": "port-down", "arguments": {"device": "mlx5_0"}`)
 	makeFault(t, live, "numbers",
 		`"nodeSelector": {"`+agent.LabelProfile+`": "h100-hgx"}, "event": "xid", "arguments": {"gpu": 7, "code": 79}`)
@@ -89,8 +89,8 @@ func TestFabricFaultIsInjectedWithChartRights(t *testing.T) {
 	t.Run("an agent changes nothing but the status", func(t *testing.T) { agentsRights(t, live) })
 }
 
-// runAgent runs an agent of the node until the test ends, and returns the node's directory.
-func runAgent(t *testing.T, live *server, node string) string {
+// runAgent runs an agent of the node until the test ends, and returns the directory of the node. profile is for a node without a label.
+func runAgent(t *testing.T, live *server, node, profile string) string {
 	t.Helper()
 	config := rest.CopyConfig(live.config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + namespace + ":fake-hardware",
@@ -99,7 +99,7 @@ func runAgent(t *testing.T, live *server, node string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := agent.Options{NodeName: node, Root: t.TempDir(), Listen: "127.0.0.1:0", Sysfs: t.TempDir(), Faults: true,
+	o := agent.Options{NodeName: node, Profile: profile, Root: t.TempDir(), Listen: "127.0.0.1:0", Sysfs: t.TempDir(), Faults: true,
 		Tree: tree.Options{PlainDevices: true}, API: &agent.API{Server: live.config.Host, Client: &http.Client{Transport: transport}},
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	ctx, cancel := context.WithCancel(t.Context())

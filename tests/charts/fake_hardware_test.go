@@ -3,6 +3,8 @@ package charts
 import (
 	"slices"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 func TestFakeHardwareMountsCDIDirectoryOnlyWhenItWritesSpecs(t *testing.T) {
@@ -29,6 +31,22 @@ func TestFakeHardwareGivesItsProfileToTheAgent(t *testing.T) {
 			if got := slices.Contains(pod.Spec.Containers[0].Args, "--profile=h100-hgx"); got != wanted {
 				t.Errorf("profile %q: %s has %v", profile, name, pod.Spec.Containers[0].Args)
 			}
+		}
+	}
+}
+
+func TestFakeHardwareMayBePrivilegedOnOpenShift(t *testing.T) {
+	for _, serves := range [][]string{nil, {"security.openshift.io/v1"}} {
+		objects, err := Render(load(t, "fake-hardware"), nil, Cluster{Serves: serves})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bound := slices.ContainsFunc(objects, func(o Object) bool {
+			role, _, _ := unstructured.NestedString(o.Object, "roleRef", "name")
+			return o.GetKind() == "RoleBinding" && role == "system:openshift:scc:privileged"
+		})
+		if bound != (serves != nil) {
+			t.Errorf("with %v: bound to the SCC privileged: %t", serves, bound)
 		}
 	}
 }

@@ -25,6 +25,13 @@ func daemonSet(space, name, image string, labels map[string]any) unstructured.Un
 	return object
 }
 
+// controllerOfDomains is the Deployment of NVIDIA's DRA driver.
+func controllerOfDomains() unstructured.Unstructured {
+	object := daemonSet("nvidia", "dra-driver-nvidia-gpu-controller", "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0", nil)
+	object.SetKind("Deployment")
+	return object
+}
+
 // pluginOf is a DaemonSet in a namespace that a release of ours made.
 func pluginOf(release, releaseNamespace, space string) unstructured.Unstructured {
 	object := daemonSet(space, "gpufabric-rdma-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
@@ -89,6 +96,10 @@ func TestChartRejectsConflictingValues(t *testing.T) {
 			daemonSet("nvidia-dra-driver-gpu", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}}, nil},
 		{"another driver on a node that is selected", selecting(), Cluster{Objects: []unstructured.Unstructured{
 			gpuNode("n2", map[string]any{"fabric": "gpufabric"}, "8")}}, []string{"on node n2"}},
+		{"NVIDIA's controller of compute domains beside ours, on other nodes", selecting(), Cluster{Objects: []unstructured.Unstructured{
+			controllerOfDomains()}}, []string{"Deployment nvidia/dra-driver-nvidia-gpu-controller", "computeDomains.enabled=false"}},
+		{"NVIDIA's controller of compute domains, and none of ours, is fine", map[string]any{"gpus": on(), "computeDomains": off(),
+			"nodePlugins": selecting()["nodePlugins"]}, Cluster{Objects: []unstructured.Unstructured{controllerOfDomains()}}, nil},
 		{"GKE's device plugin", everything(), Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "nvidia-gpu-device-plugin", "gke.gcr.io/x", nil)}}, []string{"kube-system/nvidia-gpu-device-plugin"}},
 		{"ACK's device plugin", everything(), Cluster{Objects: []unstructured.Unstructured{

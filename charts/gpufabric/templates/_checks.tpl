@@ -157,6 +157,18 @@ not select another driver may serve: then what the selected nodes have decides, 
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if .Values.computeDomains.enabled }}
+{{- range (lookup "apps/v1" "Deployment" "" "").items }}
+{{- $one := . }}
+{{- $names := list .metadata.name }}
+{{- range .spec.template.spec.containers }}{{ $names = append $names .image }}{{ end }}
+{{- range $table.daemonSets.domains }}
+{{- if contains . (join " " $names) }}
+{{- $found = append $found (printf "Deployment %s/%s (of every ComputeDomain, on whatever nodes: set computeDomains.enabled=false while it runs)" $one.metadata.namespace $one.metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $found = concat $found (include "gpufabric.foreignOnNodes" (dict "root" . "table" $table) | fromJsonArray) }}
 {{- with concat $crds ($found | uniq) }}
 {{- $advice := "Uninstall that first (two drivers would hand out the same devices); to install in spite of it set takeOver=true, with Helm's --take-ownership where CRDs or DeviceClasses are named" }}

@@ -76,6 +76,9 @@ func (e *examination) rivals(ours []*appsv1.DaemonSet) {
 	for _, d := range ours {
 		in.Selector = d.Spec.Template.Spec.NodeSelector
 		gpus = gpus || d.Labels[labelComponent] == "gpu-plugin"
+		if d.Labels[labelComponent] == "compute-domain-plugin" {
+			in.Deployments = e.Deployments
+		}
 		for _, c := range d.Spec.Template.Spec.Containers {
 			in.OwnDevicePlugin = in.OwnDevicePlugin || slices.ContainsFunc(c.Args, func(a string) bool {
 				return strings.HasPrefix(a, "--device-plugin=") && a != "--device-plugin="

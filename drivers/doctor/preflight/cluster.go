@@ -160,7 +160,7 @@ func systems(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 func others(s *snapshot.Snapshot, v Values) Check {
 	c := Check{Name: "other drivers"}
 	var unread []string
-	for _, kind := range []string{"daemonsets.apps", "resourceslices.resource.k8s.io", "nodes"} {
+	for _, kind := range []string{"daemonsets.apps", "deployments.apps", "resourceslices.resource.k8s.io", "nodes"} {
 		if !s.Reads(kind) {
 			unread = append(unread, kind)
 		}
@@ -168,8 +168,12 @@ func others(s *snapshot.Snapshot, v Values) Check {
 	enabled := map[string]bool{rivals.Domains: true, rivals.GPUs: v.GPUs.Enabled || v.VGPU.Enabled, rivals.RDMA: v.RDMA.Enabled}
 	var found, possible []string
 	code := "OtherDevicePlugin"
-	for _, r := range rivals.Find(rivals.Cluster{DaemonSets: s.DaemonSets, Nodes: s.Nodes, Slices: s.Slices,
-		Selector: v.NodePlugins.NodeSelector, OwnDevicePlugin: len(v.GPUs.DevicePlugin) > 0}) {
+	in := rivals.Cluster{DaemonSets: s.DaemonSets, Nodes: s.Nodes, Slices: s.Slices,
+		Selector: v.NodePlugins.NodeSelector, OwnDevicePlugin: len(v.GPUs.DevicePlugin) > 0}
+	if v.Domains.Enabled {
+		in.Deployments = s.Deployments
+	}
+	for _, r := range rivals.Find(in) {
 		switch {
 		case !enabled[r.Component]:
 		case r.Category == rivals.SharesRDMA:

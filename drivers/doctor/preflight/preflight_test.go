@@ -195,6 +195,9 @@ func TestPreflightNamesFailingChecks(t *testing.T) {
 		"another driver is there": {func(s *snapshot.Snapshot) {
 			s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "nvidia-dra-driver-gpu-kubelet-plugin"}}}
 		}, "other drivers", preflight.Fails, "OtherDriver", "nvidia/nvidia-dra-driver-gpu-kubelet-plugin"},
+		"another driver's controller of compute domains is there": {func(s *snapshot.Snapshot) {
+			s.Deployments = []appsv1.Deployment{{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "dra-driver-nvidia-gpu-controller"}}}
+		}, "other drivers", preflight.Fails, "OtherDriver", "set computeDomains.enabled to false"},
 		"PodSecurity is enforced": {func(s *snapshot.Snapshot) {
 			s.Namespaces[0].Labels = map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
 		}, "PodSecurity", preflight.Fails, "PodSecurityRefuses", "restricted"},

@@ -58,9 +58,11 @@ type Rival struct {
 // Cluster is the input of the recogniser. Lists that could not be read are empty.
 type Cluster struct {
 	DaemonSets []appsv1.DaemonSet
-	Nodes      []corev1.Node
-	Slices     []resourceapi.ResourceSlice
-	CRDs       []metav1.PartialObjectMetadata
+	// Deployments are read where gpufabric serves compute domains: another driver's controller serves those of the whole cluster.
+	Deployments []appsv1.Deployment
+	Nodes       []corev1.Node
+	Slices      []resourceapi.ResourceSlice
+	CRDs        []metav1.PartialObjectMetadata
 	// Namespace is gpufabric's own: an object of its Helm release does not belong to another driver.
 	Namespace string
 	// Selector is the chart's nodePlugins.nodeSelector: on other nodes another driver may serve. Where it is not empty, the state
@@ -104,13 +106,13 @@ func drivers() map[string][2]string {
 // Find returns every rival, first those that were found by the state of nodes.
 func Find(c Cluster) []Rival {
 	t := read()
-	found := slices.Concat(c.slices(), c.allocatable(t), c.definitions())
+	found := slices.Concat(c.slices(), c.allocatable(t), c.controllers(t), c.definitions())
 	if len(c.Selector) > 0 {
 		return found
 	}
 	for i := range c.DaemonSets {
 		d := &c.DaemonSets[i]
-		if kind, component := t.of(d); kind != None {
+		if kind, component := t.of(d.ObjectMeta, d.Spec.Template.Spec.Containers); kind != None {
 			found = append(found, Rival{Category: kind, Component: component, Object: "daemonset " + d.Namespace + "/" + d.Name,
 				Evidence: "its name and images", Says: kind.says()})
 		}
@@ -129,13 +131,13 @@ func (k Category) says() string {
 	}
 }
 
-// of classifies a DaemonSet by its name and its images. Those of gpufabric's own chart are no rivals.
-func (t table) of(d *appsv1.DaemonSet) (kind Category, component string) {
+// of classifies a workload by its name and its images. Those of gpufabric's own chart are no rivals.
+func (t table) of(d metav1.ObjectMeta, containers []corev1.Container) (kind Category, component string) {
 	if d.Labels["app.kubernetes.io/part-of"] == "gpufabric" || d.Labels["app.kubernetes.io/name"] == "gpufabric" {
 		return None, ""
 	}
 	names := d.Name
-	for _, c := range d.Spec.Template.Spec.Containers {
+	for _, c := range containers {
 		names += " " + c.Image
 	}
 	is := func(name string) bool { return strings.Contains(names, name) }
@@ -152,6 +154,20 @@ func (t table) of(d *appsv1.DaemonSet) (kind Category, component string) {
 		return SharesRDMA, RDMA
 	}
 	return None, ""
+}
+
+// controllers are those of another driver's compute domains. They serve every ComputeDomain, whatever nodes their plugins are on.
+func (c Cluster) controllers(t table) []Rival {
+	var found []Rival
+	for i := range c.Deployments {
+		d := &c.Deployments[i]
+		if kind, _ := t.of(d.ObjectMeta, d.Spec.Template.Spec.Containers); kind == Driver {
+			found = append(found, Rival{Category: Driver, Component: Domains, Object: "deployment " + d.Namespace + "/" + d.Name,
+				Evidence: "its name and images",
+				Says:     "serves every ComputeDomain of the cluster: set computeDomains.enabled to false here while it runs"})
+		}
+	}
+	return found
 }
 
 // selected reports whether gpufabric serves a node.

@@ -28,6 +28,10 @@ func daemonSet(name, image string) appsv1.DaemonSet {
 		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: image}}}}}}
 }
 
+func deployment(name string, labels map[string]string) appsv1.Deployment {
+	return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, Labels: labels}}
+}
+
 func TestFindRecognisesNeighboursByNodes(t *testing.T) {
 	gone := node("n1", nil)
 	gone.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
@@ -62,6 +66,10 @@ func TestFindRecognisesNeighboursByNodes(t *testing.T) {
 		"NVIDIA's driver on nodes that are not ours": {Cluster{Selector: one, Nodes: []corev1.Node{node("n1", nil, "nvidia.com/gpu"),
 			node("n2", one)}, Slices: []resourceapi.ResourceSlice{slice("n1", "gpu.nvidia.com", "n1")},
 			DaemonSets: []appsv1.DaemonSet{daemonSet("nvidia-dra-driver-gpu-kubelet-plugin", "x")}}, None, ""},
+		"NVIDIA's controller of compute domains, on whatever nodes its plugins are": {Cluster{Selector: one, Nodes: []corev1.Node{node("n2", one)},
+			Deployments: []appsv1.Deployment{deployment("dra-driver-nvidia-gpu-controller", nil)}}, Driver,
+			"deployment x/dra-driver-nvidia-gpu-controller"},
+		"our controller": {Cluster{Deployments: []appsv1.Deployment{deployment("gpufabric-controller", ours)}}, None, ""},
 		"two drivers on one node by mistake": {Cluster{Selector: one, Nodes: []corev1.Node{node("n2", one)},
 			Slices: []resourceapi.ResourceSlice{slice("n2", "gpu.nvidia.com", "n2-gpu"), slice("n2", "gpu.nvidia.com", "n2")}},
 			Driver, "resourceslice n2-x"},

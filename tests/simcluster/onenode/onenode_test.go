@@ -76,6 +76,7 @@ func TestNodeMovesFromNVIDIAsDriverAndBackBesideHeldClaims(t *testing.T) {
 	}
 	g.workload()
 	g.awaitServed("NVIDIA's driver on each node")
+	g.mistake(3)
 
 	// As `helm upgrade` with the page's values would: every pod of the plugin is replaced.
 	before := g.pods()
@@ -217,6 +218,59 @@ func (g *ground) move(i int, over bool) {
 	g.shell.run("kubectl uncordon $NODE\n", node)
 	g.awaitServed(step)
 	g.assertUntouched(elsewhere, step)
+}
+
+// mistake has gpufabric on a node that NVIDIA's driver serves, and takes it off again. NVIDIA's driver must serve on, also new claims.
+func (g *ground) mistake(i int) {
+	g.t.Helper()
+	node := cluster.NodeName(i)
+	before, slices := g.pods(), g.versions(i)
+	g.shell.run("kubectl label node $NODE fabric=gpufabric\n", node)
+	g.awaitEvent(node, "OtherDriver")
+	for name, pod := range before {
+		if pod.node == node {
+			delete(before, name)
+			g.DeletePod(name) // its Deployment makes another
+			break
+		}
+	}
+	g.awaitServed("gpufabric waits on " + node)
+	g.shell.run("kubectl label node $NODE fabric-\nkubectl wait pod --all-namespaces --for=delete --timeout=2m "+
+		"--selector app.kubernetes.io/component=gpu-plugin --field-selector spec.nodeName=$NODE\n", node)
+	if now := g.versions(i); !maps.Equal(now, slices) {
+		g.t.Errorf("two drivers on %s have written slices: they are %v, and were %v", node, now, slices)
+	}
+	g.assertUntouched(before, "two drivers on "+node)
+}
+
+// versions are the resource versions of a node's slices by name.
+func (g *ground) versions(i int) map[string]string {
+	g.t.Helper()
+	list, err := g.Client.ResourceV1().ResourceSlices().List(g.t.Context(), metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, cluster.NodeName(i)).String()})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	versions := map[string]string{}
+	for _, slice := range list.Items {
+		versions[slice.Name] = slice.ResourceVersion
+	}
+	return versions
+}
+
+// awaitEvent waits for an Event about a node.
+func (g *ground) awaitEvent(node, reason string) {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(g.t.Context(), fixture.Patience)
+	defer cancel()
+	list := cache.NewListWatchFromClient(g.Client.CoreV1().RESTClient(), "events", metav1.NamespaceAll,
+		fields.OneTermEqualSelector("involvedObject.name", node))
+	if _, err := watchtools.UntilWithSync(ctx, list, &corev1.Event{}, nil, func(event watch.Event) (bool, error) {
+		e, ok := event.Object.(*corev1.Event)
+		return ok && e.Reason == reason, nil
+	}); err != nil {
+		g.t.Fatalf("no Event %s on %s: %v", reason, node, err)
+	}
 }
 
 // assertPreflight fails the test if preflight finds another driver on a selected node. It fails for the simulated container runtime, so its

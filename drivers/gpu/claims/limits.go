@@ -66,11 +66,13 @@ func ownAccount() *specs.Mount {
 		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=2m", "nr_inodes=16"}}
 }
 
-// limitOf returns the limit of a share of a GPU; false: it does not request memory and has none, or only observes the GPU.
+// limitOf returns the limit of a share of a GPU; false: it has none, or only observes the GPU. A counted share that does not request memory
+// has none, and a share of a GPU without memory of its own has one of cores alone.
 func limitOf(gpu string, allocated draplugin.AllocatedDevice) (limit limiter.Limit, limited bool) {
 	memory := allocated.ConsumedCapacity[devices.CapMemory]
 	percent := allocated.ConsumedCapacity[devices.CapCores]
-	return limiter.Limit{UUID: gpu, Bytes: memory.Value(), Cores: int(percent.Value())}, memory.Sign() > 0 && !allocated.Admin()
+	limit = limiter.Limit{UUID: gpu, Bytes: memory.Value(), Cores: int(percent.Value())}
+	return limit, (memory.Sign() > 0 || limit.Cores > 0 && limit.Cores < 100) && !allocated.Admin()
 }
 
 // edits writes the limit of the claim's share with that index, and returns the edits that add the library to its containers.
@@ -120,10 +122,14 @@ func (l Limits) note(gpu string, allocated draplugin.AllocatedDevice, shares int
 	if !limited {
 		return ""
 	}
-	share := resource.NewQuantity(limit.Bytes, resource.BinarySI).String() + " of memory"
-	if limit.Cores > 0 {
-		share += fmt.Sprintf(" and %d %% of the cores", limit.Cores)
+	var parts []string
+	if limit.Bytes > 0 {
+		parts = append(parts, resource.NewQuantity(limit.Bytes, resource.BinarySI).String()+" of memory")
 	}
+	if limit.Cores > 0 {
+		parts = append(parts, fmt.Sprintf("%d %% of the cores", limit.Cores))
+	}
+	share := strings.Join(parts, " and ")
 	if l.Library == "" {
 		return fmt.Sprintf("nothing on this node holds the claim's containers to %s of %s: they learn it by environment variables", share, gpu)
 	}

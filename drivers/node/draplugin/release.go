@@ -107,7 +107,8 @@ func (p *Plugin) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) [
 	return pods
 }
 
-// withPods returns the pods of a record, and those that came to its claim since, and whether there are any of the latter.
+// withPods returns the pods of a record, and those that came to its claim since, and whether there are any of the latter. With these it
+// leaves out pods that have ended: one after the other, thousands may use a claim that is never unprepared.
 func (p *Plugin) withPods(
 	ctx context.Context, claim *resourceapi.ResourceClaim, record claimstate.Record,
 ) (pods []claimstate.Pod, more bool) {
@@ -118,7 +119,15 @@ func (p *Plugin) withPods(
 	if !slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool { return isNew(c.UID) }) {
 		return pods, false
 	}
-	for _, pod := range p.podsOf(ctx, claim) {
+	reserved := p.podsOf(ctx, claim)
+	pods = slices.DeleteFunc(slices.Clone(record.Pods), func(known claimstate.Pod) bool {
+		if slices.ContainsFunc(reserved, func(pod claimstate.Pod) bool { return pod.UID == known.UID }) {
+			return false
+		}
+		sight, err := p.cgroups.Look(ctx, known.UID)
+		return err == nil && sight.Known && !sight.Running
+	})
+	for _, pod := range reserved {
 		if isNew(pod.UID) {
 			pods, more = append(pods, pod), true
 		}

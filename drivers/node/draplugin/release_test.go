@@ -3,6 +3,7 @@ package draplugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -324,4 +325,43 @@ func TestReleasingDevicesAreTaintedAfterAWhileAndNoLongerWhenFree(t *testing.T) 
 			t.Errorf("taints %v after the release", got)
 		}
 	})
+}
+
+// A server and, one after the other, jobs share a claim for months: it is never unprepared in between.
+func TestRecordOfAClaimForgetsPodsThatHaveEnded(t *testing.T) {
+	claim := claimOf("u1", "d0")
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
+	p := podsOn(t, b)
+	reserve := func(uids ...types.UID) {
+		t.Helper()
+		claim = claim.DeepCopy()
+		claim.Status.ReservedFor = nil
+		for _, uid := range uids {
+			pod := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "pod-" + string(uid), UID: uid}
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, pod)
+		}
+		b.mustPrepare(t, claim)
+	}
+	p.run("server")
+	reserve("server")
+	p.run("forced") // deleted by force, and still there
+	reserve("server", "forced")
+	for i := range 20 {
+		job := types.UID(fmt.Sprint("job-", i))
+		p.run(job)
+		reserve("server", job)
+		if i%2 == 0 {
+			p.end(job)
+		} else if err := os.RemoveAll(p.at(job)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record, _ := b.state.Get("u1")
+	var kept []string
+	for _, pod := range record.Pods {
+		kept = append(kept, string(pod.UID))
+	}
+	if got := strings.Join(kept, " "); got != "server forced job-19" {
+		t.Errorf("the record has the pods %s", got)
+	}
 }

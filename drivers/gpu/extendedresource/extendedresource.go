@@ -5,9 +5,13 @@ package extendedresource
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -32,13 +36,17 @@ const kind = "k8s.gpu.nvidia.com/gpu"
 type Plugin struct {
 	gpus []*inventory.GPU
 	spec string
+	find func(context.Context) (*edits.Set, error)
 	lock func(ctx context.Context, uuids ...string) (unlock func(), err error)
+
+	mu      sync.Mutex
+	written *edits.Set // by which the spec was written last
 }
 
 var (
 	_ deviceplugin.Backend   = (*Plugin)(nil)
 	_ deviceplugin.Preferrer = (*Plugin)(nil)
-	_ deviceplugin.Specified = (*Plugin)(nil)
+	_ deviceplugin.Keeper    = (*Plugin)(nil)
 	_ deviceplugin.Exclusive = (*Plugin)(nil)
 )
 
@@ -54,24 +62,54 @@ func Select(n *inventory.Node, wish []string) []*inventory.GPU {
 	return out
 }
 
-// New writes the CDI spec of the GPUs and makes the plugin. lock keeps claims off the GPU while its mode is changed.
-func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin,
-	error) {
+// New writes the CDI spec of the GPUs and makes the plugin. find returns the containers' files and devices as the node has them now. lock
+// keeps claims off the GPU while its mode is changed.
+func New(ctx context.Context, gpus []*inventory.GPU, find func(context.Context) (*edits.Set, error), cdiRoot string,
+	lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin, error) {
+	p := &Plugin{gpus: gpus, find: find, spec: filepath.Join(cdiRoot, "k8s.gpu.nvidia.com-gpu.json"), lock: lock}
+	return p, p.KeepSpec(ctx)
+}
+
+// KeepSpec writes the CDI spec where it is missing, and where the driver's files or the numbers of its devices have changed. While a device
+// node is missing, as during an upgrade of the driver, the earlier spec stays.
+func (p *Plugin) KeepSpec(ctx context.Context) error {
+	set, err := p.find(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err = os.Stat(p.spec)
+	there := !errors.Is(err, fs.ErrNotExist)
+	if there && p.written != nil && (set == p.written || set.Lacking(p.gpus...) != nil) {
+		return nil
+	}
+	raw, err := content(p.gpus, set)
+	if err != nil {
+		return fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(p.spec), 0o755); err != nil {
+		return fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
+	}
+	if err := (atomicfile.Writer{}).Write(p.spec, raw, 0o644); err != nil {
+		return err
+	}
+	p.written = set
+	return nil
+}
+
+// content is the CDI spec of GPUs.
+func content(gpus []*inventory.GPU, set *edits.Set) ([]byte, error) {
 	spec := specs.Spec{Kind: kind, ContainerEdits: set.Common()}
 	for _, g := range gpus {
 		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: set.GPU(g)})
 	}
 	version, err := specs.MinimumRequiredVersion(&spec)
 	if err != nil {
-		return nil, fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
+		return nil, err
 	}
 	spec.Version = version
-	raw, err := json.Marshal(spec)
-	if err != nil {
-		return nil, fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
-	}
-	p := &Plugin{gpus: gpus, spec: filepath.Join(cdiRoot, "k8s.gpu.nvidia.com-gpu.json"), lock: lock}
-	return p, atomicfile.Writer{}.Write(p.spec, raw, 0o644)
+	return json.Marshal(spec)
 }
 
 // Exclusive implements deviceplugin.Exclusive: a GPU is for one pod.

@@ -37,7 +37,7 @@ func unlocked(context.Context, ...string) (func(), error) { return func() {}, ni
 
 func newPlugin(t *testing.T, gpus []*inventory.GPU, lock func(context.Context, ...string) (func(), error)) *Plugin {
 	t.Helper()
-	p, err := New(gpus, &edits.Set{}, t.TempDir(), lock)
+	p, err := New(t.Context(), gpus, func(context.Context) (*edits.Set, error) { return &edits.Set{}, nil }, t.TempDir(), lock)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/tree"
@@ -141,5 +142,52 @@ func TestPrepareNoticesChangedDriverFiles(t *testing.T) {
 	}
 	if libraryOf("u4", "libnvidia-ptxjitcompiler") {
 		t.Error("a library that is gone is mounted")
+	}
+}
+
+// The CDI spec of nvidia.com/gpu is no claim's: it outlives changes of the driver, and somebody may remove it.
+func TestSpecOfNvidiaComGPUFollowsTheNode(t *testing.T) {
+	root := renderFake(t, "t4-edge")
+	libraries := filepath.Join(root, "driver/usr/lib64")
+	put := func(name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(libraries, name+".so.550.163.01"), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("libnvidia-ml")
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
+	b.stop()
+	b.options.KubeletRoot, b.options.DevicePlugin = kubelet.Root(), []string{"all"}
+	b.start()
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 4)
+	path := filepath.Join(b.options.CDIRoot, "k8s.gpu.nvidia.com-gpu.json")
+	allocated := func() string {
+		t.Helper()
+		ids, _, err := kubelet.Allocate(t.Context(), "nvidia.com/gpu", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kubelet.Free("nvidia.com/gpu", ids...)
+		spec, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(spec)
+	}
+	if strings.Contains(allocated(), "libcuda.so") {
+		t.Fatal("a library that is not there is mounted")
+	}
+	put("libcuda")
+	if !strings.Contains(allocated(), "libcuda.so") {
+		t.Error("a library that was installed later is not mounted")
+	}
+	if err := os.RemoveAll(b.options.CDIRoot); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(allocated(), "libcuda.so") {
+		t.Error("the spec was not written again")
 	}
 }

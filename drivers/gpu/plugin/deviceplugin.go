@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/extendedresource"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
@@ -71,7 +72,8 @@ func (c *countedGPUs) Run(ctx context.Context) error {
 			return err
 		}
 	}
-	backend, err := extendedresource.New(gpus, set, c.options.CDIRoot, c.kind.Lock)
+	find := func(ctx context.Context) (*edits.Set, error) { return c.kind.Hardware().Edits(ctx) } // the hardware may be read again
+	backend, err := extendedresource.New(ctx, gpus, find, c.options.CDIRoot, c.kind.Lock)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const (
@@ -95,7 +96,14 @@ func (d *Dir) Write(claim types.UID, devices []Device) error {
 		return fmt.Errorf("CDI spec of claim %s: %w", claim, err)
 	}
 	// Runtimes read it as root; it holds nothing secret.
-	return d.writer.Write(d.Path(claim), data, 0o644)
+	err = d.writer.Write(d.Path(claim), data, 0o644)
+	if errors.Is(err, fs.ErrNotExist) { // somebody removed the directory
+		if err := errors.Join(os.MkdirAll(d.root, 0o755), filewatch.Removed(d.root)); err != nil {
+			return fmt.Errorf("CDI spec of claim %s: %w", claim, err)
+		}
+		err = d.writer.Write(d.Path(claim), data, 0o644)
+	}
+	return err
 }
 
 // Remove removes the spec of a claim. One that is not there is no error.

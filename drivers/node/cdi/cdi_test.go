@@ -14,6 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
 const driver = "test.example.com"
@@ -128,5 +129,21 @@ func BenchmarkWriteOneChannelBesideAll(b *testing.B) {
 		if err := dir.Write("one", []Device{{Name: "d", Edits: channels(1)}}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestDirectoryIsMadeAgainWhenSomebodyRemovedIt(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "cdi")
+	dir := open(t, root)
+	if err := os.RemoveAll(root); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Write("u1", []Device{{Name: "a", Edits: channels(1)}}); err != nil || !dir.Has("u1") {
+		t.Errorf("%v, spec there %t", err, dir.Has("u1"))
+	}
+	dir.root = filewatchtest.Removed(t) // a mount in the plugin's container
+	err := dir.Write("u2", []Device{{Name: "a", Edits: channels(1)}})
+	if err == nil || !strings.Contains(err.Error(), "was removed on the node") {
+		t.Errorf("a mount of a removed directory: %v", err)
 	}
 }

@@ -13,14 +13,19 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 // answerTimeout bounds the queries of Answers.
 const answerTimeout = 2 * time.Second
 
 // Answers sends each resource's socket the kubelet's calls. The error names those that do not answer. Without a kubelet there are no
-// sockets, and Answers returns nil.
+// sockets, and Answers returns nil, unless somebody removed the directory: a kubelet that starts then listens in another one.
 func (h *Host) Answers() error {
+	if err := filewatch.Removed(h.dir); err != nil {
+		return err
+	}
 	if _, err := os.Stat(filepath.Join(h.dir, kubeletSocket)); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

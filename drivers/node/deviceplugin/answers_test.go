@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
 func TestAnswersReportsUnreachableSocket(t *testing.T) {
@@ -47,5 +48,17 @@ func TestAnswersReportsUnreachableSocket(t *testing.T) {
 	t.Cleanup(served.close)
 	if err := host.Answers(); err != nil {
 		t.Errorf("it answers: %v", err)
+	}
+}
+
+// TestAnswersReportsARemovedDirectory: in the plugin's container the kubelet's directory is a mount. When it is removed on the node, the
+// mount has neither sockets nor a kubelet's, and the kubelet makes another directory.
+func TestAnswersReportsARemovedDirectory(t *testing.T) {
+	host := NewHost(t.TempDir(), &filewatch.Watcher{}, nil)
+	if err := os.Symlink(filewatchtest.Removed(t), host.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Answers(); err == nil || !strings.Contains(err.Error(), host.dir+" was removed on the node") {
+		t.Errorf("got %v", err)
 	}
 }

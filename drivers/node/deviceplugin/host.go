@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rescanInterval is how often sockets are checked without a change. It catches a kubelet whose new socket appeared before the
+// rescanInterval is how often sockets and CDI specs are checked without a change. It catches a kubelet whose new socket appeared before the
 // directory was watched.
 const rescanInterval = 10 * time.Second
 
@@ -131,6 +131,7 @@ func (h *Host) watch(ctx context.Context, sockets <-chan struct{}) {
 		case <-sockets:
 		case <-tick.C:
 		}
+		h.keepSpecs(ctx)
 		h.wake()
 		h.look()
 	}

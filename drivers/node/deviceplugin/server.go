@@ -192,6 +192,9 @@ func (s *server) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.resource.name, err)
 	}
 	if len(allocated.GetCdiDevices()) > 0 {
+		if err := s.resource.keepSpec(ctx); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.resource.name, err)
+		}
 		s.resource.expectRead(time.Now())
 	}
 	return allocated, nil

@@ -1,10 +1,15 @@
 package deviceplugin
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"slices"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/cdi"
 )
@@ -13,6 +18,32 @@ import (
 type Specified interface {
 	// Spec is the spec's file; empty: there is none now.
 	Spec() string
+}
+
+// Keeper is a Specified that writes its spec again where somebody removed it, or where it no longer fits the node.
+type Keeper interface {
+	Specified
+	KeepSpec(ctx context.Context) error
+}
+
+// keepSpec keeps the resource's CDI spec: without it no container with a device of the resource would start.
+func (r *Resource) keepSpec(ctx context.Context) error {
+	if keeper, ok := r.backend.(Keeper); ok {
+		return keeper.KeepSpec(ctx)
+	}
+	return nil
+}
+
+// keepSpecs keeps the spec of each resource.
+func (h *Host) keepSpecs(ctx context.Context) {
+	h.mu.Lock()
+	resources := slices.Collect(maps.Values(h.resources))
+	h.mu.Unlock()
+	for _, r := range resources {
+		if err := r.keepSpec(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "A CDI spec cannot be written again", "resource", r.name)
+		}
+	}
 }
 
 // wait is the time since which containers wait for a resource's CDI spec to be read. A spec that is written again starts from zero.

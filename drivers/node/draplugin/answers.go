@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 // answerTimeout bounds a call of the plugin to itself. The answer needs only this process, and the kubelet's probes have their own time
@@ -17,10 +19,16 @@ import (
 const answerTimeout = 2 * time.Second
 
 // Answers sends this plugin the kubelet's calls over its two kubelet sockets: GetInfo, and a prepare of an empty list of claims. The error
-// names the socket that does not answer: it was deleted, another process took it over, or its server hangs.
+// names the socket that does not answer: it was deleted, another process took it over, or its server hangs. Without the directory of its
+// CDI specs, or of its records, it could answer no claim.
 func (p *Plugin) Answers() error {
 	if err := p.Err(); err != nil {
 		return fmt.Errorf("the plugin has stopped: %w", err)
+	}
+	for _, directory := range []string{p.config.Node.CDIRoot, p.config.Node.StateDir} {
+		if err := filewatch.Removed(directory); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, answerTimeout)
 	defer cancel()

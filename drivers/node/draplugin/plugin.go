@@ -170,7 +170,11 @@ func (p *Plugin) start() error {
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.followCapabilities(p.ctx) })
 	p.wg.Go(func() { p.takeOrders(p.ctx) })
-	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
+	specs := p.config.Node.Files.Entries(p.ctx, p.config.Node.CDIRoot)
+	p.wg.Go(func() {
+		p.recoverFromAPI(p.ctx, left)
+		p.keepSpecs(p.ctx, specs)
+	})
 	p.wg.Go(func() { (&cdi.Watch{Unread: p.unread, Report: p.report.node}).Run(p.ctx) })
 	return nil
 }

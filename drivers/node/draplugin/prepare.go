@@ -117,7 +117,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	if recorded && p.current(last) {
 		return p.keep(ctx, apiClaim, last)
 	}
-	if !recorded && operation == recovering {
+	if operation == recovering && (!recorded || p.releaseOf(apiClaim.UID) != nil) {
 		return claimstate.Record{}, errUnprepared
 	}
 	claim, err := newClaim(apiClaim, p.config.Driver)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -133,6 +134,45 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// keepSpecs prepares claims again whose CDI spec somebody removed, until ctx ends: without it no container of theirs starts again. changed
+// reports changes of the CDI directory.
+func (p *Plugin) keepSpecs(ctx context.Context, changed <-chan struct{}) {
+	for {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		specs, err := p.cdi.List()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			klog.FromContext(ctx).Error(err, "Could not determine whether the claims' CDI specs are there")
+			continue
+		}
+		var lost []claimstate.Record
+		for _, record := range p.state.List() {
+			if !slices.Contains(specs, record.UID) && p.hasLostSpec(ctx, record.UID) {
+				lost = append(lost, record)
+			}
+		}
+		if len(lost) > 0 {
+			klog.FromContext(ctx).Info("CDI specs of claims in use were removed: preparing the claims again", "claims", len(lost))
+			p.recoverFromAPI(ctx, lost)
+		}
+	}
+}
+
+// hasLostSpec reports whether a prepared claim lacks its CDI spec. It waits for a call that is just writing or removing it.
+func (p *Plugin) hasLostSpec(ctx context.Context, uid types.UID) bool {
+	unlock, err := p.locks.Lock(ctx, string(uid))
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	record, recorded := p.state.Get(uid)
+	return recorded && record.Phase == claimstate.Prepared && p.releaseOf(uid) == nil && !p.cdi.Has(uid) &&
+		slices.ContainsFunc(record.Devices, func(d claimstate.Device) bool { return len(d.CDIDeviceIDs) > 0 })
 }
 
 // Renew prepares the claims again that the kind calls outdated. It retries until it has checked each, or ctx ends.

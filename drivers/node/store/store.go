@@ -266,7 +266,13 @@ func (s *Store[T]) Put(name string, value T) error {
 				return fmt.Errorf("store %s %s: %w", s.kind.Name, name, err)
 			}
 		}
-		if err := s.writer.Write(s.path(name), data, s.mode); err != nil {
+		err := s.writer.Write(s.path(name), data, s.mode)
+		if errors.Is(err, fs.ErrNotExist) { // somebody removed the directory
+			if err = os.MkdirAll(s.dir, 0o750); err == nil {
+				err = s.writer.Write(s.path(name), data, s.mode)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("store %s %s: %w", s.kind.Name, name, err)
 		}
 	}

@@ -284,3 +284,17 @@ func TestReadRejectsFileWhenItIsCutOrChanged(t *testing.T) {
 		}
 	}
 }
+
+func TestStoreWritesAfterItsDirectoryWasRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "things")
+	s, _ := open(t, dir, kind(), atomicfile.Writer{})
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put("a", thing{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if s, unreadable := open(t, dir, kind(), atomicfile.Writer{}); len(unreadable) > 0 || len(s.All()) != 1 {
+		t.Errorf("read %v, %v", s.All(), unreadable)
+	}
+}

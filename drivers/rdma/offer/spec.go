@@ -1,6 +1,7 @@
 package offer
 
 import (
+	"context"
 	"fmt"
 	"hash/fnv"
 	"strings"
@@ -71,4 +72,12 @@ func (o *Offer) WriteSpec() error {
 		devices = append(devices, d)
 	}
 	return o.cdi.Write(o.specName(), devices)
+}
+
+// KeepSpec writes the pool's CDI spec again where somebody removed it. It implements deviceplugin.Keeper.
+func (o *Offer) KeepSpec(context.Context) error {
+	if o.cdi == nil || o.cdi.Has(o.SpecName()) {
+		return nil
+	}
+	return o.WriteSpec()
 }

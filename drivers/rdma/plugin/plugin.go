@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	answers := func() error { //nolint:contextcheck // it has the plugin's context
-		return errors.Join(p.claims.Answers(), kubelet.Answers())
+		return errors.Join(p.claims.Answers(), kubelet.Answers(), filewatch.Removed(o.CDIRoot), filewatch.Removed(o.StateDir))
 	}
 	group.Go(func() error {
 		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, answers, p.claims.Started)

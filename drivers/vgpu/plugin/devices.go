@@ -89,7 +89,7 @@ func (f *deviceFiles) find(ctx context.Context) error {
 	return nil
 }
 
-// follow searches again when device nodes or the driver's files appear or disappear, until ctx ends.
+// follow searches again when device nodes or the driver's files appear or disappear, or the spec is gone, until ctx ends.
 func (f *deviceFiles) follow(ctx context.Context) error {
 	changes := f.options.Files.Entries(ctx, f.options.Driver().Locate().Dev.Path)
 	tick := time.NewTicker(nodesLook)
@@ -101,7 +101,7 @@ func (f *deviceFiles) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if !f.set.Outdated() {
+		if !f.set.Outdated() && f.directory.Has(spec) {
 			continue
 		}
 		if err := f.find(ctx); err != nil && ctx.Err() == nil {

@@ -99,7 +99,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		func(ctx context.Context) error {
 			alive := func() error { //nolint:contextcheck,nolintlint // a probe has the plugin's context
 				if plugins := served.Load(); plugins != nil {
-					return plugins.Answers()
+					return errors.Join(plugins.Answers(), filewatch.Removed(o.CDIRoot), filewatch.Removed(o.StateDir))
 				}
 				return nil // it waits for a driver or for other nodes, through no fault of its own
 			}

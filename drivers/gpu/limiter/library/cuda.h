@@ -49,6 +49,9 @@ typedef struct {
 	unsigned int channels, flags;
 } CUarray3d_descriptor;
 
+#define ARRAY_SPARSE 0x40		/* CUDA_ARRAY3D_SPARSE */
+#define ARRAY_DEFERRED_MAPPING 0x80 /* CUDA_ARRAY3D_DEFERRED_MAPPING */
+
 typedef struct {
 	int type, handle_types;
 	CUlocation location;

@@ -114,20 +114,35 @@ IMPORT(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipc_handle handle, unsigned 
 IMPORT(cuMemPoolImportPointer, (CUdeviceptr * out, CUmemoryPool pool, void *data), (out, pool, data))
 IMPORT(cuImportExternalMemory, (void **out, const void *what), (out, what))
 
-/* Bytes of an element, by CUarray_format. An unknown format counts as the largest. */
+/*
+ * Bytes of a channel of an element, by CUarray_format. An unknown format counts as the largest. Normalized formats (from 0xc0) have 1 or 2;
+ * block-compressed ones (from 0x91) and NV12 have 1 or less.
+ */
 static uint64_t element_bytes(int format)
 {
 	switch (format) {
 	case 0x01:
 	case 0x08:
+	case 0x91 ... 0x9e:
+	case 0xb0:
+	case 0xc0 ... 0xc2:
+	case 0xc6 ... 0xc8:
 		return 1;
 	case 0x02:
 	case 0x09:
 	case 0x10:
+	case 0xc3 ... 0xc5:
+	case 0xc9 ... 0xcb:
 		return 2;
 	default:
 		return 4;
 	}
+}
+
+/* Arrays that have no memory until memory of cuMemCreate is mapped into them (cuMemMapArrayAsync), which is counted. */
+static bool without_memory(const CUarray3d_descriptor *d)
+{
+	return d->flags & (ARRAY_SPARSE | ARRAY_DEFERRED_MAPPING);
 }
 
 static uint64_t array_bytes(const CUarray3d_descriptor *d)
@@ -158,7 +173,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUarray3d_descriptor *d)
 	CUresult (*real)(CUarray *, const CUarray3d_descriptor *) = REAL(cuda, cuArray3DCreate_v2);
 	struct grant g;
 	NEED(real);
-	if (!d)
+	if (!d || without_memory(d))
 		return real(out, d);
 	if (!reserve(&g, array_bytes(d)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -171,7 +186,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUarray *out, const CUarray3d_descriptor 
 	CUresult (*real)(CUarray *, const CUarray3d_descriptor *, unsigned int) = REAL(cuda, cuMipmappedArrayCreate);
 	struct grant g;
 	NEED(real);
-	if (!d)
+	if (!d || without_memory(d))
 		return real(out, d, levels);
 	/*
 	 * Each level has half the sides of the previous one. With one dimension, the worst case, all levels together need twice the first.

@@ -195,6 +195,21 @@ static CUresult array(CUarray *out, const CUarray_descriptor *d)
 	return r;
 }
 
+/* A sparse array, or one with deferred mapping, has addresses alone. */
+static CUresult array3d(CUarray *out, const CUarray3d_descriptor *d)
+{
+	uint64_t id;
+	CUresult r = make(&id, d->flags & 0xc0 ? 0 : d->width * (d->height ? d->height : 1) * (d->depth ? d->depth : 1) * d->channels, current);
+	*out = (void *)(uintptr_t)id;
+	return r;
+}
+
+static CUresult mipmapped(CUarray *out, const CUarray3d_descriptor *d, unsigned int levels)
+{
+	(void)levels;
+	return array3d(out, d);
+}
+
 static CUresult destroy_array(CUarray a)
 {
 	return use((uintptr_t)a, -1);
@@ -267,7 +282,7 @@ void *real_cuda(const char *exported)
 		{"cuMemExportToShareableHandle", export_memory}, {"cuMemImportFromShareableHandle", import_memory},
 		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast}, {"cuMulticastBindMem", bind_memory},
 		{"cuMulticastBindMem_v2", bind_memory_v2}, {"cuMulticastBindAddr", bind_address}, {"cuMulticastBindAddr_v2", bind_address_v2},
-		{"cuMulticastUnbind", unbind_memory}, {"cuArrayCreate_v2", array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
+		{"cuMulticastUnbind", unbind_memory}, {"cuArrayCreate_v2", array}, {"cuArray3DCreate_v2", array3d}, {"cuMipmappedArrayCreate", mipmapped}, {"cuMipmappedArrayDestroy", destroy_array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
 		{"cuDeviceTotalMem_v2", total}, {"cuCtxCreate_v2", create_context}, {"cuModuleLoadData", load}, {"cuModuleUnload", unload},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

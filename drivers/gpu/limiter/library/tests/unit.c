@@ -93,6 +93,23 @@ static void every_way_to_allocate_counts(void)
 	equal("freed twice");
 }
 
+/* CUDA_ARRAY3D_SPARSE and CUDA_ARRAY3D_DEFERRED_MAPPING: the memory is that of cuMemCreate, which is mapped into them later. */
+static void arrays_without_memory_do_not_count(void)
+{
+	const CUarray3d_descriptor plain = {4096, 4096, 1, 0xc2, 4, 0}, large = {1 << 17, 1 << 17, 0, 0x20, 4, 0x40};
+	CUarray3d_descriptor deferred = large;
+	CUarray a[4];
+	deferred.flags = 0x80;
+	driver_use(0);
+	CHECK(cuArray3DCreate_v2(&a[0], &plain) == 0, "an array of normalized bytes");
+	equal("an array of normalized bytes");
+	CHECK(cuArray3DCreate_v2(&a[1], &large) == 0 && cuMipmappedArrayCreate(&a[2], &large, 5) == 0, "sparse arrays larger than the limit");
+	CHECK(cuArray3DCreate_v2(&a[3], &deferred) == 0, "an array with deferred mapping");
+	equal("arrays without memory");
+	CHECK(cuArrayDestroy(a[0]) == 0 && cuArrayDestroy(a[1]) == 0 && cuMipmappedArrayDestroy(a[2]) == 0 && cuArrayDestroy(a[3]) == 0, "destroy");
+	equal("arrays that are gone");
+}
+
 static void what_does_not_fit_is_refused_and_changes_nothing(void)
 {
 	CUdeviceptr p, q;
@@ -240,6 +257,7 @@ int main(int argc, char **argv)
 	limits_are_read_whole_or_not_at_all();
 	limits_of_two_claims_add_up();
 	every_way_to_allocate_counts();
+	arrays_without_memory_do_not_count();
 	what_does_not_fit_is_refused_and_changes_nothing();
 	a_child_has_its_own_and_its_death_gives_it_back();
 	nanoseconds(16, &limited, CLOCK_MONOTONIC);

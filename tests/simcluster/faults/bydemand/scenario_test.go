@@ -46,9 +46,10 @@ func (s *scenario) play(during func(round int)) {
 	}
 }
 
-// round ends the pods but for two, in random order, and makes others: in turn of whole GPUs, for which GPUs that are cut have to be merged,
-// and of MIG profiles, for which whole ones have to be cut. The pods that stay are on two of the eight GPUs at most, and small pods that
-// come with whole ones on two more, so there is room.
+// round ends the pods but for two, in random order, and makes others: in turn for four whole GPUs, and for ten instances that take half a GPU
+// each. When the latter come, at most four GPUs are cut, and when the former come, at least five, so each scenario has a cut and a merger,
+// whatever layouts the one before left. There is room however the pods lie: those that stay are on two of the eight GPUs at most, and each
+// small one is on one.
 func (s *scenario) round(round int) {
 	s.t.Helper()
 	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })
@@ -57,9 +58,9 @@ func (s *scenario) round(round int) {
 		s.n.DeletePod(pod)
 	}
 	s.pods = s.pods[:staying]
-	mix := []string{"whole", "whole", "whole", "whole", "1g", "2g"}
+	mix := append(slices.Repeat([]string{"whole"}, 4), "1g", "2g")
 	if round%2 == 1 {
-		mix = []string{"whole", "3g", "3g", "3g", "2g", "2g", "1g", "1g", "1g"}
+		mix = append(slices.Repeat([]string{"3g"}, 10), "1g")
 	}
 	s.random.Shuffle(len(mix), func(i, j int) { mix[i], mix[j] = mix[j], mix[i] })
 	for _, shape := range mix {

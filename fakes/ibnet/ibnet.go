@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 
 	"gpufabric.io/fakes/profile"
 )
@@ -26,6 +27,9 @@ type Options struct {
 
 // lastLID is the last unicast LID (InfiniBand architecture specification, volume 1, 4.1.3).
 const lastLID = 0xbfff
+
+// hostname is the form of a node's name, which is quoted in the output.
+var hostname = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
 
 // port is a port of an HCA with its cable.
 type port struct {
@@ -107,7 +111,20 @@ func plan(o Options) (*network, error) {
 	if len(o.Names) > 0 && len(o.Names) != o.Nodes {
 		return nil, fmt.Errorf("%d names for %d nodes", len(o.Names), o.Nodes)
 	}
+	seen := map[string]bool{}
+	for _, name := range o.Names {
+		if !hostname.MatchString(name) || seen[name] {
+			return nil, fmt.Errorf("name %q of a node: want letters, digits, dots and hyphens, and each name once", name)
+		}
+		seen[name] = true
+	}
 	n := &network{Options: o, perNode: len(o.Profile.Node(0).NICs)}
+	if len(n.ports(0)) == 0 {
+		return nil, fmt.Errorf("profile %s has no InfiniBand port with a link", o.Profile.Name)
+	}
+	if most := lastLID / n.perNode; o.Nodes > most { // before all of them are made
+		return nil, fmt.Errorf("%d nodes of %d NICs: a network has LIDs for %d such nodes at most", o.Nodes, n.perNode, most)
+	}
 	down := o.Ports / 2
 	for first := 0; first < o.Nodes; first += down {
 		rails := map[int]int{} // the leaf of each rail
@@ -123,9 +140,6 @@ func plan(o Options) (*network, error) {
 				n.hosts++
 			}
 		}
-	}
-	if n.hosts == 0 {
-		return nil, fmt.Errorf("profile %s has no InfiniBand port with a link", o.Profile.Name)
 	}
 	if err := n.connect(); err != nil {
 		return nil, err

@@ -145,6 +145,9 @@ func TestNetworkIsRefused(t *testing.T) {
 		{"a switch of a negative number of ports", "-2 ports", ibnet.Options{Profile: racks, Nodes: 1, Ports: -2}},
 		{"names of other nodes", "1 names for 2 nodes", ibnet.Options{Profile: racks, Nodes: 2, Names: []string{"a"}, Ports: 64}},
 		{"four levels of switches", "more ports (144)", ibnet.Options{Profile: racks, Nodes: 1008, Ports: 8}},
+		{"a name twice", `"a"`, ibnet.Options{Profile: racks, Nodes: 2, Names: []string{"a", "a"}, Ports: 64}},
+		{"a name that ends its quotes", "letters, digits", ibnet.Options{Profile: racks, Nodes: 1, Names: []string{"a\" x \"\n"}, Ports: 64}},
+		{"more nodes than LIDs", "nodes at most", ibnet.Options{Profile: racks, Nodes: 100_000_000, Ports: 64}},
 		{"no InfiniBand", "no InfiniBand port", ibnet.Options{Profile: load(t, "t4-edge"), Nodes: 2, Ports: 64}},
 	} {
 		var out strings.Builder

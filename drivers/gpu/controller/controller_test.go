@@ -55,7 +55,9 @@ func api(objects ...client.Object) client.Client {
 		&v1alpha1.MIGLayout{}).
 		WithIndex(&resourceapi.ResourceSlice{}, resourceapi.ResourceSliceSelectorDriver, func(o client.Object) []string {
 			return []string{o.(*resourceapi.ResourceSlice).Spec.Driver}
-		}).Build()
+		}).
+		WithIndex(&resourceapi.ResourceClaimTemplate{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).
+		Build()
 }
 
 func quantity(text string) *resource.Quantity { q := resource.MustParse(text); return &q }
@@ -127,6 +129,42 @@ func TestControllerMakesClassTemplateAndCount(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestControllerRemovesTemplatesOfNamespacesThatAreNoLongerNamed(t *testing.T) {
+	p := profile("p", v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive, Namespaces: []string{"team", "left"}})
+	theirs := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "other"}}
+	k := api(append(published(t, "n1", 2), p, theirs)...)
+	r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}
+	request := ctrl.Request{NamespacedName: types.NamespacedName{Name: "p"}}
+	namespaces := func() string {
+		t.Helper()
+		if _, err := r.Reconcile(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		var templates resourceapi.ResourceClaimTemplateList
+		if err := k.List(t.Context(), &templates); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, template := range templates.Items {
+			names = append(names, template.Namespace)
+		}
+		return strings.Join(names, " ")
+	}
+	if got := namespaces(); got != "left other team" {
+		t.Fatalf("templates in %s", got)
+	}
+	if err := k.Get(t.Context(), request.NamespacedName, p); err != nil {
+		t.Fatal(err)
+	}
+	p.Spec.Namespaces, p.Generation = []string{"team"}, p.Generation+1
+	if err := k.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if got := namespaces(); got != "other team" {
+		t.Errorf("templates in %s, want those of the namespace that is named, and of others", got)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -45,8 +46,11 @@ func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 		return ctrl.Result{}, r.write(ctx, &p, next)
 	}
 	class, err := r.makeAll(ctx, &p)
+	if err == nil && isNew(&p) {
+		err = r.removeTemplates(ctx, &p)
+	}
 	if err != nil {
-		setReady(&next.Conditions, p.Generation, false, "NotMade", err.Error(), r.now())
+		setReady(&next.Conditions, p.Generation, false, reasonNotMade, err.Error(), r.now())
 		if written := r.write(ctx, &p, next); written != nil {
 			return ctrl.Result{}, written
 		}
@@ -116,6 +120,33 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) (*resou
 		}
 	}
 	return class, nil
+}
+
+// reasonNotMade is the reason of a profile's condition Ready whose objects could not be made, or removed.
+const reasonNotMade = "NotMade"
+
+// isNew reports whether a profile's spec was not processed yet, or not to the end.
+func isNew(p *v1alpha1.VGPUProfile) bool {
+	ready := meta.FindStatusCondition(p.Status.Conditions, "Ready")
+	return p.Status.ObservedGeneration != p.Generation || ready == nil || ready.Reason == reasonNotMade
+}
+
+// removeTemplates removes the profile's templates in namespaces that its spec no longer names.
+func (r *profiles) removeTemplates(ctx context.Context, p *v1alpha1.VGPUProfile) error {
+	var templates resourceapi.ResourceClaimTemplateList
+	if err := r.reader.List(ctx, &templates, client.MatchingFields{metav1.ObjectNameField: p.Name}); err != nil {
+		return fmt.Errorf("list the ResourceClaimTemplates of VGPUProfile %s: %w", p.Name, err)
+	}
+	for i := range templates.Items {
+		template := &templates.Items[i]
+		if !metav1.IsControlledBy(template, p) || slices.Contains(p.Spec.Namespaces, template.Namespace) {
+			continue
+		}
+		if err := r.client.Delete(ctx, template, client.Preconditions{UID: &template.UID}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("remove the ResourceClaimTemplate in namespace %s, which the spec no longer names: %w", template.Namespace, err)
+		}
+	}
+	return nil
 }
 
 // make creates an object, or updates its own object if that differs.

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -157,6 +158,9 @@ func (m *vgpuProfileModel) api(ctx context.Context) (*v1alpha1.VGPUProfileSpec, 
 func validateVGPUProfile(ctx context.Context, m *vgpuProfileModel) (field.ErrorList, diag.Diagnostics) {
 	spec, diags := m.api(ctx)
 	errs := spec.Validate(field.NewPath("spec"))
+	for _, problem := range validation.IsQualifiedName(v1alpha1.GroupName + "/" + m.Name.ValueString()) {
+		errs = append(errs, field.Invalid(field.NewPath("name"), m.Name.ValueString(), "the extended resource is named after it: "+problem))
+	}
 	// The API treats 0 as omitted; a configuration that contains it means something else.
 	for _, n := range []struct {
 		name  string

@@ -238,6 +238,9 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 		{"an empty device filter", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" +
 			`layouts = { x = { gpus = [{ device_filter = [] }] } }`, []string{`layouts["x"].gpus[0].device_filter`, "at least 1"}},
 
+		{"a profile's name that is too long for a resource", "vgpu_profile", `name = "` + strings.Repeat("a", 64) + `"` + "\n" +
+			`mode = "Exclusive"`, []string{"name", "extended resource", "63"}},
+
 		// gpufabric_secondary_network
 		{"a network of an unknown type", "secondary_network", `name = "a"` + "\n" + `type = "sriov"`,
 			[]string{"Attribute type", `["macvlan" "ipoib" "host-device"]`, `got: "sriov"`}},

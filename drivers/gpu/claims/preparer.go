@@ -179,7 +179,7 @@ func (k *Preparer) Lock(ctx context.Context, uuids ...string) (unlock func(), er
 func (k *Preparer) Holds(device draplugin.AllocatedDevice) []ledger.Reservation {
 	d := k.Hardware().Pool.Device(device.Device)
 	if d == nil {
-		return []ledger.Reservation{{Key: nameKey(device.Pool, device.Device), Shared: device.ShareID != nil}}
+		return []ledger.Reservation{{Key: nameKey(k.options.Pool, device.Device), Shared: device.ShareID != nil}}
 	}
 	return HoldsOf(d.As(device.ShareID != nil, device.ConsumedCapacity))
 }

@@ -85,9 +85,15 @@ type bench struct {
 // newBench makes a plugin with its directories but without sockets, as Start does up to the registration.
 func newBench(t *testing.T, dir string, writer atomicfile.Writer, objects ...runtime.Object) *bench {
 	t.Helper()
+	return newBenchOf(t, dir, "pool", writer, objects...)
+}
+
+// newBenchOf is newBench for a node with that pool.
+func newBenchOf(t *testing.T, dir, pool string, writer atomicfile.Writer, objects ...runtime.Object) *bench {
+	t.Helper()
 	b := &bench{kind: &testKind{prepare: inject}, events: record.NewFakeRecorder(100), client: fake.NewClientset(objects...), dir: dir}
 	config := Config{
-		Driver: driver,
+		Driver: driver, Pool: pool,
 		Node: options.Node{
 			NodeName: "node-a", CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
 			ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"),

@@ -1,6 +1,7 @@
 package draplugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -310,12 +311,13 @@ func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Reservation {
 	if holder, ok := p.config.Preparer.(Holder); ok {
 		return holder.Holds(device)
 	}
-	return holdsOfName(device)
+	return p.holdsOfName(device)
 }
 
-// holdsOfName returns the hold on a device by its name.
-func holdsOfName(device AllocatedDevice) []ledger.Reservation {
-	return []ledger.Reservation{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
+// holdsOfName returns the hold on a device by its name. The pool is the node's own, whatever its name was when the claim was allocated: a
+// node that was renamed has the same devices, and containers of its former name may still run.
+func (p *Plugin) holdsOfName(device AllocatedDevice) []ledger.Reservation {
+	return []ledger.Reservation{{Key: cmp.Or(p.config.Pool, device.Pool) + "/" + device.Device, Shared: device.ShareID != nil}}
 }
 
 // releaseIfGone unprepares a claim that is no longer allocated in the API.

@@ -98,7 +98,7 @@ func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []le
 		return p.holdsOfDevice(device), nil
 	}()
 	if err != nil {
-		return holdsOfName(device)
+		return p.holdsOfName(device)
 	}
 	return holds
 }

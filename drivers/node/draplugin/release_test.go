@@ -365,3 +365,18 @@ func TestRecordOfAClaimForgetsPodsThatHaveEnded(t *testing.T) {
 		t.Errorf("the record has the pods %s", got)
 	}
 }
+
+// A node was renamed: the kubelet of the new name does not know the pods of the old one, whose containers have their grace period.
+func TestPrepareWaitsForContainersOfTheNodesFormerName(t *testing.T) {
+	before, next := claimOf("u1", "d0"), claimOf("u2", "d0")
+	next.Status.Allocation.Devices.Results[0].Pool = "renamed"
+	dir := t.TempDir()
+	newBench(t, dir, atomicfile.Writer{}, before, next).mustPrepare(t, before)
+	b := newBenchOf(t, dir, "renamed", atomicfile.Writer{}, before, next)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // of which the answer has 3
+	defer cancel()
+	results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{next})
+	if err = errors.Join(err, results["u2"].Err); reasonOf(err) != "DeviceInUse" {
+		t.Errorf("got %v, want that the device is held by u1", err)
+	}
+}

@@ -468,9 +468,20 @@ func (r *objectResource[M]) settle(
 
 // timeoutsAttribute is the timeouts attribute all resources share.
 func timeoutsAttribute(ctx context.Context) schema.Attribute {
-	return timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true,
+	attribute := timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true,
 		CreateDescription: "How long creation may take, with waiting, as a duration such as `10m`. Default 10 minutes.",
 		UpdateDescription: "How long a change may take, with waiting. Default 10 minutes.",
 		DeleteDescription: "How long deletion may take until the object is gone. Default 10 minutes.",
 	})
+	nested, ok := attribute.(schema.SingleNestedAttribute)
+	if !ok {
+		return attribute
+	}
+	for name, inner := range nested.Attributes {
+		if text, ok := inner.(schema.StringAttribute); ok {
+			text.Validators = append(text.Validators, positiveDuration{})
+			nested.Attributes[name] = text
+		}
+	}
+	return nested
 }

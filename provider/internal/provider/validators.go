@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
@@ -140,5 +141,19 @@ func (ignorePattern) ValidateString(_ context.Context, req validator.StringReque
 	}
 	if _, err := release.ParseIgnored([]string{req.ConfigValue.ValueString()}); err != nil {
 		resp.Diagnostics.AddAttributeError(req.Path, "Invalid drift_ignore", fmt.Sprintf("%s: %v.", req.Path, err))
+	}
+}
+
+// positiveDuration refuses durations in which nothing can be done. The form of a duration is checked elsewhere.
+type positiveDuration struct{}
+
+func (positiveDuration) Description(context.Context) string { return "must be more than 0" }
+
+func (v positiveDuration) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (positiveDuration) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if d, err := time.ParseDuration(req.ConfigValue.ValueString()); err == nil && d <= 0 {
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid time-out", fmt.Sprintf("%s: %q is no time in which anything can be done: "+
+			"write one such as 10m, or leave it out for the default.", req.Path, req.ConfigValue.ValueString()))
 	}
 }

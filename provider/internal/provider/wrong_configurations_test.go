@@ -61,6 +61,9 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 		{"a time-out that is no " +
 			"duration", "compute_domain", `name = "a"` + "\n" + `timeouts = { create = "soon" }` + "\n" + channel,
 			[]string{`"soon" must be a string containing a sequence of decimal numbers`}},
+		{"a time-out below zero", "compute_domain", `name = "a"` + "\n" + `timeouts = { create = "-5m" }` + "\n" + channel,
+			[]string{"timeouts.create", `"-5m"`, "10m"}},
+		{"a time-out of zero", "driver_stack", chart + "\n" + `timeouts = { delete = "0s" }`, []string{"timeouts.delete", `"0s"`}},
 		{"a label key with two slashes", "compute_domain", `name = "a"` + "\n" + `labels = { "a/b/c" = "x" }` + "\n" + channel,
 			[]string{`labels["a/b/c"]`, "no label or annotation key"}},
 		{"a label value with a blank", "compute_domain", `name = "a"` + "\n" + `labels = { team = "two words" }` + "\n" + channel,

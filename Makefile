@@ -206,7 +206,7 @@ test-versions: prerequisites toolchain-sim ## Run each part against the programs
 	(cd tests/simcluster && export GOWORK=off SIMCLUSTER_KUBERNETES=$$v && $(GO) test $(TESTFLAGS) -p 1 -tags versions ./versions/ ./computedomains/ ./deviceplugins/ && \
 	case $$v in 1.35) SIMCLUSTER_GATES=$(GATES) $(GO) test $(TESTFLAGS) -p 1 ./versions/ ./dra/ ./cliques/ ;; \
 	1.37) $(GO) test $(TESTFLAGS) -p 1 ./dra/ ./cliques/ ./hostimex/ ;; esac); \
-	(cd tests && export TEST_ASSET_KUBE_APISERVER=$$($(GO) run ../build/cmd/toolchain kube-apiserver-$$v) && $(GO) test $(TESTFLAGS) -run TestARoleWritesNoMore ./charts/); done
+	(cd tests && export TEST_ASSET_KUBE_APISERVER=$$($(GO) run ../build/cmd/toolchain kube-apiserver-$$v) && $(GO) test $(TESTFLAGS) -run 'TestPoliciesLimitRoles|TestPoliciesRefuseWrites' ./charts/); done
 
 .PHONY: test-runtimes
 test-runtimes: prerequisites ## Run a claim's container on containerd 1.7 and 2, and compare how they and the doctor read a configuration (root and runc; the first build takes minutes).

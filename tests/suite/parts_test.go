@@ -64,3 +64,42 @@ func TestLongSuiteMakesEveryTargetThatTests(t *testing.T) {
 		t.Errorf("only %d lines of the Makefile run tests", found)
 	}
 }
+
+// TestMakefileNamesTestsThatExist finds patterns of `go test -run` that match no test: it passes without one.
+func TestMakefileNamesTestsThatExist(t *testing.T) {
+	root, err := repository.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	for _, module := range []string{"build", "drivers", "fakes", "provider", "tests"} {
+		if err := filepath.WalkDir(filepath.Join(root, module), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, match := range function.FindAllStringSubmatch(string(text), -1) {
+				names = append(names, match[1])
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	patterns := regexp.MustCompile(`-run ['"]?([\w|]+)`).FindAllStringSubmatch(string(makefile), -1)
+	if len(patterns) < 5 {
+		t.Fatalf("only %d patterns of tests are in the Makefile", len(patterns))
+	}
+	for _, pattern := range patterns {
+		for one := range strings.SplitSeq(pattern[1], "|") {
+			if !slices.ContainsFunc(names, regexp.MustCompile(one).MatchString) {
+				t.Errorf("the Makefile runs %s, and no test has that name", one)
+			}
+		}
+	}
+}

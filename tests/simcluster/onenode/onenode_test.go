@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/yaml"
@@ -88,6 +89,7 @@ func TestNodeMovesFromNVIDIAsDriverAndBackBesideHeldClaims(t *testing.T) {
 	g.assertUntouched(before, "NVIDIA's driver stays off gpufabric's nodes")
 
 	g.move(2, true)
+	g.mistakeOfTheirs(up.Config, theirs, 2)
 	g.move(3, true)
 	g.move(moved, true)
 	g.move(moved, false)
@@ -241,6 +243,29 @@ func (g *ground) mistake(i int) {
 		g.t.Errorf("two drivers on %s have written slices: they are %v, and were %v", node, now, slices)
 	}
 	g.assertUntouched(before, "two drivers on "+node)
+}
+
+// mistakeOfTheirs has NVIDIA's driver on a node that gpufabric serves, and takes it off again. gpufabric must give way, and serve the node again
+// with the claims that it had.
+func (g *ground) mistakeOfTheirs(config *rest.Config, theirs chart.Options, i int) {
+	g.t.Helper()
+	step := "NVIDIA's driver comes to " + cluster.NodeName(i)
+	before := g.pods()
+	everywhere, plugin := theirs, maps.Clone(theirs.Values["kubeletPlugin"].(map[string]any))
+	delete(plugin, "affinity")
+	everywhere.Values = maps.Clone(theirs.Values)
+	everywhere.Values["kubeletPlugin"] = plugin
+	for _, at := range []struct {
+		options chart.Options
+		ours    bool
+	}{{everywhere, false}, {theirs, true}} {
+		if err := chart.Install(g.t.Context(), config, at.options); err != nil {
+			g.t.Fatal(err)
+		}
+		g.awaitPool(i, at.ours)
+	}
+	g.awaitEvent(cluster.NodeName(i), "OtherDriver")
+	g.assertUntouched(before, step)
 }
 
 // versions are the resource versions of a node's slices by name.

@@ -80,7 +80,9 @@ func (s shares) share(to chan<- prometheus.Metric, name string) bool {
 		return false
 	}
 	labels := []string{claim.Namespace, claim.Name, uid, index, limits[0].UUID}
-	to <- prometheus.MustNewConstMetric(s.limit, prometheus.GaugeValue, float64(limits[0].Bytes), labels...)
+	if limits[0].Bytes > 0 { // else it has cores alone
+		to <- prometheus.MustNewConstMetric(s.limit, prometheus.GaugeValue, float64(limits[0].Bytes), labels...)
+	}
 	if s.limits.Seats != nil && limits[0].Cores > 0 {
 		charged := s.limits.Seats.Charged(name, limits[0].UUID)
 		to <- prometheus.MustNewConstMetric(s.time, prometheus.CounterValue, charged.Seconds(), labels...)

@@ -20,7 +20,11 @@ func TestSharesOfTwoClaimsOfOneNameHaveSeriesOfTheirOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "u1_0"), text, 0o600),
+	cores, err := limiter.Text([]limiter.Limit{{UUID: uuid, Cores: 50}}, false) // of a GPU without memory: it has no such limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "u1_0"), text, 0o600), os.WriteFile(filepath.Join(dir, "u3_0"), cores, 0o600),
 		os.WriteFile(filepath.Join(dir, "u2_0"), text, 0o600)); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ func olderVersions(t *testing.T, live *server) []way {
 			`", "namespace": "tenant"}, "spec": ` + spec + `}`
 	}
 	var out []way
+	shares := live.keepsShares(t)
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
 		request := func(class, more string) string {
 			body := `"deviceClassName": "` + class + `"` + more
@@ -54,7 +55,7 @@ func olderVersions(t *testing.T, live *server) []way {
 		out = append(out, way{"a configuration in a DeviceClass of " + version, live.client, makes(`{"apiVersion": "` + group + version +
 			`", "kind": "DeviceClass", "metadata": {"name": "tried"}, "spec": {"config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters":
 			{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}}}]}}`), away + "device-classes"})
-		out = append(out, olderAllocations(t, live, version, claim(version, "ResourceClaim", "claim-"+version,
+		out = append(out, olderAllocations(t, live, shares, version, claim(version, "ResourceClaim", "claim-"+version,
 			`{"requests": [`+request("gpu.nvidia.com", "")+`]}`))...)
 
 		// With the tokens of roles.
@@ -89,7 +90,7 @@ func olderVersions(t *testing.T, live *server) []way {
 }
 
 // olderAllocations has the scheduler allocate through an older version, and a plugin write another node's part of a status.
-func olderAllocations(t *testing.T, live *server, version, body string) []way {
+func olderAllocations(t *testing.T, live *server, shares bool, version, body string) []way {
 	t.Helper()
 	one := object(body)
 	if _, err := live.client.Resource(resourceOfKind(one)).Namespace("tenant").Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
@@ -107,15 +108,18 @@ func olderAllocations(t *testing.T, live *server, version, body string) []way {
 			"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}}}`
 	)
 	plugin := live.as(t, "gpufabric-gpu-plugin", "node-a")
-	return []way{
+	out := []way{
 		{"the allocation of a daemon through " + version, live.client, allocate(domains, "node-a-compute-domain", `"device": "daemon-0"`, ""),
 			"which is for the IMEX daemons"},
 		{"the allocation of a channel through " + version, live.client, allocate(domains, "node-a-compute-domain", `"device": "channel-0"`, ""),
 			"without saying for which compute domain"},
-		{"the allocation of a share with a time slice through " + version, live.client, allocate("gpu.nvidia.com", "node-a-gpu", share, long),
-			"would take a share of a GPU (gpu-0 of node-a-gpu) and choose its time slice"},
-		{"the allocation of a share through " + version, live.client, allocate("gpu.nvidia.com", "node-a-gpu", share, ""), ""},
 		{"a plugin allocates through " + version, plugin, allocate("gpu.nvidia.com", "node-a-gpu", share, ""),
 			"may write the status of claims that have a device of pool node-a-gpu only"},
 	}
+	if !shares { // the server drops shareID: no claim has a share
+		return out
+	}
+	return append(out, way{"the allocation of a share with a time slice through " + version, live.client,
+		allocate("gpu.nvidia.com", "node-a-gpu", share, long), "would take a share of a GPU (gpu-0 of node-a-gpu) and choose its time slice"},
+		way{"the allocation of a share through " + version, live.client, allocate("gpu.nvidia.com", "node-a-gpu", share, ""), ""})
 }

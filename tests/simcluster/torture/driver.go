@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 )
 
@@ -50,6 +51,12 @@ func (d Driver) check(source string) error {
 	}
 	if info, err := os.Stat(d.Program); d.Program != "" && (err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0) {
 		errs = append(errs, fmt.Errorf("%s: program %q cannot be run", source, d.Program))
+	}
+	if d.DriverName == "" {
+		return errors.Join(errs...)
+	}
+	for _, problem := range validation.IsDNS1123Subdomain(d.DriverName) {
+		errs = append(errs, fmt.Errorf("%s: driverName %q: %s", source, d.DriverName, problem))
 	}
 	return errors.Join(errs...)
 }

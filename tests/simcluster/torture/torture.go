@@ -69,7 +69,7 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 		options.Patience = DefaultPatience
 	}
 	chosen, err := choose(options.Cases)
-	if err != nil {
+	if err := errors.Join(err, options.check()); err != nil {
 		return nil, err
 	}
 	programs, err := apiserver.Ensured(ctx)
@@ -103,6 +103,21 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 		}
 	}
 	return results, nil
+}
+
+// check rejects options whose table would be about something else than the drivers.
+func (o Options) check() error {
+	if o.Patience < 0 {
+		return fmt.Errorf("a patience of %s: every driver would fall; it is 0 or more", o.Patience)
+	}
+	seen := map[string]bool{}
+	for _, driver := range o.Drivers {
+		if seen[driver.Name] {
+			return fmt.Errorf("two drivers have the name %q, by which the table tells them apart", driver.Name)
+		}
+		seen[driver.Name] = true
+	}
+	return nil
 }
 
 // run runs one case on a node of its own.

@@ -110,6 +110,7 @@ func TestReadRejectsADescriptionWithoutAProgram(t *testing.T) {
 		"driverName: a.example.com\nprogram: /bin/true\n":                    "name is empty",
 		"name: a\ndriverName: a.example.com\nprogram: /bin/sh\nargs: [-x]\n": "unknown field",
 		"name: a\ndriverName: a.example.com\nprogram: /bin/sh\n":             "",
+		"name: a\ndriverName: ../../b c\nprogram: /bin/sh\n":                 `driverName "../../b c"`,
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -122,5 +123,13 @@ func TestReadRejectsADescriptionWithoutAProgram(t *testing.T) {
 	_, err := torture.Run(t.Context(), torture.Options{Cases: []string{"no such case"}})
 	if err == nil || !strings.Contains(err.Error(), "the cases are") {
 		t.Errorf("an unknown case: %v", err)
+	}
+	for want, options := range map[string]torture.Options{
+		"-5s":            {Patience: -5 * time.Second},
+		`the name "one"`: {Drivers: []torture.Driver{{Name: "one"}, {Name: "two"}, {Name: "one"}}},
+	} {
+		if _, err := torture.Run(t.Context(), options); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q in it", err, want)
+		}
 	}
 }

@@ -49,6 +49,7 @@ func tortureCommand() *cobra.Command {
 			options.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 			results, err := torture.Run(cmd.Context(), options)
 			if err != nil {
+				_ = os.Remove(options.Dir) // it has logs where anything was started, and stays then
 				return err
 			}
 			if err := torture.WriteTable(cmd.OutOrStdout(), results); err != nil {

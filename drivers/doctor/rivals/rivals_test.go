@@ -66,7 +66,7 @@ func TestFindRecognisesNeighboursByNodes(t *testing.T) {
 		"NVIDIA's driver on nodes that are not ours": {Cluster{Selector: one, Nodes: []corev1.Node{node("n1", nil, "nvidia.com/gpu"),
 			node("n2", one)}, Slices: []resourceapi.ResourceSlice{slice("n1", "gpu.nvidia.com", "n1")},
 			DaemonSets: []appsv1.DaemonSet{daemonSet("nvidia-dra-driver-gpu-kubelet-plugin", "x")}}, None, ""},
-		"NVIDIA's controller of compute domains, on whatever nodes its plugins are": {Cluster{Selector: one, Nodes: []corev1.Node{node("n2", one)},
+		"NVIDIA's controller of compute domains, with a selector": {Cluster{Selector: one, Nodes: []corev1.Node{node("n2", one)},
 			Deployments: []appsv1.Deployment{deployment("dra-driver-nvidia-gpu-controller", nil)}}, Driver,
 			"deployment x/dra-driver-nvidia-gpu-controller"},
 		"our controller": {Cluster{Deployments: []appsv1.Deployment{deployment("gpufabric-controller", ours)}}, None, ""},

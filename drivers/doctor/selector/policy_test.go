@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// policy is the policy of docs/remediation.md, evaluated as NVSentinel's Kubernetes Object Monitor does: by CEL, with the object as `resource`.
+// policy is the policy of docs/remediation.md, evaluated as NVSentinel's Kubernetes Object Monitor does: by CEL, with the object as
+// `resource`.
 type policy struct {
 	broken, node cel.Program
 	fatal        bool

@@ -18,8 +18,8 @@ import (
 // devices would appear a second late. The controller finds these slices and adopts them: they have the names and the content that
 // it would have written. It also repeats writes that fail here.
 //
-// Slices of other pools are those of another driver with this one's name, which served the node before and has ended. They offer the same devices a
-// second time. The controller would delete them too, but only after its delay of 30 s.
+// Slices of other pools are those of another driver with this one's name, which served the node before and has ended. They offer the
+// same devices a second time. The controller would delete them too, but only after its delay of 30 s.
 func (p *Plugin) createSlices(ctx context.Context, resources resourceslice.DriverResources) error {
 	node, slices := p.config.Node.NodeName, p.config.Client.ResourceV1().ResourceSlices()
 	list, err := slices.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{

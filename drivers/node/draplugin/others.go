@@ -11,13 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/klog/v2"
-
-	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -124,8 +123,8 @@ func (p *Plugin) followOthers(ctx context.Context, registry string, changed <-ch
 
 // giveWay withdraws the node's devices, which the other plugin offers too, and ends the plugin. Claims stay prepared.
 func (p *Plugin) giveWay(ctx context.Context, other string) {
-	p.reportOther(ctx, other, "This one has withdrawn its ResourceSlices and waits. Claims that it prepared are kept, but the other plugin does not "+
-		"know them, and may give their devices to others")
+	p.reportOther(ctx, other, "This one has withdrawn its ResourceSlices and waits. Claims that it prepared are kept, but the other plugin "+
+		"does not know them, and may give their devices to others")
 	if err := p.slices.withdraw(ctx, p.config.Pool); err != nil {
 		klog.FromContext(ctx).Error(err, "The devices of this node stay published beside those of the other plugin")
 	}
@@ -133,8 +132,8 @@ func (p *Plugin) giveWay(ctx context.Context, other string) {
 }
 
 func (p *Plugin) reportOther(ctx context.Context, other, consequence string) {
-	message := fmt.Sprintf("another plugin serves driver %s on this node, by socket %s: the kubelet calls only one. %s. Keep one of the two off "+
-		"the node, by nodePlugins.nodeSelector or the other's affinity", p.config.Driver, other, consequence)
+	message := fmt.Sprintf("another plugin serves driver %s on this node, by socket %s: the kubelet calls only one. %s. Keep one of the two "+
+		"off the node, by nodePlugins.nodeSelector or the other's affinity", p.config.Driver, other, consequence)
 	klog.FromContext(ctx).Error(errOtherDriver, message)
 	p.report.node(reasonOtherDriver, message)
 }

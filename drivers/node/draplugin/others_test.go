@@ -68,7 +68,7 @@ func nodeOf(dir string) options.Node {
 		ProcDevices: dir + "/devices", KubeletRoot: dir}
 }
 
-// awaitPools waits until the published slices are those of one pool, and returns the pools of deleted slices.
+// awaitPools waits until the only published slice is that of one pool.
 func awaitPools(t *testing.T, client *fake.Clientset, want string) {
 	t.Helper()
 	changes, err := client.ResourceV1().ResourceSlices().Watch(t.Context(), metav1.ListOptions{})
@@ -183,7 +183,8 @@ func TestPluginWithdrawsAndEndsWhenAnotherOneRegisters(t *testing.T) {
 func TestPluginRemovesItsSocketsWhenItStops(t *testing.T) {
 	p, dir := started(t, versioned())
 	p.Stop()
-	for _, path := range []string{filepath.Join(dir, "plugins", driver, "dra.sock"), filepath.Join(dir, "plugins_registry", driver+"-reg.sock")} {
+	for _, name := range []string{"plugins/" + driver + "/dra.sock", "plugins_registry/" + driver + "-reg.sock"} {
+		path := filepath.Join(dir, name)
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("socket %s is left (%v)", path, err)
 		}

@@ -245,8 +245,8 @@ func (g *ground) mistake(i int) {
 	g.assertUntouched(before, "two drivers on "+node)
 }
 
-// mistakeOfTheirs has NVIDIA's driver on a node that gpufabric serves, and takes it off again. gpufabric must give way, and serve the node again
-// with the claims that it had.
+// mistakeOfTheirs has NVIDIA's driver on a node that gpufabric serves, and takes it off again. gpufabric must give way, and serve the node
+// again with the claims that it had.
 func (g *ground) mistakeOfTheirs(config *rest.Config, theirs chart.Options, i int) {
 	g.t.Helper()
 	step := "NVIDIA's driver comes to " + cluster.NodeName(i)

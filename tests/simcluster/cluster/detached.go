@@ -112,7 +112,8 @@ func Add(ctx context.Context, dir, profile string, count int) (names []string, e
 	for i := range count {
 		names = append(names, NodeName(before.Nodes+i))
 	}
-	if err := whileTheyRun(ctx, shards, func(ctx context.Context) error { return awaitNodes(ctx, client, len(names), names, nil) }); err != nil {
+	ready := func(ctx context.Context) error { return awaitNodes(ctx, client, len(names), names, nil) }
+	if err := whileTheyRun(ctx, shards, ready); err != nil {
 		for _, shard := range shards {
 			shard.Stop(stopGrace)
 		}

@@ -125,8 +125,8 @@ func (r Role) onceOnNode(ctx context.Context, path, node string) error {
 	}
 	p, err := process.Start(process.Spec{
 		Name: name + "-" + node, ClusterDir: r.Cluster, LogDir: filepath.Join(r.Cluster, "logs"), Path: path,
-		Args: r.arguments("{node}", node, "{hardware}", fabric.HardwareOf(dir), "{kubelet}", filepath.Join(dir, "k"), "{cdi}", cdi, "{state}", state,
-			"{dir}", dir),
+		Args: r.arguments("{node}", node, "{hardware}", fabric.HardwareOf(dir), "{kubelet}", filepath.Join(dir, "k"), "{cdi}", cdi,
+			"{state}", state, "{dir}", dir),
 		Env: append(r.environment(), "NODE_NAME="+node),
 	})
 	if err != nil {

@@ -33,7 +33,8 @@ func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.machines.Profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
 	cmd.Flags().BoolVar(&f.machines.Features, "features", true,
 		"give the nodes the labels of GPU feature discovery and node feature discovery, and the profile's capacity")
-	cmd.Flags().BoolVar(&f.machines.Extended, "extended", false, "put nvidia.com/gpu into the nodes' allocatable, without a device plugin")
+	cmd.Flags().BoolVar(&f.machines.Extended, "extended", false,
+		"put nvidia.com/gpu into the nodes' allocatable, without a device plugin")
 	cmd.Flags().BoolVar(&f.machines.NVIDIAPlugins, "nvidia-plugins", false,
 		"put device nodes into the driver roots, where NVIDIA's DRA driver looks for them")
 	cmd.Flags().StringVar(&f.machines.Slices, "slices", "", "publish ResourceSlices without a driver: gpufabric, or nvidia (whole GPUs as "+
@@ -45,7 +46,8 @@ func (f *upFlags) bind(cmd *cobra.Command) {
 }
 
 func (f *upFlags) bindMode(cmd *cobra.Command, mode fabric.Mode) {
-	cmd.Flags().StringVar(&f.machines.Mode, "containers", string(mode), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
+	cmd.Flags().StringVar(&f.machines.Mode, "containers", string(mode),
+		fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
 }
 
 func upCommand(dir *string) *cobra.Command {
@@ -111,8 +113,9 @@ func makeClass(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: devices.Driver}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", devices.Driver)}}}}}
+	ofDriver := &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", devices.Driver)}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: devices.Driver},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: ofDriver}}}}
 	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make DeviceClass %s: %w", class.Name, err)
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // Describe describes nodes of a profile (a name or a file) as `fakefabric objects` does: labels of GPU feature discovery and of node
-// feature discovery, capacity, and the ResourceSlices of slices (objects.GPUFabric, objects.NVIDIA, or empty: drivers publish them). extended puts
-// nvidia.com/gpu into allocatable.
+// feature discovery, capacity, and the ResourceSlices of slices (objects.GPUFabric, objects.NVIDIA, or empty: drivers publish them).
+// extended puts nvidia.com/gpu into allocatable.
 func Describe(profileName, slices string, extended bool) (cluster.Describe, error) {
 	if slices != "" && slices != objects.GPUFabric && slices != objects.NVIDIA {
 		return nil, fmt.Errorf("slices of driver %q: allowed are %s and %s, or nothing where drivers publish them", slices, objects.GPUFabric,

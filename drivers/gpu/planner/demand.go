@@ -43,9 +43,9 @@ type lack struct {
 	urgent, served []int
 }
 
-// lacking gives devices to pods, the namespaces in turn, each with its oldest first. Of pods that get none, as many of a shape count for each
-// namespace as it may have further cuts in progress, so that none can take all GPUs by many requests. Each shape counts by itself: no GPU
-// may be free for a large one, and pods of small ones do not wait for that.
+// lacking gives devices to pods, the namespaces in turn, each with its oldest first. Of pods that get none, as many of a shape count for
+// each namespace as it may have further cuts in progress, so that none can take all GPUs by many requests. Each shape counts by itself: no
+// GPU may be free for a large one, and pods of small ones do not wait for that.
 func (p *Planner) lacking(s State, free, coming []int) lack {
 	n := len(free)
 	l := lack{waiting: make([]int, n), pods: make([]int, n), oldest: make([]time.Time, n), turn: make([]int, n), tenants: make([][]string, n)}

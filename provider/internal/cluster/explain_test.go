@@ -40,7 +40,8 @@ func certificate(t *testing.T, from, to time.Time) (tls.Certificate, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}))
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})
+	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, string(text)
 }
 
 // secure starts a server that presents a certificate.
@@ -60,7 +61,8 @@ func TestExplainNamesTheCauseOfAFailedLogin(t *testing.T) {
 	valid, ca := certificate(t, now.Add(-time.Hour), now.Add(time.Hour))
 	old, oldCA := certificate(t, now.Add(-2*time.Hour), now.Add(-time.Hour))
 	failing := filepath.Join(t.TempDir(), "login")
-	if err := os.WriteFile(failing, []byte("#!/bin/sh\necho 'the session has expired: run sso login' >&2\nexit 3\n"), 0o700); err != nil { //nolint:gosec // a program
+	script := []byte("#!/bin/sh\necho 'the session has expired: run sso login' >&2\nexit 3\n")
+	if err := os.WriteFile(failing, script, 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	exec := func(command string) *Exec {
@@ -114,7 +116,8 @@ func TestExplainNamesTheCauseOfAFailedLogin(t *testing.T) {
 // TestExplainAdvisesRightsOnlyWhereRightsAreMissing: the API server answers 403 for admission, quota and namespaces that end, too.
 func TestExplainAdvisesRightsOnlyWhereRightsAreMissing(t *testing.T) {
 	resource := schema.GroupResource{Group: "resource.nvidia.com", Resource: "computedomains"}
-	ending := apierrors.NewForbidden(resource, "rack", errors.New("unable to create new content in namespace team because it is being terminated"))
+	ending := apierrors.NewForbidden(resource, "rack",
+		errors.New("unable to create new content in namespace team because it is being terminated"))
 	ending.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace"}}
 	webhook := &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusForbidden,
 		Reason: metav1.StatusReasonForbidden, Message: `admission webhook "validate.kyverno.svc" denied the request: label team is missing`}}
@@ -124,7 +127,8 @@ func TestExplainAdvisesRightsOnlyWhereRightsAreMissing(t *testing.T) {
 		part   string
 	}{
 		"no right": {apierrors.NewForbidden(resource, "rack",
-			errors.New(`User "ci" cannot create resource "computedomains" in API group "resource.nvidia.com" in the namespace "team"`)), true, "Role"},
+			errors.New(`User "ci" cannot create resource "computedomains" in API group "resource.nvidia.com" in the namespace "team"`)),
+			true, "Role"},
 		"rights that the user would grant and lacks": {apierrors.NewForbidden(schema.GroupResource{Resource: "clusterroles"}, "x",
 			errors.New(`user "ci" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held`)), true, "Role"},
 		"a proxy": {&apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,

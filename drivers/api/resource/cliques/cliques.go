@@ -105,8 +105,8 @@ func (s *Survey) AddDevice(node, driver string, d *resourceapi.Device) {
 	}
 }
 
-// refusal is the reason why a taint keeps new domains off a node; empty where it does not. A GPU that is drained or that a device plugin has
-// is no fault: those have taints of other names.
+// refusal is the reason why a taint keeps new domains off a node; empty where it does not. A drained GPU is no fault, nor is one
+// that a device plugin has: those have taints of other names.
 func refusal(driver, device string, t resourceapi.DeviceTaint) string {
 	if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
 		return ""

@@ -1,6 +1,7 @@
 package charts
 
 import (
+	"slices"
 	"strings"
 
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -33,13 +34,7 @@ func (c Cluster) capabilities() (*chartutil.Capabilities, error) {
 	}
 	out := chartutil.DefaultCapabilities.Copy()
 	out.KubeVersion = *parsed
-	served := out.APIVersions[:0:0]
-	for _, api := range out.APIVersions {
-		if !c.lacks(api) {
-			served = append(served, api)
-		}
-	}
-	out.APIVersions = append(served, c.Serves...)
+	out.APIVersions = append(slices.DeleteFunc(slices.Clone(out.APIVersions), c.lacks), c.Serves...)
 	return out, nil
 }
 

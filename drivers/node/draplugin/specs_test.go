@@ -16,8 +16,9 @@ import (
 func TestPluginPreparesAgainWhenCDISpecsAreRemoved(t *testing.T) {
 	kept, released, ended := claimOf("u1", "d0"), claimOf("u2", "d1"), claimOf("u3", "d2")
 	for name, remove := range map[string]func(b *bench) error{
-		"one spec":      func(b *bench) error { return os.Remove(b.cdi.Path("u1")) },
-		"the directory": func(b *bench) error { return os.RemoveAll(b.config.Node.CDIRoot) },
+		"one spec": func(b *bench) error { return os.Remove(b.cdi.Path("u1")) },
+		// At once: file by file, the plugin could write a spec again in between, and the directory would stay.
+		"the directory": func(b *bench) error { return os.Rename(b.config.Node.CDIRoot, b.config.Node.CDIRoot+"-removed") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, t.TempDir(), atomicfile.Writer{}, kept, released, ended)

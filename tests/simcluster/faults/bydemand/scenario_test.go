@@ -47,9 +47,9 @@ func (s *scenario) play(during func(round int)) {
 }
 
 // round ends the pods but for two, in random order, and makes others: in turn for four whole GPUs, and for ten instances that take half a
-// GPU each. When the latter come, at most four GPUs are cut, and when the former come, at least five, so each scenario has a cut and a merger,
-// whatever layouts the one before left. There is room however the pods lie: those that stay are on two of the eight GPUs at most, and each
-// small one is on one.
+// GPU each. When the latter come, at most four GPUs are cut, and when the former come, at least five, so each scenario has a cut and a
+// merger, whatever layouts the one before left. There is room however the pods lie: those that stay are on two of the eight GPUs at most,
+// and each small one is on one.
 func (s *scenario) round(round int) {
 	s.t.Helper()
 	s.random.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })

@@ -13,9 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -156,20 +153,7 @@ func (s *nodeSlices) withdraw(ctx context.Context, pool string) error {
 	s.controller, s.withdrawn = nil, true
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
-	api := s.options.KubeClient.ResourceV1().ResourceSlices()
-	selector := fields.Set{resourceapi.ResourceSliceSelectorNodeName: s.node, resourceapi.ResourceSliceSelectorDriver: s.driver}
-	all, err := api.List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
-	if err != nil {
-		return fmt.Errorf("list the ResourceSlices of node %s: %w", s.node, err)
-	}
-	for i := range all.Items {
-		slice := &all.Items[i]
-		if slice.Spec.Driver != s.driver || slice.Spec.Pool.Name != pool {
-			continue
-		}
-		if err := api.Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete ResourceSlice %s, whose devices another plugin offers: %w", slice.Name, err)
-		}
-	}
-	return nil
+	return s.delete(ctx, "whose devices another plugin offers", func(slice *resourceapi.ResourceSlice) bool {
+		return slice.Spec.Pool.Name == pool
+	})
 }

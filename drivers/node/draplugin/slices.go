@@ -125,6 +125,14 @@ func (s *nodeSlices) compare(ctx context.Context) error {
 // removeOthers deletes the node's slices that have another owner than s.owner. The next controller would keep them until the garbage
 // collector deletes them, and make them again after its delay of 30 s.
 func (s *nodeSlices) removeOthers(ctx context.Context) error {
+	ours := func(o metav1.OwnerReference) bool { return o.UID == s.owner }
+	return s.delete(ctx, "whose owner is an earlier Node", func(slice *resourceapi.ResourceSlice) bool {
+		return !slices.ContainsFunc(slice.OwnerReferences, ours)
+	})
+}
+
+// delete deletes those of the driver's slices of the node that which selects; why stands in its error.
+func (s *nodeSlices) delete(ctx context.Context, why string, which func(*resourceapi.ResourceSlice) bool) error {
 	api := s.options.KubeClient.ResourceV1().ResourceSlices()
 	selector := fields.Set{resourceapi.ResourceSliceSelectorNodeName: s.node, resourceapi.ResourceSliceSelectorDriver: s.driver}
 	all, err := api.List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
@@ -133,12 +141,11 @@ func (s *nodeSlices) removeOthers(ctx context.Context) error {
 	}
 	for i := range all.Items {
 		slice := &all.Items[i]
-		ours := func(o metav1.OwnerReference) bool { return o.UID == s.owner }
-		if slice.Spec.Driver != s.driver || slices.ContainsFunc(slice.OwnerReferences, ours) {
+		if slice.Spec.Driver != s.driver || !which(slice) {
 			continue
 		}
 		if err := api.Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete ResourceSlice %s, whose owner is an earlier Node: %w", slice.Name, err)
+			return fmt.Errorf("delete ResourceSlice %s, %s: %w", slice.Name, why, err)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -107,6 +108,9 @@ func rank(i item) int {
 }
 
 func layoutItems(path string, repository name.Repository) ([]item, error) {
+	if err := intact(path); err != nil {
+		return nil, err
+	}
 	index, err := layout.ImageIndexFromPath(path)
 	if err != nil {
 		return nil, err
@@ -132,6 +136,31 @@ func layoutItems(path string, repository name.Repository) ([]item, error) {
 		items = append(items, one)
 	}
 	return items, nil
+}
+
+// intact reports a layout's blobs whose content has another digest than their name. It does not rely on registries: some store a manifest
+// under the digest that the request names.
+func intact(path string) error {
+	blobs, err := filepath.Glob(filepath.Join(path, "blobs/sha256/*"))
+	var errs []error
+	for _, blob := range blobs {
+		digest, err := fileDigest(blob)
+		if err == nil && digest.Hex != filepath.Base(blob) {
+			err = fmt.Errorf("%s has the digest %s: make the release again, or copy it again", blob, digest)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+func fileDigest(path string) (v1.Hash, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	defer file.Close()
+	digest, _, err := v1.SHA256(file)
+	return digest, err
 }
 
 // untagged are the items whose tag the registry does not have. It fails for a tag that names something else: a version is published once.

@@ -37,11 +37,11 @@ func (t Tool) refuse(ctx context.Context, path string) string {
 	command.Env = append(os.Environ(), "CHECKPOINT_DISABLE=1") // terraform asks its maker for newer versions otherwise
 	said, err := command.CombinedOutput()
 	if err != nil {
-		return "does not say its version: " + err.Error()
+		return "does not report its version: " + err.Error()
 	}
 	v, err := findVersion(string(said))
 	if err != nil {
-		return "does not say its version"
+		return "does not report its version"
 	}
 	if !t.fits.holds(v) {
 		return "is " + v.String()

@@ -215,7 +215,7 @@ func TestSitesFallBackToABuildWithAReason(t *testing.T) {
 		"other version": {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), saying("0.30.0")) },
 			"is 0.30.0, and " + Kind + " is wanted"},
 		"not a program": {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), []byte("<html>log in</html>")) },
-			"does not say its version"},
+			"does not report its version"},
 		"broken connection": {func(s *site, _ *Toolchain) {
 			s.serve[sums] = func(w http.ResponseWriter, _ *http.Request) {
 				connection, _, err := w.(http.Hijacker).Hijack()

@@ -95,7 +95,7 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&s.identity, "identity", h.Env("POD_NAME"), "who holds the lease: the pod, so that its container goes on at once after a "+
 		"crash instead of waiting for its own lease to end (environment: POD_NAME)")
 	flags.BoolVar(&s.leaderElection, "leader-election", true, "stand by while another controller in the namespace works")
-	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	flags.IntP("v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 	return command
 }
 

@@ -77,12 +77,12 @@ func Command(h host.Host) *cobra.Command {
 	flags.BoolVar(&s.domains, "compute-domains", false,
 		"take the controller's finalizer off every ComputeDomain: without the controller none could be deleted")
 	flags.BoolVar(&s.check, "check", false,
-		"before an uninstall: take nothing off, and do what --driver, --end-compute-domains and --controller say")
+		"before an uninstall: take nothing off, and only check --driver, --end-compute-domains and --controller")
 	flags.StringVar(&s.namespace, "namespace", h.Env("POD_NAMESPACE"), "the drivers' namespace, for --check (environment: POD_NAMESPACE)")
 	flags.StringSliceVar(&s.drivers, "driver", nil,
 		"with --check: fail while pods use devices of the DRA driver of this name; may be given several times")
 	flags.BoolVar(&s.ends.All, "end-compute-domains", false,
-		"with --check: fail while there are ComputeDomains, which the uninstall would end; end them where the namespace says to go on anyway")
+		"with --check: fail while there are ComputeDomains, which the uninstall would end; end them where the namespace's annotation demands it")
 	flags.StringVar(&s.ends.Controller, "controller", "",
 		"with --check: name of the controller's Deployment, which is to end the IMEX daemons of NVLink cliques")
 	return command

@@ -85,7 +85,7 @@ func Command(h host.Host) *cobra.Command {
 		"serve /metrics by TLS, and only to those whose token may get that path, of which the API server is asked")
 	flags.BoolVar(&warnings, "domain-warnings", false,
 		"warn of a new ComputeDomain for which no NVLink clique has enough healthy nodes, of which the API server is asked")
-	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 	return cmd
 }
 

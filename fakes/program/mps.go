@@ -66,7 +66,7 @@ func startInBackground() error {
 	}
 	said, err := io.ReadAll(reported)
 	if err == nil && string(said) != listening {
-		err = fmt.Errorf("start the control daemon: %s", cmp.Or(string(said), "it ended before it listened; control.log may say why"))
+		err = fmt.Errorf("start the control daemon: %s", cmp.Or(string(said), "it ended before it listened; see control.log"))
 	}
 	return errors.Join(err, cmd.Process.Release())
 }

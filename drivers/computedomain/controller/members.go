@@ -89,7 +89,7 @@ func hostService(node *metav1.PartialObjectMetadata) (ready bool, why string) {
 	case "":
 		return false, "its node plugin has not looked at the node's nvidia-imex yet"
 	default:
-		return false, "the node's nvidia-imex cannot serve: " + state + " (the node's Events say more)"
+		return false, "the node's nvidia-imex cannot serve: " + state + " (see the node's Events)"
 	}
 }
 

@@ -74,7 +74,7 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.BoolVar(&s.NetworkPolicies, "network-policies", false,
 		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
 	flags.BoolVar(&s.Certificates, "imex-certificates", false,
-		"have the IMEX daemons of domains that are made from now on know each other by certificates, of an authority for each domain")
+		"have the IMEX daemons of new domains authenticate each other by certificates of an authority for each domain")
 	flags.BoolVar(&s.FabricOnly, "fabric-only", false,
 		"explain domains by the node plugins' flag of this name: nodes without NVLink fabric have no channel")
 	flags.BoolVar(&s.MetricsAuthentication, "metrics-authentication", false,

@@ -74,7 +74,7 @@ COMPUTE_DOMAIN_NAME and COMPUTE_DOMAIN_NAMESPACE with the device that the pod cl
 	text(&s.dir, "dir", "IMEXD_DIR", computedomain.DaemonDir, "the domain's directory on this node (environment: IMEXD_DIR)")
 	text(&s.hostsFile, "hosts-file", "HOSTS_FILE", "/etc/hosts", "file that gives peers' names their addresses (environment: HOSTS_FILE)")
 	command.Flags().StringVar(&s.certificates, "certificates", "",
-		"directory with ca.crt, tls.crt and tls.key, by which nvidia-imex and its peers know each other; empty: they do not")
+		"directory with ca.crt, tls.crt and tls.key, by which nvidia-imex and its peers authenticate each other; empty: they do not")
 	text(&s.node, "node-name", "NODE_NAME", "", "name of this node's Node object")
 	command.Flags().IntVar(&s.healthPort, "health-port", computedomain.HealthPort, "port of /readyz and /metrics on the pod's address")
 	command.Flags().BoolVar(&s.metricsAuthentication, "metrics-authentication", false,
@@ -83,7 +83,7 @@ COMPUTE_DOMAIN_NAME and COMPUTE_DOMAIN_NAMESPACE with the device that the pod cl
 		"port of /metrics on the pod's address with --metrics-authentication")
 	command.Flags().IntVar(&s.serverPort, "server-port", computedomain.ServerPort, "port on which IMEX daemons reach each other")
 	command.Flags().IntVar(&s.commandPort, "command-port", computedomain.CommandPort, "port on which nvidia-imex-ctl reaches the daemon")
-	command.Flags().IntVarP(&s.verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	command.Flags().IntVarP(&s.verbosity, "v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 	return command
 }
 

@@ -77,7 +77,7 @@ func (s *Service) Look(ctx context.Context) Finding {
 	case err == nil && state == imex.Ready:
 		return Finding{}
 	case err == nil && state != imex.Unavailable:
-		return found(NotReady, "the node's nvidia-imex says %s: wait for it, or read journalctl -u %s on the node", state, Unit)
+		return found(NotReady, "the node's nvidia-imex reports %s: wait for it, or read journalctl -u %s on the node", state, Unit)
 	case !Running(s.SysfsRoot):
 		return s.notRunning(ctx, control)
 	case !isSocket(s.Socket):
@@ -88,7 +88,7 @@ func (s *Service) Look(ctx context.Context) Finding {
 		return found(NotAnswering, "the node's nvidia-imex runs, and does not answer by %s: %v: read journalctl -u %s on the node", s.Socket, err,
 			Unit)
 	default:
-		return found(NotReady, "the node's nvidia-imex says %s, which it stays until it is started again: read journalctl -u %s on the node",
+		return found(NotReady, "the node's nvidia-imex reports %s, which it stays until it is started again: read journalctl -u %s on the node",
 			state, Unit)
 	}
 }

@@ -210,7 +210,7 @@ func (r *fabricReader) withChannels(ctx context.Context, f fabric) fabric {
 		klog.FromContext(ctx).V(2).Info("Could not count the node's IMEX channels", "reason", err.Error())
 	case count == 0:
 		f.problemKind = problemNoChannels
-		f.problem = "its NVIDIA driver was told to make no IMEX channels (NVreg_ImexChannelCount=0): load it with another value, or without"
+		f.problem = "its NVIDIA driver is set to make no IMEX channels (NVreg_ImexChannelCount=0): load it with another value, or without"
 	default:
 		f.channels = count
 	}

@@ -279,7 +279,7 @@ func (k *preparer) prepareDaemon(ctx context.Context, claim preparation, data *c
 	name, namespace := claim.Annotations[computedomain.AnnotationName], claim.Annotations[computedomain.AnnotationNamespace]
 	if name == "" || namespace == "" {
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig",
-			"the claim lacks the annotations %s and %s, with which the controller says whose daemon it is", computedomain.AnnotationName,
+			"the claim lacks the annotations %s and %s, by which the controller names the daemon's domain", computedomain.AnnotationName,
 			computedomain.AnnotationNamespace)
 	}
 	current, err := k.awaitFabric(ctx, claim)

@@ -26,7 +26,7 @@ func fabric() []Finding {
 		{"FewerNodesInClique", Peers, "Put the domain's pods on nodes of one clique by affinity on nvidia.com/gpu.clique."},
 
 		{"InvalidSpec", Claim, "Correct the fields that the message names."},
-		{"NoMatchingDevices", Slice, "Compare the selectors with the nodes' devices: gpufabric doctor rdma on a node says which refused each."},
+		{"NoMatchingDevices", Slice, "Compare the selectors with the nodes' devices: gpufabric doctor rdma on a node shows how."},
 		{"ClaimedByOthers", Slice, "Narrow the selectors of one of the two pools."},
 		{"DevicesDown", Slice, "Look at cable, switch and subnet manager."},
 		{"SomeDevicesDown", Slice, "Look at status.nodes of the pool; then at cable, switch and subnet manager."},

@@ -32,7 +32,7 @@ func surroundings() []Finding {
 		{"NodeTaintNotTolerated", Node, "Give the pod a toleration, or remove the taint."},
 
 		{"PluginCrashes", Plugin, "Read the log of the container before: kubectl logs --previous."},
-		{"PluginNotReady", Plugin, "Read the pod's log and Events: its readiness probe says which socket does not answer."},
+		{"PluginNotReady", Plugin, "Read the pod's log and Events: its readiness probe names the socket that does not answer."},
 		{"PluginNotRunning", Plugin, "Look at the DaemonSet's Events: the node has no pod of it."},
 		{"PluginNotRegistered", Plugin, "Restart the plugin's pod on the node; if it stays so, look at kubelet.root and the kubelet's log."},
 

@@ -53,7 +53,7 @@ func runtimeOf(name string, directories []driver.Place, f *preflight.Facts) erro
 	case "cri-o":
 		s, err = r.crio()
 	default:
-		return fmt.Errorf("the container runtime %s is unknown: its documentation says whether it reads CDI specs", name)
+		return fmt.Errorf("the container runtime %s is unknown: see its documentation for whether it reads CDI specs", name)
 	}
 	f.Runtime = kind + " " + text
 	if err != nil {

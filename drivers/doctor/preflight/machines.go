@@ -31,7 +31,7 @@ func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.
 		return []Check{c.notSeen("pods cannot be listed, which carry what the Jobs of --print-jobs saw")}
 	}
 	if len(nodes) == 0 {
-		return []Check{c.notSeen("no node is selected that could say what it has")}
+		return []Check{c.notSeen("no node is selected")}
 	}
 	by := readPodResults(s, namespace)
 	var all []machine
@@ -46,10 +46,10 @@ func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.
 			silent = append(silent, n.Name)
 		}
 	}
-	count := fmt.Sprintf("%d of %d nodes have said what they have", len(all), len(nodes))
+	count := fmt.Sprintf("%d of %d nodes have reported their contents", len(all), len(nodes))
 	switch {
 	case len(all) == 0:
-		c = c.notSeen("no node has said what it has: gpufabric doctor preflight --print-jobs | kubectl create -f -, and ask again")
+		c = c.notSeen("no node has reported its contents: gpufabric doctor preflight --print-jobs | kubectl create -f -, and ask again")
 		if len(by) > 0 {
 			c.Detail = count + "; not " + some(silent)
 		}

@@ -230,7 +230,7 @@ func TestPreflightNamesFailingChecks(t *testing.T) {
 			says(t, s, "n1", with(func(f *preflight.Facts) { f.Unread = []string{"read the PCI bus: permission denied"} }))
 		}, "unread on nodes", preflight.NotSeen, "", "n1 (read the PCI bus: permission denied)"},
 		"a node has not spoken": {func(s *snapshot.Snapshot) { s.Pods = s.Pods[:1] },
-			"machines", preflight.NotSeen, "", "1 of 2 nodes have said what they have; not n2"},
+			"machines", preflight.NotSeen, "", "1 of 2 nodes have reported their contents; not n2"},
 		"no node has spoken": {func(s *snapshot.Snapshot) { s.Pods = nil },
 			"machines", preflight.NotSeen, "", "--print-jobs"},
 		"a pod's image is missing": {func(s *snapshot.Snapshot) {

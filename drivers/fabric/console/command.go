@@ -63,7 +63,7 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&o.serverCA, "api-server-ca", "", "with --viewer-tokens: file with the certificates that the API server is verified by")
 	flags.StringSliceVar(&o.hosts, "host", nil, "a name under which browsers reach the page, besides localhost and addresses of this "+
 		"machine's loopback; may be given several times")
-	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	flags.IntP("v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 	flags.IntVar(&o.viewers, "viewers", 4, "how many viewers may look at once; each has a picture of its own in memory")
 	return command
 }

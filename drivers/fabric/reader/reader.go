@@ -179,7 +179,7 @@ func (k *kind) list(ctx context.Context) ([]any, error) {
 func why(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return "the API server does not know who asks: the token is wrong or has expired; sign in again"
+		return "the API server rejects the credentials: the token is wrong or has expired; sign in again"
 	case apierrors.IsForbidden(err):
 		return err.Error() + "; ask an administrator for the verbs list and watch on it"
 	case apierrors.IsNotFound(err):

@@ -48,7 +48,7 @@ func Command(h host.Host) *cobra.Command {
 		Use:   role,
 		Short: "Show racks, cliques, nodes, GPUs, ports and domains: who holds what, what is free, what is broken",
 		Long: "Show racks, cliques, nodes, GPUs, ports and domains: who holds what, what is free, what is broken.\n\n" +
-			"It lists " + strings.Join(reader.Resources(), ", ") + "\nwith the rights of whoever runs it, and says what it may not read.",
+			"It lists " + strings.Join(reader.Resources(), ", ") + "\nwith the rights of the user, and lists the resources that these do not cover.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), h) },
 	}
 	flags := command.Flags()

@@ -217,7 +217,7 @@ func TestFormsReportAnImpossibleForm(t *testing.T) {
 	for text, want := range map[string]struct{ published, says string }{
 		"mig_1g.5gb_1g.99gb": {"gpu-1", "has no MIG profile 1g.99gb: it has 1g.5gb, 2g.10gb"},
 		"mig_9g.99gb":        {"gpu-0", "it is offered whole"},
-		"shareable":          {"gpu-2", "does not say how much memory"},
+		"shareable":          {"gpu-2", "does not report its memory"},
 		"profiles":           {"gpu-0", "no VGPUProfile"},
 	} {
 		pool := devices.NewPool(node(a100(0), uncut, unknown), devices.Options{Forms: forms(t, text)})

@@ -235,7 +235,7 @@ func (p *Pool) selected(g *inventory.GPU) []*Device {
 		if g.MemoryBytes >= shareStep {
 			return slices.Concat([]*Device{shareable(n, g)}, shares)
 		}
-		p.problem("%s is offered whole: form %s, and the driver does not say how much memory it has", g.UUID, ModeShareable)
+		p.problem("%s is offered whole: form %s, and the driver does not report its memory", g.UUID, ModeShareable)
 	case ModeShares:
 		return slices.Concat([]*Device{counted(n, g, o.Forms.Shares)}, shares)
 	case ModeWhole, ModeVFIO:

@@ -122,7 +122,7 @@ func (w Want) remedy(node string) string {
 	switch {
 	case w.Form == devices.MIG && len(w.Profiles) > 0:
 		return label(devices.Forms{Mode: devices.ModeMIG, MIGProfiles: w.Profiles[:1]}.String()) +
-			" (if its GPUs have that profile; the node's condition GPUForms says so where not)"
+			" (if its GPUs have that profile; otherwise see the node's condition GPUForms)"
 	case w.Form == devices.MIG:
 		return label("mig_1g.10gb") + " (with a profile of its GPUs: nvidia-smi mig -lgip lists them)"
 	case w.Form == devices.VFIO:

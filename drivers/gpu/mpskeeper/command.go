@@ -76,7 +76,7 @@ func Command(h host.Host) *cobra.Command {
 	text(&metricsAddress, "metrics-address", "", "address of /metrics and /healthz, such as :8080; empty: none")
 	flags.BoolVar(&metricsAuthentication, "metrics-authentication", false, "serve /metrics by TLS, and only to those whose token may get "+
 		"that path, of which the API server is asked")
-	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	flags.IntP("v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 	cmd.AddCommand(&cobra.Command{
 		Use: driverProgram + " ENCLOSURE PROGRAM [ARG]...", Short: "Run a program of the driver in a root directory of its own", Hidden: true,
 		Args: cobra.MinimumNArgs(2), DisableFlagParsing: true,

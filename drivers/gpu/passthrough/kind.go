@@ -184,8 +184,8 @@ func (k *Kind) card(d draplugin.AllocatedDevice) (*Card, error) {
 		return nil, draplugin.Refuse("DeviceUnknown", "device %s of pool %s is not on this node any more, whose GPUs are passed through to "+
 			"virtual machines (form %s): delete the claim (or its pod), and the scheduler chooses another", d.Device, d.Pool, devices.ModeVFIO)
 	case c == nil:
-		return nil, draplugin.Refuse(reasonDenied, "GPU %s of pool %s cannot be passed through any more: the node's condition GPUForms says "+
-			"why; delete the claim (or its pod), and the scheduler chooses another", d.Device, d.Pool)
+		return nil, draplugin.Refuse(reasonDenied, "GPU %s of pool %s cannot be passed through any more: the node's condition GPUForms has "+
+			"the reason; delete the claim (or its pod), and the scheduler chooses another", d.Device, d.Pool)
 	case d.Admin():
 		return nil, draplugin.Refuse(reasonDenied, "GPU %s is asked for with adminAccess: a GPU that is passed through is one virtual "+
 			"machine's, and cannot be watched beside it", d.Device)

@@ -189,7 +189,7 @@ func (r *reporter) report(answer explain.Answer, due map[string]*resourceapi.Res
 		r.events.Eventf(about(claim), corev1.EventTypeWarning, Reason,
 			"Claim %s, request %s asks for %s, and no GPU of the cluster is offered so. %d nodes have GPUs of other forms that no claim "+
 				"holds. An administrator can have one offer it with the node label gpufabric.io/gpu-forms: "+
-				"gpufabric doctor gpu --claim=%s says where and how", claim.Name, request, wants, other, waits.Name)
+				"gpufabric doctor gpu --claim=%s shows where and how", claim.Name, request, wants, other, waits.Name)
 	}
 }
 

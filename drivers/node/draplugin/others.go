@@ -81,18 +81,24 @@ func (p *Plugin) other(ctx context.Context, registry string) string {
 			p.registrar != nil && path == p.registrar.path && !p.registrar.replaced() {
 			continue
 		}
-		if ctx, cancel := context.WithTimeout(ctx, answerTimeout); ask(path, func(connection *grpc.ClientConn) error {
-			defer cancel()
-			info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{})
-			if err == nil && info.GetName() != p.config.Driver {
-				return fmt.Errorf("it is of driver %s", info.GetName())
-			}
-			return err
-		}) == nil {
+		if p.serves(ctx, path) {
 			return path
 		}
 	}
 	return ""
+}
+
+// serves reports whether a plugin of this driver's name answers by a registration socket.
+func (p *Plugin) serves(ctx context.Context, path string) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	return ask(path, func(connection *grpc.ClientConn) error {
+		info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{})
+		if err == nil && info.GetName() != p.config.Driver {
+			return fmt.Errorf("it is of driver %s", info.GetName())
+		}
+		return err
+	}) == nil
 }
 
 // followOthers ends the plugin when another one of its name registers.
@@ -121,7 +127,7 @@ func (p *Plugin) followOthers(ctx context.Context, registry string, changed <-ch
 // giveWay withdraws the node's devices, which the other plugin offers too, and ends the plugin. Claims stay prepared.
 func (p *Plugin) giveWay(ctx context.Context, other string) {
 	p.reportOther(ctx, other, "This one has withdrawn its ResourceSlices and waits. Claims that it prepared are kept, but the other plugin "+
-		"does not know them, and may give their devices to others")
+		"has no record of them, and may give their devices to others")
 	if err := p.slices.withdraw(ctx, p.config.Pool); err != nil {
 		klog.FromContext(ctx).Error(err, "The devices of this node stay published beside those of the other plugin")
 	}

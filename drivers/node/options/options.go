@@ -79,7 +79,7 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	text(&n.NodeName, "node-name", "", "name of this node's Node object (environment: NODE_NAME, from the downward API)")
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.BoolVar(&n.MetricsAuth, "metrics-authentication", false, "serve /metrics by TLS, and only to those whose token may get that path")
-	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 for operators, up to 4 for developers")
 }
 
 // BindClaims adds the flags of a role that serves claims.

@@ -151,7 +151,7 @@ func named(section string, paths []string, upgrade *mellanox.UpgradePolicySpec) 
 		text.WriteString(path[:min(len(path), maxNamed)])
 	}
 	if len(paths) == 1 && paths[0] == section {
-		text.WriteString(", which is the network operator's alone; docs/resources/nicclusterpolicy.md says what to use instead")
+		text.WriteString(", which is the network operator's alone; docs/resources/nicclusterpolicy.md names the replacement")
 	}
 	if section == "ofedDriver" && len(unservedUpgrade(upgrade)) > 0 {
 		text.WriteString("; so pods of the driver are not replaced automatically: drain each node and delete its pod, or leave that out")

@@ -47,7 +47,7 @@ func unservedText(t *testing.T, content string) string {
 
 func TestUnservedNamesEveryFieldThatWasNotUsed(t *testing.T) {
 	const byHand = "; so pods of the driver are not replaced automatically: drain each node and delete its pod, or leave that out"
-	const alone = ", which is the network operator's alone; docs/resources/nicclusterpolicy.md says what to use instead"
+	const alone = ", which is the network operator's alone; docs/resources/nicclusterpolicy.md names the replacement"
 	for _, test := range []struct{ name, spec, want string }{
 		{"all of it is served", "{ofedDriver: {image: a, repository: b, version: c}}", ""},
 		{"pods that are replaced by hand", "{ofedDriver: {image: a, upgradePolicy: {autoUpgrade: false, drain: {enable: true}, x: 1}}}", ""},

@@ -105,7 +105,7 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 	defer cancel()
 	bound, err := p.bound(ctx, pod)
 	if err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Cannot tell whether a pod was bound after all; its shares count as taken until it is seen",
+		utilruntime.HandleErrorWithContext(ctx, err, "Bind failed with an unknown outcome; its shares count as taken until it is seen",
 			"pod", pod.Namespace+"/"+pod.Name, "node", nodeName)
 	}
 	if bound || err != nil {

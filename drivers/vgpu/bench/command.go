@@ -48,7 +48,7 @@ func benchCommand(h host.Host) *cobra.Command {
 		Long: "Runs the same work without a limit, under this project's library, and under NVIDIA's own driver where that limits memory, and\n" +
 			"prints a table. Then it keeps the GPU busy with processes that have percentages of its cores, alone and two at a time, and prints\n" +
 			"what each had: some ten times --seconds. Run it where vgpu-plugin runs (kubectl exec in its pod), with the same --driver-root. It\n" +
-			"allocates as much of one GPU as --memory says, for seconds.",
+			"allocates --memory of one GPU for some seconds.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			o.Bytes = limit << 20

@@ -62,7 +62,7 @@ func Command(h host.Host) *cobra.Command {
 	var o Options
 	cmd := &cobra.Command{
 		Use:   Role,
-		Short: "Share a node's GPUs through device plugins, as Volcano's scheduler knows it",
+		Short: "Share a node's GPUs through device plugins, in the form of Volcano's scheduler",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, client, err := h.Connect(Role, &o)

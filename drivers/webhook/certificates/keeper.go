@@ -53,7 +53,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.DurationVar(&o.Life, "webhook-certificate-life", 90*24*time.Hour,
 		"how long a certificate is valid; it is replaced with a third left")
 	flags.DurationVar(&o.Overlap, "webhook-certificate-overlap", 10*time.Minute,
-		"how long the API server knows a certificate before it is served")
+		"how long a certificate is in the webhook configuration before it is served")
 	flags.DurationVar(&o.Keep, "webhook-certificate-keep", 24*time.Hour, "how long a certificate is known after it was replaced")
 }
 

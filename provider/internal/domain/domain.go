@@ -85,7 +85,7 @@ func (s State) Missing() string {
 		text += fmt.Sprintf("; %d more must join, which they do when pods that use the domain run there", lacking)
 	}
 	if s.Message != "" {
-		text += "; the controller says: " + s.Message
+		text += "; the controller reports: " + s.Message
 	}
 	return text
 }

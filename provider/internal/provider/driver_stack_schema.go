@@ -71,7 +71,7 @@ const (
 func driverStackSchema(ctx context.Context) schema.Schema {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	component := func(what string) schema.BoolAttribute {
-		return schema.BoolAttribute{Optional: true, MarkdownDescription: "Whether " + what + ". Unset: as the chart's values say."}
+		return schema.BoolAttribute{Optional: true, MarkdownDescription: "Whether " + what + ". Unset: the default of the chart's values."}
 	}
 	location := func(what string) schema.StringAttribute {
 		return schema.StringAttribute{Optional: true, Validators: absolutePath(), MarkdownDescription: what}

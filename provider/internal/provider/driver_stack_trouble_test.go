@@ -84,7 +84,7 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 				resource.TestMatchResourceAttr(
 					stackAddress,
 					"drift.1",
-					regexp.MustCompile(`image is example.invalid/other, the release says example.invalid/controller:1.0.0`),
+					regexp.MustCompile(`image is example.invalid/other, the release has example.invalid/controller:1.0.0`),
 				),
 			),
 		}, resource.TestStep{
@@ -129,7 +129,7 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 				named(plugin+"tolerations was added by kubectl-patch"),
 				named(plugin+"containers[compute-domain-plugin].env was added by kubectl-patch"),
 				named(plugin+"containers[sidecar] was added by kubectl-patch"),
-				named("Deployment kinds-system/kinds-controller: spec.replicas is 0, the release says 1 (set by kubectl-patch)"),
+				named("Deployment kinds-system/kinds-controller: spec.replicas is 0, the release has 1 (set by kubectl-patch)"),
 				named("Deployment kinds-system/kinds-controller: metadata.labels.app.kubernetes.io/managed-by was removed"),
 				named("Deployment kinds-system/kinds-controller: metadata.labels.team was added by kubectl-patch"),
 				named(controller+"containers[controller].volumeMounts was added by kubectl-patch"),

@@ -131,7 +131,7 @@ func (p *fabricProvider) Schema(_ context.Context, _ provider.SchemaRequest, res
 			"insecure": schema.BoolAttribute{Optional: true,
 				MarkdownDescription: "Skip the check of the API server's certificate. For test clusters only."},
 			"in_cluster": schema.BoolAttribute{Optional: true,
-				MarkdownDescription: "Use the service account of the pod in which Terraform runs. The provider never does so unless it is told to."},
+				MarkdownDescription: "Use the service account of the pod in which Terraform runs. The provider does not do so by default."},
 			"exec": schema.SingleNestedAttribute{Optional: true,
 				MarkdownDescription: "Command that prints credentials, as in a kubeconfig's `users[].user.exec`.",
 				Attributes: map[string]schema.Attribute{

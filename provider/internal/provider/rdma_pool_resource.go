@@ -140,7 +140,7 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 	return schema.Schema{
 		Attributes: attributes,
 		MarkdownDescription: "A pool of RDMA NICs offered under one resource name. It is the resource `RDMAPool` of " +
-			"`gpufabric.io/v1alpha1` and says what an entry of the RDMA device plugin's config.json says, per node selector.",
+			"`gpufabric.io/v1alpha1` and has the fields of an entry of the RDMA device plugin's config.json, for each node selector.",
 	}
 }
 

@@ -42,7 +42,7 @@ func addReadiness(attributes map[string]schema.Attribute, accepted, ready string
 	}
 	attributes["accepted"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether " + accepted + "."}
 	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether " + ready + "."}
-	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What the controller says about it."}
+	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "The controller's message."}
 }
 
 // observeConditions takes the status over; observed is the generation that it is about.

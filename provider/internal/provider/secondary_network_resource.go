@@ -134,7 +134,7 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 		MarkdownDescription: "MTU with `macvlan`; without it the master's.",
 	}
 	attributes["pci_bus_id"] = text(
-		"PCI address of the NIC with `host-device`, unless `resource_name` says which one a pod gets.",
+		"PCI address of the NIC with `host-device`, unless `resource_name` selects the NIC of a pod.",
 		stringvalidator.RegexMatches(
 			regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`),
 			"must be a PCI address, such as 0000:3b:00.0",
@@ -187,7 +187,7 @@ func validateSecondaryNetwork(ctx context.Context, m *secondaryNetworkModel) (fi
 	case !device && m.Master.IsNull():
 		errs = append(errs, field.Required(field.NewPath("master"), "the interface of the node on which the network is built"))
 	case device && m.PCIBusID.IsNull() && m.ResourceName.IsNull():
-		errs = append(errs, field.Required(field.NewPath("pci_bus_id"), "pci_bus_id or resource_name says which NIC is moved"))
+		errs = append(errs, field.Required(field.NewPath("pci_bus_id"), "pci_bus_id or resource_name selects the NIC"))
 	}
 	only("mode", !m.Mode.IsNull(), "macvlan")
 	only("mtu", !m.MTU.IsNull(), "macvlan")

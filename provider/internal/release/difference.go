@@ -71,7 +71,7 @@ func (d difference) sentence(secret bool, given []string) string {
 	case secret || !isScalar(d.want) || !isScalar(d.have) || mayBeSecret(d.path) || contains(d.want, given) || contains(d.have, given):
 		return path + " was changed" + by
 	}
-	return fmt.Sprintf("%s is %v, the release says %v", path, d.have, d.want) + setBy(d.manager)
+	return fmt.Sprintf("%s is %v, the release has %v", path, d.have, d.want) + setBy(d.manager)
 }
 
 func setBy(manager string) string {

@@ -33,7 +33,7 @@ func TestDifferencesAreNamedAndUndone(t *testing.T) {
 		have map[string]any
 		want string
 	}{
-		"a scalar":          {object(label, "replicas: 3", pods), "spec.replicas is 3, the release says 1"},
+		"a scalar":          {object(label, "replicas: 3", pods), "spec.replicas is 3, the release has 1"},
 		"a label":           {object("team: b", one, pods), "metadata.labels.app was removed"},
 		"a keyed element":   {edited("[{name: c", "[{name: d}, {name: c"), "spec.template.spec.containers[d] was added"},
 		"an inner element":  {edited("env: [", "env: [{name: D}, "), "spec.template.spec.containers[c].env[D] was added"},
@@ -49,7 +49,7 @@ func TestDifferencesAreNamedAndUndone(t *testing.T) {
 		"a flag that is off": {object(label, one+", paused: false", pods), "spec.paused was added"},
 		"a flag that is on where it is not given": {edited(", allowPrivilegeEscalation: false", ""),
 			"spec.template.spec.containers[c].allowPrivilegeEscalation was removed"},
-		"a text that is the same number": {object("app: '01'", one, pods), "metadata.labels.app is 01, the release says 1"},
+		"a text that is the same number": {object("app: '01'", one, pods), "metadata.labels.app is 01, the release has 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, have := wanted(), c.have
@@ -73,7 +73,7 @@ func TestDifferencesAreNamedAndUndone(t *testing.T) {
 func TestContradictionsIgnoreFieldsMissingInManifest(t *testing.T) {
 	for have, want := range map[string]string{
 		"{spec: {a: 1, b: 2, c: '1'}}":  "",
-		"{spec: {a: 2, c: '1'}}":        "spec.a is 2, the release says 1",
+		"{spec: {a: 2, c: '1'}}":        "spec.a is 2, the release has 1",
 		"{spec: {a: 1}}":                "spec.c was removed",
 		"{spec: {a: 1, c: '1', e: {}}}": "",
 	} {

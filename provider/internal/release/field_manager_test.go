@@ -36,9 +36,9 @@ func TestSentencesNameTheManagerThatWroteTheDifference(t *testing.T) {
 	}{
 		"a scalar": {"replicas: 1", "replicas: 2",
 			[]metav1.ManagedFieldsEntry{wrote(t, "kubectl-edit", 1, "'f:replicas': {}"), helm("'f:paused': {}"), later("'f:paused': {}")},
-			"spec.replicas is 2, the release says 1 (set by kubectl-edit)"},
+			"spec.replicas is 2, the release has 1 (set by kubectl-edit)"},
 		"the latest of two": {"replicas: 1", "replicas: 2", []metav1.ManagedFieldsEntry{later("'f:replicas': {}"), helm("'f:replicas': {}")},
-			"spec.replicas is 2, the release says 1 (set by later)"},
+			"spec.replicas is 2, the release has 1 (set by later)"},
 		"a new order of elements with keys": {"env: [{name: A, value: x}, {name: B}]", "env: [{name: B}, {name: A, value: x}]",
 			[]metav1.ManagedFieldsEntry{helm(env), later("'f:paused': {}")}, "spec.env was reordered"},
 		"a new order and a new element": {"env: [{name: A, value: x}, {name: B}]", "env: [{name: C}, {name: B}, {name: A, value: x}]",
@@ -82,7 +82,7 @@ func TestSentencesNameTheManagerThatWroteTheDifference(t *testing.T) {
 			"spec.containers[sidecar] was added"},
 		"a record of another form": {"replicas: 1", "replicas: 2",
 			[]metav1.ManagedFieldsEntry{{Manager: "broken", FieldsV1: &metav1.FieldsV1{Raw: []byte("[")}}, {Manager: "empty"},
-				wrote(t, "texts", 1, "'f:replicas': x")}, "spec.replicas is 2, the release says 1"},
+				wrote(t, "texts", 1, "'f:replicas': x")}, "spec.replicas is 2, the release has 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := differences(parse(t, "{spec: {"+c.want+"}}"), parse(t, "{spec: {"+c.have+"}}"), c.entries)

@@ -92,7 +92,7 @@ func (m *Manager) Uninstall(ctx context.Context, name string, record Record, rem
 			return notes, err
 		}
 	} else if len(left) > 0 {
-		notes = append(notes, "CustomResourceDefinitions kept, as remove_crds = false says: "+strings.Join(left, ", "))
+		notes = append(notes, "CustomResourceDefinitions kept, because of remove_crds = false: "+strings.Join(left, ", "))
 	}
 	more, err := m.removeNamespace(ctx, name)
 	return append(notes, more...), err
@@ -288,7 +288,7 @@ func namespaceTrouble(ns *unstructured.Unstructured) string {
 		}
 	}
 	if len(words) == 0 {
-		return "it is terminating and does not say what it waits for"
+		return "it is terminating and reports no reason"
 	}
 	return strings.Join(words, "; ")
 }

@@ -158,7 +158,7 @@ func (s *RDMASelectors) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, oneOf(path.Child("linkTypes"), s.LinkTypes, "ether", "infiniband")...)
 	errs = append(errs, each(path.Child("pciAddresses"), s.PCIAddresses, pciAddress.MatchString, addressRule)...)
 	errs = append(errs, each(path.Child("acpiIndexes"), s.ACPIIndexes, isACPIIndex,
-		"must be a decimal number from 1 without leading zeros, as a function's acpi_index says, such as 101")...)
+		"must be a decimal number from 1 without leading zeros, such as 101, a function's acpi_index")...)
 	errs = append(errs, each(path.Child("pfNames"), s.PFNames, ranged(ifName), ifNameRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("rootDevices"), s.RootDevices, ranged(pciAddress), addressRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("pKeys"), s.PKeys, isPKey, "must be a partition key, 0x0001 to 0xffff")...)

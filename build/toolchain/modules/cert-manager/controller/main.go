@@ -38,7 +38,7 @@ const (
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "file that says where the API server is, and with which token")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file of the API server")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *kubeconfig)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -29,28 +30,45 @@ type item struct {
 
 func (i item) reference() name.Tag { return i.repository.Tag(i.tag) }
 
+// answered is how long a registry may take to answer a request that it has whole. It stores tens of megabytes meanwhile.
+const answered = 2 * time.Minute
+
 // Push uploads what is in a release's oci/ to a registry, below a path such as ghcr.io/gpufabric: first all content by its digests, then
 // the tags of signatures, at last those of versions, charts after images. A registry that fails before leaves no tag. Push may be
 // repeated: it uploads what is missing. It moves no tag that names something else.
 func Push(ctx context.Context, dir, registry string, progress func(string), options ...name.Option) error {
+	return push(ctx, dir, registry, progress, answered, options...)
+}
+
+func push(ctx context.Context, dir, registry string, progress func(string), answered time.Duration, options ...name.Option) error {
 	items, err := plan(dir, registry, options)
 	if err != nil {
 		return err
 	}
-	with := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	bounded := http.DefaultTransport.(*http.Transport).Clone()
+	bounded.ResponseHeaderTimeout = answered
+	with := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithTransport(bounded)}
 	missing, err := untagged(items, with)
 	if err != nil {
 		return err
 	}
 	for _, one := range items {
 		progress(fmt.Sprintf("%s@%s", one.repository, one.digest))
-		if err := upload(one, with); err != nil {
+		err := upload(one, with)
+		if err == nil {
+			err = stored(one.repository.Digest(one.digest.String()), one.digest, with)
+		}
+		if err != nil {
 			return fmt.Errorf("upload %s@%s: %w; no tag was set: run it again when the registry is well", one.repository, one.digest, err)
 		}
 	}
 	for i, one := range missing {
 		progress(one.reference().String())
-		if err := remote.Tag(one.reference(), one.content, with...); err != nil {
+		err := remote.Tag(one.reference(), one.content, with...)
+		if err == nil {
+			err = stored(one.reference(), one.digest, with)
+		}
+		if err != nil {
 			return fmt.Errorf("tag %s: %w; all content is there, and %d of %d tags are not set yet: run it again", one.reference(), err,
 				len(missing)-i, len(missing))
 		}
@@ -163,25 +181,44 @@ func fileDigest(path string) (v1.Hash, error) {
 	return digest, err
 }
 
-// untagged are the items whose tag the registry does not have. It fails for a tag that names something else: a version is published once.
+// untagged are the items whose tag the registry does not have. It fails for tags that name something else: a version is published once.
 func untagged(items []item, with []remote.Option) ([]item, error) {
 	var missing []item
 	var errs []error
 	for _, one := range items {
 		have, err := remote.Head(one.reference(), with...)
-		var refused *transport.Error
 		switch {
 		case err == nil && have.Digest != one.digest:
 			errs = append(errs, fmt.Errorf("%s exists and is %s, not %s: a published version is not replaced; choose the next one",
 				one.reference(), have.Digest, one.digest))
 		case err == nil:
-		case errors.As(err, &refused) && refused.StatusCode == http.StatusNotFound:
+		case answeredWith(err, http.StatusNotFound):
 			missing = append(missing, one)
+		case answeredWith(err, http.StatusUnauthorized, http.StatusForbidden):
+			return nil, fmt.Errorf("look for %s: %w; nothing was pushed: run `docker login %s` as a user who may push there", one.reference(), err,
+				one.repository.RegistryStr())
 		default:
-			errs = append(errs, fmt.Errorf("look for %s: %w", one.reference(), err))
+			return nil, fmt.Errorf("look for %s: %w; nothing was pushed: run it again when the registry is well", one.reference(), err)
 		}
 	}
 	return missing, errors.Join(errs...)
+}
+
+func answeredWith(err error, statuses ...int) bool {
+	var refused *transport.Error
+	return errors.As(err, &refused) && slices.Contains(statuses, refused.StatusCode)
+}
+
+// stored asks for what the registry has accepted: some accept what they do not keep.
+func stored(reference name.Reference, digest v1.Hash, with []remote.Option) error {
+	have, err := remote.Head(reference, with...)
+	if answeredWith(err, http.StatusNotFound) {
+		return fmt.Errorf("the registry accepted %s and does not have it", reference)
+	}
+	if err == nil && have.Digest != digest {
+		err = fmt.Errorf("the registry accepted %s as %s and has %s", reference, digest, have.Digest)
+	}
+	return err
 }
 
 // upload puts a manifest and all that it names into the registry, without a tag.

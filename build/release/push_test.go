@@ -10,19 +10,23 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/crane"
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// server is a registry that records the manifests that are put, and refuses a request where fails says so.
+// server is a registry that records the manifests that are put, refuses a request where fails returns true, and forgets the manifest that
+// it has accepted where drops does.
 type server struct {
 	*httptest.Server
 	mu    sync.Mutex
 	puts  []string // paths of manifests, in their order
 	blobs int      // that were uploaded
 	fails func(*http.Request) bool
+	drops func(*http.Request) bool
 }
 
 func newServer(t *testing.T) *server {
@@ -38,7 +42,12 @@ func newServer(t *testing.T) *server {
 		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/") && !refused {
 			s.blobs++
 		}
+		dropped := s.drops != nil && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") && s.drops(r)
 		s.mu.Unlock()
+		if dropped {
+			w.WriteHeader(http.StatusCreated)
+			return
+		}
 		if refused {
 			http.Error(w, `{"errors":[{"code":"DENIED","message":"the disk is full"}]}`, http.StatusForbidden)
 			return
@@ -163,6 +172,92 @@ func TestPushRefusesInvalidReleaseAndInvalidRegistry(t *testing.T) {
 		if err := Push(t.Context(), test.dir, test.registry, quiet); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s to %s: error %v, want one with %q", test.dir, test.registry, err, test.want)
 		}
+	}
+}
+
+// answers is a registry that answers every request with a status, and counts them.
+func answers(t *testing.T, status int) (path string, requests *atomic.Int64) {
+	t.Helper()
+	requests = &atomic.Int64{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		requests.Add(1)
+		w.WriteHeader(status)
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://") + "/gpufabric", requests
+}
+
+func TestPushEndsAtTheFirstRefusalWithItsRemedy(t *testing.T) {
+	for status, want := range map[int]string{
+		http.StatusUnauthorized:    "docker login",
+		http.StatusForbidden:       "docker login",
+		http.StatusTooManyRequests: "run it again",
+		http.StatusNotImplemented:  "run it again",
+	} {
+		path, requests := answers(t, status)
+		err := Push(t.Context(), released(t).Out, path, quiet)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "nothing was pushed") {
+			t.Errorf("%d: error %v, want one with %q that reports that nothing was pushed", status, err, want)
+		}
+		if n := requests.Load(); n != 1 {
+			t.Errorf("%d: %d requests, want one: the others get the same answer", status, n)
+		}
+	}
+}
+
+func TestPushSetsNoTagWhenTheRegistryStoresNothing(t *testing.T) {
+	r, s := released(t), newServer(t)
+	s.drops = func(*http.Request) bool { return true }
+	err := Push(t.Context(), r.Out, s.path(), quiet)
+	if err == nil || !strings.Contains(err.Error(), "no tag was set") || !strings.Contains(err.Error(), "does not have it") {
+		t.Errorf("error %v", err)
+	}
+	if tags := s.tags(); len(tags) > 0 {
+		t.Errorf("tags %v are set", tags)
+	}
+}
+
+func TestPushReportsATagThatTheRegistryDoesNotStore(t *testing.T) {
+	r, s := released(t), newServer(t)
+	s.drops = func(request *http.Request) bool { return strings.HasSuffix(request.URL.Path, "/manifests/"+version) }
+	err := Push(t.Context(), r.Out, s.path(), quiet)
+	if err == nil || !strings.Contains(err.Error(), "does not have it") || !strings.Contains(err.Error(), "tags are not set yet") {
+		t.Errorf("error %v", err)
+	}
+	s.drops = nil
+	must(t, Push(t.Context(), r.Out, s.path(), quiet))
+}
+
+func TestPushFollowsRedirects(t *testing.T) {
+	r, s := released(t), newServer(t)
+	moved := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, s.URL+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+	}))
+	t.Cleanup(moved.Close)
+	must(t, Push(t.Context(), r.Out, strings.TrimPrefix(moved.URL, "http://")+"/gpufabric", quiet))
+	for name, digest := range r.digests {
+		if got, err := crane.Digest(s.path()+"/"+name+":"+version, crane.Insecure); err != nil || got != digest.String() {
+			t.Errorf("%s is %s (%v), want %s", name, got, err, digest)
+		}
+	}
+}
+
+func TestPushEndsWhenTheRegistryDoesNotAnswer(t *testing.T) {
+	released(t)
+	ended := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v2/" {
+			<-ended
+		}
+	}))
+	t.Cleanup(s.Close)
+	t.Cleanup(func() { close(ended) })
+	err := push(t.Context(), released(t).Out, strings.TrimPrefix(s.URL, "http://")+"/gpufabric", quiet, 50*time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "timeout awaiting response headers") || !strings.Contains(err.Error(), "nothing was pushed") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -256,7 +256,8 @@ func TestPushEndsWhenTheRegistryDoesNotAnswer(t *testing.T) {
 	t.Cleanup(s.Close)
 	t.Cleanup(func() { close(ended) })
 	err := push(t.Context(), released(t).Out, strings.TrimPrefix(s.URL, "http://")+"/gpufabric", quiet, 50*time.Millisecond)
-	if err == nil || !strings.Contains(err.Error(), "timeout awaiting response headers") || !strings.Contains(err.Error(), "nothing was pushed") {
+	if err == nil || !strings.Contains(err.Error(), "timeout awaiting response headers") ||
+		!strings.Contains(err.Error(), "nothing was pushed") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -53,6 +53,16 @@ func TestSchemaRejectsWrongValuesByName(t *testing.T) {
 		{"a pull policy of another name", "gpufabric", map[string]any{"image": map[string]any{"pullPolicy": "always"}},
 			[]string{"/image/pullPolicy", "Always"}},
 		{"a tag with a digest's sign", "gpufabric", map[string]any{"image": map[string]any{"tag": "v1@sha256"}}, []string{"/image/tag"}},
+		{"a repository with a tag", "gpufabric", map[string]any{"image": map[string]any{"repository": "ghcr.io/a/b:1.0"}},
+			[]string{"/image/repository"}},
+		{"a repository with a scheme", "gpufabric", map[string]any{"image": map[string]any{"repository": "https://ghcr.io/a/b"}},
+			[]string{"/image/repository"}},
+		{"fakefabric's repository with a tag", "fake-hardware", map[string]any{"image": map[string]any{"repository": "ghcr.io/a/b:1.0"}},
+			[]string{"/image/repository"}},
+		{"the scheduler's repository with a digest", "gpufabric", map[string]any{"scheduler": map[string]any{
+			"image": map[string]any{"repository": "ghcr.io/a/b@sha256"}}}, []string{"/scheduler/image/repository"}},
+		{"the scheduler's tag with a digest's sign", "gpufabric", map[string]any{"scheduler": map[string]any{
+			"image": map[string]any{"tag": "v1@sha256"}}}, []string{"/scheduler/image/tag"}},
 		{"a pull secret without a name", "gpufabric", map[string]any{"imagePullSecrets": []any{"registry"}},
 			[]string{"/imagePullSecrets/0", "object"}},
 		{"no replica", "gpufabric", map[string]any{"controller": map[string]any{"replicas": 0}}, []string{"/controller/replicas", "minimum"}},

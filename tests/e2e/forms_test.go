@@ -105,8 +105,10 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 			_, err := e.Helm(t.Context(), e.printer,
 				append(slices.Clone(step.helm), "--namespace", "gpufabric-system", "--wait", "--timeout", patience.String())...)
 			must(t, err)
-			for _, role := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {
-				e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-"+role, inTime)
+			for role, namespace := range map[string]string{
+				"gpu-plugin": "gpufabric-system", "compute-domain-plugin": "gpufabric-system", "rdma-plugin": "kube-system",
+			} {
+				e.kubectl(t, "--namespace", namespace, "rollout", "status", "daemonset/gpufabric-"+role, inTime)
 			}
 			for pod, was := range before {
 				if now := e.standing(t, pod); now != was {

@@ -31,6 +31,10 @@ const (
 // Registry is where the charts' values expect the images.
 const Registry = "ghcr.io/gpufabric"
 
+// annotationImage is in a released chart the digest of the image that it was released with. Helm's --reuse-values keeps the digest of the
+// chart before, which is in its values.
+const annotationImage = "gpufabric.io/image"
+
 var imageValue = regexp.MustCompile(`(?m)^( *)repository: ` + regexp.QuoteMeta(Registry) +
 	`/([a-z-]+)\n((?: +[a-z]+:.*\n)*?)( *)digest: ""`)
 
@@ -50,6 +54,9 @@ func (r *Release) charts() error {
 
 func (r *Release) chart(dir string) error {
 	if err := r.pin(filepath.Join(dir, "values.yaml")); err != nil {
+		return err
+	}
+	if err := annotateImage(dir); err != nil {
 		return err
 	}
 	loaded, err := loader.LoadDir(dir)
@@ -115,6 +122,28 @@ func (r *Release) pin(path string) error {
 			path, all, Registry, pinned, missing)
 	}
 	return os.WriteFile(path, text, 0o644)
+}
+
+// annotateImage writes the pinned digest of a chart's own image among its annotations.
+func annotateImage(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, "values.yaml"))
+	if err != nil {
+		return err
+	}
+	var values struct{ Image struct{ Digest string } }
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, "Chart.yaml")
+	if text, err = os.ReadFile(path); err != nil {
+		return err
+	}
+	const list = "\nannotations:\n"
+	if strings.Count(string(text), list) != 1 {
+		return fmt.Errorf("%s has no block annotations: give it one", path)
+	}
+	pinned := strings.Replace(string(text), list, fmt.Sprintf("%s  %s: %s\n", list, annotationImage, values.Image.Digest), 1)
+	return os.WriteFile(path, []byte(pinned), 0o644)
 }
 
 // chartProvenance writes what `helm verify` reads beside an archive: the chart's metadata and the archive's sum, signed. Without keys

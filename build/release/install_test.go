@@ -165,8 +165,16 @@ func TestPagesCommandsInstallUpgradeAndRollBackReleasesFromARegistry(t *testing.
 	runs("the upgrade", "0.1.0")
 	o.must(t, "0.1.0", rollback)
 	runs("the rollback", version)
+	if out := o.must(t, "0.1.0", strings.Replace(upgrade, "--reset-then-reuse-values", "--reuse-values", 1)); !strings.Contains(out,
+		"WARNING: the pods run "+digests[version]) {
+		t.Errorf("an upgrade that keeps the image of the release before does not report it:\n%s", out)
+	}
+	runs("the upgrade that keeps the image", version)
 	o.must(t, "0.1.0", upgrade)
 	runs("the second upgrade", "0.1.0")
+	if out := o.must(t, "0.1.0", "helm get notes gpufabric --namespace gpufabric-system"); strings.Contains(out, "WARNING") {
+		t.Errorf("the notes of an upgrade by the page warn:\n%s", out)
+	}
 }
 
 func TestInstallPageCommandRefusesAChartWhenItsSignerIsAnother(t *testing.T) {

@@ -31,6 +31,8 @@ type gpu struct {
 	GPUState
 	forms      map[string]*GPUFacts // by device
 	placements map[string]*Placement
+	// full: claims have shares of it, and it is not published.
+	full bool
 }
 
 // Draw makes the picture. It shows contradictory facts as they are: a claim may be newer than a slice.
@@ -197,6 +199,12 @@ func (d *drawing) place(node, driver string, h *Allocation, c *Claim) bool {
 	switch driver {
 	case devices.Driver:
 		g := d.gpus[node][devices.GPUOf(h.Device)]
+		if g == nil && h.ShareID != "" {
+			// gpu-plugin does not publish a shared GPU while it is full (gpus.withdrawFullAfter): the claims alone show it.
+			g = d.gpu(node, devices.GPUOf(h.Device))
+			g.full = true
+			d.note(node, g.Name+" is full, or lost: claims have shares of it, and it is not published")
+		}
 		if g == nil || !g.describe(h) {
 			return false
 		}
@@ -231,7 +239,8 @@ func (g *gpu) describe(h *Allocation) bool {
 	}
 	f := g.forms[h.Device]
 	if f == nil {
-		return false
+		h.Form = "share"
+		return g.full && h.ShareID != ""
 	}
 	switch {
 	case !f.Multiple, f.ExclusiveByMemory && f.Memory > 0 && h.Memory >= f.Memory:
@@ -251,7 +260,7 @@ func (d *drawing) addNodes() {
 	}
 	for name, n := range d.nodes {
 		for _, g := range d.gpus[name] {
-			if len(g.forms)+len(g.placements) == 0 && g.UUID == "" { // a counter set without devices is no GPU
+			if len(g.forms)+len(g.placements) == 0 && g.UUID == "" && !g.full { // a counter set without devices is no GPU
 				continue
 			}
 			g.finish(n)

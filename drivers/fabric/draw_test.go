@@ -136,6 +136,11 @@ func TestDrawStateOfAGPU(t *testing.T) {
 				onGPU("b", "gpu-0", used{devices.CapMemory: 40 * gib})}, Held, []string{"share", "share"}},
 		{"shareable, all cores in shares", []resourceapi.Device{whole(0, multiple, has(devices.CapCores, 100))},
 			[]*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 8 * gib, devices.CapCores: 100})}, Held, []string{"share"}},
+		{"shareable, full and not published", nil, []*Claim{func() *Claim {
+			c := onGPU("a", "gpu-0", used{devices.CapMemory: 80 * gib, devices.CapCores: 100})
+			c.Results[0].ShareID = "s"
+			return c
+		}()}, Held, []string{"share"}},
 		{"one of two counted shares", []resourceapi.Device{whole(0, multiple, has(devices.CapShares, 2))},
 			[]*Claim{onGPU("a", "gpu-0", used{devices.CapShares: 1})}, Partly, []string{"share"}},
 		{"both counted shares", []resourceapi.Device{whole(0, multiple, has(devices.CapShares, 2))},

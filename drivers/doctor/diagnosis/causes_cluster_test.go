@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -147,6 +148,17 @@ func takeAll(g *ground, nodes ...string) {
 	}
 }
 
+// withdrawFull has claims use all shares of a node's GPUs, which gpu-plugin then does not publish.
+func withdrawFull(g *ground, node string) {
+	g.remove(&resourceapi.ResourceSlice{}, "", node+"-gpu-0")
+	g.put(slice(node+"-gpu-0", devices.Driver, devices.PoolName(node), node, 1, nil, nil))
+	c := allocated(claim("full-"+node, "gpu.nvidia.com", 4), devices.Driver, devices.PoolName(node), "gpu-0", "gpu-1", "gpu-2", "gpu-3")
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].ShareID = ptr.To(types.UID(fmt.Sprintf("5b7f4d5e-0000-4000-8000-00000000000%d", i)))
+	}
+	g.put(c)
+}
+
 func schedulingCauses() []cause {
 	const part = "scheduling"
 	all := func(g *ground, to func(*corev1.Node)) {
@@ -161,6 +173,18 @@ func schedulingCauses() []cause {
 	}
 	return []cause{
 		{part, "all GPUs are held", ofPod("p"), "DevicesTaken", nil, func(g *ground) { takeAll(g, "n0", "n1", "n2"); wants(1)(g) }},
+		{part, "all GPUs are full of shares, and not published meanwhile", ofPod("p"), "DevicesTaken", nil, func(g *ground) {
+			for i := range 3 {
+				withdrawFull(g, nodeName(i))
+			}
+			wants(1)(g)
+		}},
+		{part, "a MIG profile is asked for where full GPUs are not published", ofPod("p"), "NoSuchDevice", nil, func(g *ground) {
+			for i := range 3 {
+				withdrawFull(g, nodeName(i))
+			}
+			g.put(claim("c", "mig.nvidia.com", 1), pod("p", "", "c"))
+		}},
 		{part, "more GPUs are asked for than a node has", ofPod("p"), "DevicesTooFew", nil, wants(5)},
 		{part, "the class is not there", ofPod("p"), "ClassMissing", nil, func(g *ground) {
 			g.put(claim("c", "gpu.nvidia.cmo", 1), pod("p", "",

@@ -58,6 +58,7 @@ type tally struct {
 	nodes       map[string][]string // by code: node and reason
 	held        []string            // claims
 	heldDevices int
+	withdrawn   int // of heldDevices, those that are not published while they are full
 	tooSmall    int
 	free        map[string]int // by node
 	most        map[string]int // matched, by node
@@ -175,6 +176,12 @@ func (e *examination) count(w want, p *corev1.Pod) tally {
 					t.unknown = why
 				}
 				e.file(&t, w, p, pool, d)
+			}
+			for _, name := range stock.withdrawn(pool, requestKey(w.class, w.selectors)) {
+				before, full := t.heldDevices, w
+				full.capacity = nil // the device's capacities are not published
+				e.file(&t, full, p, pool, &resourceapi.Device{Name: name})
+				t.withdrawn += t.heldDevices - before
 			}
 		}
 	}

@@ -282,8 +282,12 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 		e.note(code, behind, w.object, "the nodes that have devices that match", "%s", some(t.nodes[code]))
 	}
 	if t.heldDevices > 0 {
-		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", matched, t.heldDevices,
-			some(slices.Clone(t.held)))
+		withdrawn := ""
+		if t.withdrawn > 0 {
+			withdrawn = fmt.Sprintf("; %d of these are in no ResourceSlice while they are full (gpus.withdrawFullAfter)", t.withdrawn)
+		}
+		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s%s", matched, t.heldDevices,
+			some(slices.Clone(t.held)), withdrawn)
 	}
 }
 

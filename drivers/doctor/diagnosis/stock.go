@@ -19,6 +19,8 @@ type stock struct {
 	byDriver map[string]map[string]*pool // by driver and pool name
 	holders  map[deviceKey][]string      // claims, as namespace/name
 	consumed map[deviceKey]map[resourceapi.QualifiedName]resource.Quantity
+	// shares are the requests (as requestKey) by which claims have shares, by driver and pool, then by device.
+	shares map[deviceKey]map[string][]string
 }
 
 type deviceKey struct{ driver, pool, device string }
@@ -39,7 +41,7 @@ func (e *examination) devices() *stock {
 		return e.stock
 	}
 	s := &stock{byDriver: map[string]map[string]*pool{}, holders: map[deviceKey][]string{},
-		consumed: map[deviceKey]map[resourceapi.QualifiedName]resource.Quantity{}}
+		consumed: map[deviceKey]map[resourceapi.QualifiedName]resource.Quantity{}, shares: map[deviceKey]map[string][]string{}}
 	e.stock = s
 	index(e.Slices, s.add)
 	index(e.Claims, s.hold)
@@ -95,6 +97,13 @@ func (s *stock) hold(c *resourceapi.ResourceClaim) {
 		key := deviceKey{r.Driver, r.Pool, r.Device}
 		first := len(s.holders[key]) == 0
 		s.holders[key] = append(s.holders[key], c.Namespace+"/"+c.Name)
+		if r.ShareID != nil {
+			of := deviceKey{driver: r.Driver, pool: r.Pool}
+			if s.shares[of] == nil {
+				s.shares[of] = map[string][]string{}
+			}
+			s.shares[of][r.Device] = append(s.shares[of][r.Device], requestOf(c, r.Request))
+		}
 		if s.consumed[key] == nil {
 			s.consumed[key] = map[resourceapi.QualifiedName]resource.Quantity{}
 		}
@@ -108,6 +117,46 @@ func (s *stock) hold(c *resourceapi.ResourceClaim) {
 			p.consume(r.Device)
 		}
 	}
+}
+
+// requestKey identifies the devices that a request selects.
+func requestKey(class string, selectors []resourceapi.DeviceSelector) string {
+	key := class
+	for _, s := range selectors {
+		if s.CEL != nil {
+			key += "\x00" + s.CEL.Expression
+		}
+	}
+	return key
+}
+
+// requestOf is the requestKey of a claim's request, or of its alternative (request/alternative).
+func requestOf(c *resourceapi.ResourceClaim, name string) string {
+	for _, r := range c.Spec.Devices.Requests {
+		if r.Exactly != nil && r.Name == name {
+			return requestKey(r.Exactly.DeviceClassName, r.Exactly.Selectors)
+		}
+		for _, a := range r.FirstAvailable {
+			if r.Name+"/"+a.Name == name {
+				return requestKey(a.DeviceClassName, a.Selectors)
+			}
+		}
+	}
+	return ""
+}
+
+// withdrawn are the devices of a pool that a request selects and that are not published, because all of their capacity is in use
+// (gpus.withdrawFullAfter). A claim with the same class and selectors has a share of each, so they are known to match.
+func (s *stock) withdrawn(p *pool, request string) []string {
+	var out []string
+	for device, requests := range s.shares[deviceKey{driver: p.driver, pool: p.name}] {
+		if slices.Contains(requests, request) &&
+			!slices.ContainsFunc(p.devices, func(d resourceapi.Device) bool { return d.Name == device }) {
+			out = append(out, device)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 func (p *pool) consume(device string) {

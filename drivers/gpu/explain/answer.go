@@ -38,6 +38,9 @@ type Node struct {
 	devices []resourceapi.Device
 	held    map[string]int64 // the counted shares of claims, by device; 0 for a device whose shares are not counted
 	busy    map[string]bool  // by GPU
+	// full are the GPUs of which claims have shares and that are not published, as gpus.withdrawFullAfter has it. The values are the classes
+	// of these claims' requests.
+	full map[string][]string
 }
 
 // Claim is a claim that waits.
@@ -88,7 +91,8 @@ func nodesOf(c *Cluster) []*Node {
 		}
 		name := *s.Spec.NodeName
 		if byName[name] == nil {
-			byName[name] = &Node{Name: name, Offers: map[string]int{}, held: map[string]int64{}, busy: map[string]bool{}}
+			byName[name] = &Node{Name: name, Offers: map[string]int{}, held: map[string]int64{}, busy: map[string]bool{},
+				full: map[string][]string{}}
 		}
 		byName[name].devices = append(byName[name].devices, s.Spec.Devices...)
 		pools[s.Spec.Pool.Name] = byName[name]
@@ -102,6 +106,9 @@ func nodesOf(c *Cluster) []*Node {
 				shares := r.ConsumedCapacity[devices.CapShares]
 				n.held[r.Device] += shares.Value()
 				n.busy[devices.GPUOf(r.Device)] = true
+				if r.ShareID != nil && !n.publishes(r.Device) {
+					n.full[r.Device] = append(n.full[r.Device], classOf(&c.Claims[i], r.Request))
+				}
 			}
 		}
 	}
@@ -117,6 +124,25 @@ func nodesOf(c *Cluster) []*Node {
 	return nodes
 }
 
+func (n *Node) publishes(device string) bool {
+	return slices.ContainsFunc(n.devices, func(d resourceapi.Device) bool { return d.Name == device })
+}
+
+// classOf is the DeviceClass of a claim's request, or of its alternative (request/alternative); empty where the claim's spec is unknown.
+func classOf(c *resourceapi.ResourceClaim, request string) string {
+	for _, r := range c.Spec.Devices.Requests {
+		if r.Exactly != nil && r.Name == request {
+			return r.Exactly.DeviceClassName
+		}
+		for _, a := range r.FirstAvailable {
+			if r.Name+"/"+a.Name == request {
+				return a.DeviceClassName
+			}
+		}
+	}
+	return ""
+}
+
 // count counts the node's GPUs.
 func (n *Node) count() {
 	offers := map[string]map[string]bool{}
@@ -130,6 +156,12 @@ func (n *Node) count() {
 			}
 		}
 		offers[gpu][formOf(d)] = true
+	}
+	for device := range n.full {
+		if gpu := devices.GPUOf(device); offers[gpu] == nil {
+			offers[gpu] = map[string]bool{"shares, not published while full": true}
+			n.GPUs++
+		}
 	}
 	for _, forms := range offers {
 		n.Offers[strings.Join(slices.Sorted(maps.Keys(forms)), "+")]++
@@ -200,7 +232,7 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	r := Request{Name: name, Class: class, Wants: w.String()}
 	var offering, could []*Node
 	for _, n := range nodes {
-		offered, free := w.on(n)
+		offered, free := w.on(n, class)
 		if r.Offered, r.Free = r.Offered+offered, r.Free+free; offered > 0 {
 			offering = append(offering, n)
 		} else if n.Free > 0 {
@@ -227,8 +259,9 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	return r
 }
 
-// on counts a node's GPUs that offer the form, and those of them that are free or have counted shares left.
-func (w Want) on(n *Node) (offered, free int) {
+// on counts a node's GPUs that offer the form, and those of them that are free or have counted shares left. A GPU that is not published
+// while it is full offers it where claims of the same class have its shares.
+func (w Want) on(n *Node, class string) (offered, free int) {
 	seen := map[string]bool{}
 	for _, d := range n.devices {
 		if gpu := devices.GPUOf(d.Name); w.matches(d) && !seen[gpu] {
@@ -237,6 +270,12 @@ func (w Want) on(n *Node) (offered, free int) {
 			if held := n.held[d.Name]; !n.busy[gpu] || 0 < held && held < devices.CountedShares(d) {
 				free++
 			}
+		}
+	}
+	for device, classes := range n.full {
+		if gpu := devices.GPUOf(device); slices.Contains(classes, class) && !seen[gpu] {
+			seen[gpu] = true
+			offered++
 		}
 	}
 	return offered, free

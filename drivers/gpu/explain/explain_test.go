@@ -2,6 +2,7 @@ package explain_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -12,8 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/explain"
@@ -111,6 +114,10 @@ func TestExplainNamesNodesForAWaitingClaim(t *testing.T) {
 		}
 		return c
 	}
+	full := claim("full", "gpu-share.gpufabric.io", "", "", "full", "gpu-0", "gpu-1")
+	for i := range full.Status.Allocation.Devices.Results {
+		full.Status.Allocation.Devices.Results[i].ShareID = ptr.To(types.UID(fmt.Sprint(i)))
+	}
 	for _, c := range []struct {
 		name   string
 		nodes  map[string]string // forms, by name
@@ -143,6 +150,11 @@ func TestExplainNamesNodesForAWaitingClaim(t *testing.T) {
 			asksFor("shares", "1"), []string{"2 GPUs offer it on counted", "claims hold nothing of 1 of them, or not all shares"}},
 		{"a counted share where all are held", map[string]string{"counted": "shares_1"}, []runtime.Object{shares("1")},
 			claim("c", "gpu.nvidia.com", "", "", ""), []string{"2 GPUs offer it on counted (0 free), and claims hold something of each"}},
+		{"a share where all GPUs are full and not published", map[string]string{"full": "shareable"}, []runtime.Object{full},
+			claim("c", "gpu-share.gpufabric.io", "", "10Gi", ""), []string{"full  2     0     2 shares, not published while full",
+				"a share of a GPU: 2 GPUs offer it on full (0 free), and claims hold something of each"}},
+		{"a MIG instance where full GPUs are not published", map[string]string{"full": "shareable"}, []runtime.Object{full},
+			claim("c", "mig.nvidia.com", "", "", ""), []string{"a MIG instance: no GPU offers it"}},
 		{"a profile's share", map[string]string{"whole": "whole"}, nil, claim("c", "small", "", "", ""),
 			[]string{"a share of the VGPUProfile small: no GPU offers it", "the VGPUProfile small must select node whole"}},
 		{"a class that is not there", map[string]string{"whole": "whole"}, nil, &resourceapi.ResourceClaim{
@@ -155,7 +167,11 @@ func TestExplainNamesNodesForAWaitingClaim(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			objects := append(append(classes(), c.others...), c.claim)
 			for name, forms := range c.nodes {
-				objects = append(objects, slicesOf(t, name, forms, 2)...)
+				published := slicesOf(t, name, forms, 2)
+				if name == "full" { // gpus.withdrawFullAfter
+					published[1].(*resourceapi.ResourceSlice).Spec.Devices = nil
+				}
+				objects = append(objects, published...)
 			}
 			cluster, err := explain.Read(t.Context(), fake.NewClientset(objects...), "team/c")
 			if err != nil {

@@ -5,6 +5,7 @@ package waiting
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,9 +90,14 @@ func (r *reporter) look(ctx context.Context) error {
 		for i := range page.Items {
 			c := &page.Items[i]
 			if c.Status.Allocation != nil {
-				// There are thousands of these: only their devices are kept.
+				// There are thousands of these: only their devices are kept, and the requests of shares.
 				held := resourceapi.ResourceClaim{}
 				held.Status.Allocation = c.Status.Allocation
+				if slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+					return r.ShareID != nil
+				}) {
+					held.Spec = c.Spec // its class is that of a GPU that is not published while it is full
+				}
 				cluster.Claims = append(cluster.Claims, held)
 				continue
 			}

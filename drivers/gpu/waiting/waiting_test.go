@@ -119,10 +119,18 @@ func all(events *record.FakeRecorder) []string {
 }
 
 func TestWaitingReportsAClaimWithoutItsForm(t *testing.T) {
+	full := published(t, "n1", "shareable")
+	for i := range full[0].(*resourceapi.ResourceSlice).Spec.Devices {
+		c := holding(fmt.Sprint("full-", i), "n1", fmt.Sprint("gpu-", i))
+		c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(c.Name))
+		full = append(full, c)
+	}
+	full[0].(*resourceapi.ResourceSlice).Spec.Devices = nil // gpus.withdrawFullAfter
 	for name, test := range map[string]struct {
 		objects []client.Object
 		want    []string // in the one Event; none: there is no Event
 	}{
+		"the form is offered on GPUs that are not published while they are full": {append(full, claim("c", "gpu.nvidia.com")), nil},
 		"a MIG instance where GPUs are whole": {
 			append(published(t, "n1", "whole"), claim("c", "mig.nvidia.com")),
 			[]string{"Warning NoSuchForm Claim c, request r asks for a MIG instance, and no GPU of the cluster is offered so. 1 nodes have GPUs",

@@ -3,7 +3,6 @@ package profile
 import (
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,9 @@ import (
 
 // Problem is one mistake in a profile file, with its line and key.
 type Problem = strict.Problem
+
+// mostMiB is the largest profile file; those that ship have 12 kB at most.
+const mostMiB = 1
 
 // Names lists the profiles that ship with the program, sorted.
 func Names() []string {
@@ -34,7 +36,7 @@ func Names() []string {
 func Load(nameOrFile string) (*Profile, error) {
 	if strings.ContainsRune(nameOrFile, filepath.Separator) || strings.HasSuffix(nameOrFile, ".yaml") ||
 		strings.HasSuffix(nameOrFile, ".yml") {
-		data, err := os.ReadFile(nameOrFile)
+		data, err := strict.ReadFile(nameOrFile, mostMiB)
 		if err != nil {
 			return nil, fmt.Errorf("read profile: %w", err)
 		}

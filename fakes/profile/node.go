@@ -51,6 +51,9 @@ func hex16(s string) uint16 {
 	return uint16(v)
 }
 
+// MaxNodes is the most machines of a profile in one cluster: with up to 16 NICs each they have addresses of their own (see nic).
+const MaxNodes = 1 << 20
+
 // Node is one machine of a profile's model.
 type Node struct {
 	Profile *Profile

@@ -7,7 +7,7 @@ package profile
 // Profile is one machine model, as written in a profile file.
 type Profile struct {
 	// Name is the argument of `--profile`, e.g. gb200-nvl72.
-	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9-]*$"`
+	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9-]{0,62}$"`
 	// Summary is one line for `fakefabric profiles`.
 	Summary string `yaml:"summary" required:"true"`
 	// Source is the origin of the values, in words.
@@ -31,20 +31,20 @@ type Profile struct {
 // Driver is the NVIDIA driver of the fake machine.
 type Driver struct {
 	// Version is the driver's, e.g. 580.95.05.
-	Version string `yaml:"version" pattern:"^[0-9]+\\.[0-9]+(\\.[0-9]+)?$"`
+	Version string `yaml:"version" pattern:"^[0-9]{1,4}\\.[0-9]{1,4}(\\.[0-9]{1,4})?$"`
 	// CUDA is the highest CUDA version the driver serves, e.g. "13.0".
-	CUDA string `yaml:"cuda" pattern:"^[0-9]+\\.[0-9]+$"`
+	CUDA string `yaml:"cuda" pattern:"^[0-9]{1,3}\\.[0-9]{1,2}$"`
 	// Majors are the character device majors in /proc/devices.
 	Majors Majors `yaml:"majors"`
 }
 
 // Majors are character device majors; zero takes the default that is named beside each.
 type Majors struct {
-	NVIDIA       int `yaml:"nvidia"`       // 195
-	UVM          int `yaml:"uvm"`          // 510
-	Caps         int `yaml:"caps"`         // 235
-	IMEXChannels int `yaml:"imexChannels"` // 501
-	NVSwitch     int `yaml:"nvswitch"`     // 509
+	NVIDIA       int `yaml:"nvidia" minimum:"0" maximum:"511"`       // 195
+	UVM          int `yaml:"uvm" minimum:"0" maximum:"511"`          // 510
+	Caps         int `yaml:"caps" minimum:"0" maximum:"511"`         // 235
+	IMEXChannels int `yaml:"imexChannels" minimum:"0" maximum:"511"` // 501
+	NVSwitch     int `yaml:"nvswitch" minimum:"0" maximum:"511"`     // 509
 }
 
 // Host is the machine around the GPUs.
@@ -52,10 +52,10 @@ type Host struct {
 	// Architecture is Go's name of the CPU: amd64 or arm64.
 	Architecture string `yaml:"architecture" required:"true" enum:"amd64,arm64"`
 	// Hostname has the node's index in place of %d (or %02d).
-	Hostname string `yaml:"hostname" pattern:"^[a-z0-9.-]*(%0?[0-9]?d)?[a-z0-9.-]*$"`
+	Hostname string `yaml:"hostname" pattern:"^[a-z0-9.-]{0,100}(%0?[0-9]?d)?[a-z0-9.-]{0,100}$"`
 	// Vendor and Product are the firmware's (sys/class/dmi/id).
-	Vendor  string `yaml:"vendor"`
-	Product string `yaml:"product"`
+	Vendor  string `yaml:"vendor" pattern:"^[ -~]{0,95}$"`
+	Product string `yaml:"product" pattern:"^[ -~]{0,95}$"`
 	// NUMA lists the nodes that have CPUs or memory.
 	NUMA []NUMANode `yaml:"numa" required:"true"`
 }
@@ -66,7 +66,7 @@ type NUMANode struct {
 	// CPUs is a list such as 0-71; empty for a node of memory only.
 	CPUs string `yaml:"cpus"`
 	// MemoryMiB is the size of its memory.
-	MemoryMiB int64 `yaml:"memoryMiB" minimum:"0"`
+	MemoryMiB int64 `yaml:"memoryMiB" minimum:"0" maximum:"1073741824"`
 	// Count is how many nodes in a row, from Node on, look like this one; zero means one.
 	Count int `yaml:"count" minimum:"0" maximum:"64"`
 }
@@ -100,24 +100,24 @@ type GPUs struct {
 // GPUModel has NVML's data of every GPU of that model.
 type GPUModel struct {
 	// Name is the product name, e.g. NVIDIA GB200.
-	Name         string `yaml:"name" required:"true"`
+	Name         string `yaml:"name" required:"true" pattern:"^[ -~]{1,95}$"`
 	Architecture string `yaml:"architecture" required:"true" enum:"turing,ampere,ada,hopper,blackwell,rubin"`
 	Brand        string `yaml:"brand" enum:"nvidia,tesla,quadro,geforce"`
 	// ComputeCapability is CUDA's, e.g. "10.0".
-	ComputeCapability string `yaml:"computeCapability" required:"true" pattern:"^[0-9]+\\.[0-9]+$"`
+	ComputeCapability string `yaml:"computeCapability" required:"true" pattern:"^[0-9]{1,2}\\.[0-9]$"`
 	// PCIID and SubsystemID are vendor:device in hex, e.g. 10de:2941.
 	PCIID       string `yaml:"pciID" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
 	SubsystemID string `yaml:"subsystemID" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
 	// MemoryMiB is the total that nvidia-smi prints.
-	MemoryMiB int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
+	MemoryMiB int64 `yaml:"memoryMiB" required:"true" minimum:"1" maximum:"67108864"`
 	// ReservedMiB is the part of the total that the driver keeps.
-	ReservedMiB int64 `yaml:"reservedMiB" minimum:"0"`
+	ReservedMiB int64 `yaml:"reservedMiB" minimum:"0" maximum:"67108864"`
 	// BAR1MiB is the size of the second PCI window.
-	BAR1MiB         int64 `yaml:"bar1MiB" minimum:"0"`
-	MemoryBusBits   int   `yaml:"memoryBusBits" minimum:"0"`
-	Multiprocessors int   `yaml:"multiprocessors" minimum:"0"`
+	BAR1MiB         int64 `yaml:"bar1MiB" minimum:"0" maximum:"67108864"`
+	MemoryBusBits   int   `yaml:"memoryBusBits" minimum:"0" maximum:"1048576"`
+	Multiprocessors int   `yaml:"multiprocessors" minimum:"0" maximum:"1048576"`
 	// Cores is the number of CUDA cores.
-	Cores          int    `yaml:"cores" minimum:"0"`
+	Cores          int    `yaml:"cores" minimum:"0" maximum:"16777216"`
 	ECC            bool   `yaml:"ecc"`
 	AddressingMode string `yaml:"addressingMode" enum:"none,HMM,ATS"`
 	BoardPart      string `yaml:"boardPart"`
@@ -128,7 +128,7 @@ type GPUModel struct {
 	// InfoROMObjects are the versions of the parts of InfoROM.
 	InfoROMObjects InfoROMObjects `yaml:"infoROMObjects"`
 	// RowRemapperBanks is how many memory banks have rows to spare; zero where rows are not remapped (before Ampere).
-	RowRemapperBanks int    `yaml:"rowRemapperBanks" minimum:"0"`
+	RowRemapperBanks int    `yaml:"rowRemapperBanks" minimum:"0" maximum:"1048576"`
 	PCIe             PCIe   `yaml:"pcie"`
 	Power            Power  `yaml:"power"`
 	Clocks           Clocks `yaml:"clocks"`
@@ -189,36 +189,36 @@ type Platform struct {
 
 // Power is in watts.
 type Power struct {
-	IdleWatts    int `yaml:"idleWatts" minimum:"0"`
-	DefaultWatts int `yaml:"defaultWatts" minimum:"0"`
-	MinWatts     int `yaml:"minWatts" minimum:"0"`
-	MaxWatts     int `yaml:"maxWatts" minimum:"0"`
+	IdleWatts    int `yaml:"idleWatts" minimum:"0" maximum:"1000000"`
+	DefaultWatts int `yaml:"defaultWatts" minimum:"0" maximum:"1000000"`
+	MinWatts     int `yaml:"minWatts" minimum:"0" maximum:"1000000"`
+	MaxWatts     int `yaml:"maxWatts" minimum:"0" maximum:"1000000"`
 	// MemoryIdleWatts is the memory's part at rest; zero is not reported.
-	MemoryIdleWatts int `yaml:"memoryIdleWatts" minimum:"0"`
+	MemoryIdleWatts int `yaml:"memoryIdleWatts" minimum:"0" maximum:"1000000"`
 }
 
 // Clocks are the highest ones, in MHz.
 type Clocks struct {
-	GraphicsMHz int `yaml:"graphicsMHz" minimum:"0"`
-	SMMHz       int `yaml:"smMHz" minimum:"0"`
-	MemoryMHz   int `yaml:"memoryMHz" minimum:"0"`
-	VideoMHz    int `yaml:"videoMHz" minimum:"0"`
+	GraphicsMHz int `yaml:"graphicsMHz" minimum:"0" maximum:"100000"`
+	SMMHz       int `yaml:"smMHz" minimum:"0" maximum:"100000"`
+	MemoryMHz   int `yaml:"memoryMHz" minimum:"0" maximum:"100000"`
+	VideoMHz    int `yaml:"videoMHz" minimum:"0" maximum:"100000"`
 	// IdleMHz is the graphics clock at rest.
-	IdleMHz int `yaml:"idleMHz" minimum:"0"`
+	IdleMHz int `yaml:"idleMHz" minimum:"0" maximum:"100000"`
 	// IdleVideoMHz and IdleMemoryMHz are the others; zero means IdleMHz, and MemoryMHz.
-	IdleVideoMHz  int `yaml:"idleVideoMHz" minimum:"0"`
-	IdleMemoryMHz int `yaml:"idleMemoryMHz" minimum:"0"`
+	IdleVideoMHz  int `yaml:"idleVideoMHz" minimum:"0" maximum:"100000"`
+	IdleMemoryMHz int `yaml:"idleMemoryMHz" minimum:"0" maximum:"100000"`
 	// ApplicationMHz is the default application clock; zero means GraphicsMHz.
-	ApplicationMHz int `yaml:"applicationMHz" minimum:"0"`
+	ApplicationMHz int `yaml:"applicationMHz" minimum:"0" maximum:"100000"`
 }
 
 // Temperature holds thresholds in degrees Celsius.
 type Temperature struct {
-	Shutdown int `yaml:"shutdown" minimum:"0"`
-	Slowdown int `yaml:"slowdown" minimum:"0"`
-	MaxGPU   int `yaml:"maxGPU" minimum:"0"`
+	Shutdown int `yaml:"shutdown" minimum:"0" maximum:"1000"`
+	Slowdown int `yaml:"slowdown" minimum:"0" maximum:"1000"`
+	MaxGPU   int `yaml:"maxGPU" minimum:"0" maximum:"1000"`
 	// MaxMemory is the memory's; zero where the memory has no sensor.
-	MaxMemory int `yaml:"maxMemory" minimum:"0"`
+	MaxMemory int `yaml:"maxMemory" minimum:"0" maximum:"1000"`
 }
 
 // MIG is how the model can be partitioned.
@@ -237,13 +237,13 @@ type MIGProfile struct {
 	// ID is the profile's ID in the output of nvidia-smi mig -lgip.
 	ID              int   `yaml:"id" minimum:"0" maximum:"255"`
 	Slices          int   `yaml:"slices" required:"true" minimum:"1" maximum:"8"`
-	MemoryMiB       int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
-	Multiprocessors int   `yaml:"multiprocessors" required:"true" minimum:"1"`
-	CopyEngines     int   `yaml:"copyEngines" minimum:"0"`
-	Decoders        int   `yaml:"decoders" minimum:"0"`
-	Encoders        int   `yaml:"encoders" minimum:"0"`
-	JPEG            int   `yaml:"jpeg" minimum:"0"`
-	OFA             int   `yaml:"ofa" minimum:"0"`
+	MemoryMiB       int64 `yaml:"memoryMiB" required:"true" minimum:"1" maximum:"67108864"`
+	Multiprocessors int   `yaml:"multiprocessors" required:"true" minimum:"1" maximum:"1048576"`
+	CopyEngines     int   `yaml:"copyEngines" minimum:"0" maximum:"64"`
+	Decoders        int   `yaml:"decoders" minimum:"0" maximum:"64"`
+	Encoders        int   `yaml:"encoders" minimum:"0" maximum:"64"`
+	JPEG            int   `yaml:"jpeg" minimum:"0" maximum:"64"`
+	OFA             int   `yaml:"ofa" minimum:"0" maximum:"64"`
 	// Max is how many instances of this profile one GPU can have.
 	Max int `yaml:"max" required:"true" minimum:"1" maximum:"8"`
 	// Starts and Size are the possible placements, in memory slices.
@@ -258,7 +258,7 @@ type NVLink struct {
 	// Switched is true when links lead to an NVSwitch, false when each leads to a peer GPU.
 	Switched bool `yaml:"switched"`
 	// SpeedMBps is one link's speed in one direction, in MB/s.
-	SpeedMBps int `yaml:"speedMBps" minimum:"0"`
+	SpeedMBps int `yaml:"speedMBps" minimum:"0" maximum:"10000000"`
 	// Switches are the PCI addresses of NVSwitches that the node itself sees.
 	Switches []string `yaml:"switches"`
 	// SwitchPCIID is the switches' vendor:device.
@@ -276,12 +276,12 @@ type GPU struct {
 	// MemoryNodes is the list nvidia-smi topo -m prints as NUMA affinity; empty takes NUMA.
 	MemoryNodes string `yaml:"memoryNodes"`
 	// Module is the physical slot number on the baseboard; zero takes index+1.
-	Module int `yaml:"module" minimum:"0"`
+	Module int `yaml:"module" minimum:"0" maximum:"255"`
 	// IdleWatts and IdleCelsius override the model's; zero takes those.
-	IdleWatts   int `yaml:"idleWatts" minimum:"0"`
+	IdleWatts   int `yaml:"idleWatts" minimum:"0" maximum:"1000000"`
 	IdleCelsius int `yaml:"idleCelsius" minimum:"0" maximum:"120"`
 	// Board counts boards from 1; GPUs of one board share a serial number. Zero: a board of its own.
-	Board int `yaml:"board" minimum:"0"`
+	Board int `yaml:"board" minimum:"0" maximum:"255"`
 	// Minor is the number of /dev/nvidiaN. Where no GPU of the profile has one, it is the index.
 	Minor int `yaml:"minor" minimum:"0" maximum:"31"`
 }
@@ -292,7 +292,7 @@ type Fabric struct {
 	ClusterUUID string `yaml:"clusterUUID" required:"true" pattern:"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"`
 	CliqueID    uint32 `yaml:"cliqueID"`
 	// NodesPerClique is how many nodes of this model share one clique; zero means one.
-	NodesPerClique int `yaml:"nodesPerClique" minimum:"0"`
+	NodesPerClique int `yaml:"nodesPerClique" minimum:"0" maximum:"1048576"`
 	// Health lists the fields of NVML's health mask: bandwidth, routeRecovery, routeUnhealthy, accessTimeout, configuration, partition,
 	// fabricManager and summary, or none. Empty means all but partition and fabricManager, which drivers up to 580.173 do not report.
 	Health []string `yaml:"health"`
@@ -303,9 +303,9 @@ type NIC struct {
 	// Device is the InfiniBand device's name, e.g. mlx5_0.
 	Device string `yaml:"device" required:"true" pattern:"^[a-z0-9_]+$"`
 	// Netdev is the network interface of that function, e.g. ibp3s0.
-	Netdev string `yaml:"netdev" required:"true"`
+	Netdev string `yaml:"netdev" required:"true" pattern:"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$"`
 	// Bond is the bonding interface that the netdev is a slave of.
-	Bond string `yaml:"bond"`
+	Bond string `yaml:"bond" pattern:"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$"`
 	PCI  string `yaml:"pci" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]$"`
 	// Bridges are the PCI bridges above it, the root port first; empty takes one root port.
 	Bridges []string `yaml:"bridges"`
@@ -314,12 +314,12 @@ type NIC struct {
 	Model string `yaml:"model" required:"true" enum:"ConnectX-5,ConnectX-6,ConnectX-6 Dx,ConnectX-7,ConnectX-8,ConnectX-9,BlueField-2,BlueField-3"` //nolint:lll // a tag cannot be wrapped
 	Link  string `yaml:"link" required:"true" enum:"InfiniBand,Ethernet"`
 	// RateGbps is the active rate of the port.
-	RateGbps int    `yaml:"rateGbps" required:"true" minimum:"1"`
-	MTU      int    `yaml:"mtu" minimum:"0"`
+	RateGbps int    `yaml:"rateGbps" required:"true" minimum:"1" maximum:"100000"`
+	MTU      int    `yaml:"mtu" minimum:"0" maximum:"65535"`
 	Firmware string `yaml:"firmware"`
 	BoardID  string `yaml:"boardID"`
 	// Port is the number of the port on the card that this function serves, from 0 (dev_port is always 0 with mlx5).
-	Port int `yaml:"port" minimum:"0"`
+	Port int `yaml:"port" minimum:"0" maximum:"254"`
 	// Down is true when the port has no link.
 	Down  bool   `yaml:"down"`
 	SRIOV *SRIOV `yaml:"sriov"`

@@ -160,6 +160,15 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 			}
 		}
 	}
+	for name, w := range map[string]*Power{"power": &p.GPUs.Model.Power, "modulePower": p.GPUs.Model.ModulePower} {
+		if w == nil || w.MaxWatts == 0 || w.DefaultWatts == 0 { // not reported
+			continue
+		}
+		if w.MinWatts > w.DefaultWatts || w.DefaultWatts > w.MaxWatts {
+			c.At("gpus.model."+name, "has minWatts %d, defaultWatts %d and maxWatts %d; none may be above the next", w.MinWatts, w.DefaultWatts,
+				w.MaxWatts)
+		}
+	}
 	if m := p.GPUs.Model; m.ReservedMiB > m.MemoryMiB {
 		c.At("gpus.model.reservedMiB", "is %d; the GPU has %d", m.ReservedMiB, m.MemoryMiB)
 	}

@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,9 +47,12 @@ type Step struct {
 	With  fault.Arguments
 }
 
+// mostMiB is the largest scenario file.
+const mostMiB = 4
+
 // Load reads a scenario file and computes the times of its events. It reports every mistake with its line.
 func Load(path string) ([]Step, error) {
-	data, err := os.ReadFile(path)
+	data, err := strict.ReadFile(path, mostMiB)
 	if err != nil {
 		return nil, fmt.Errorf("read scenario: %w", err)
 	}

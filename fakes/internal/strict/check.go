@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -21,6 +23,20 @@ type Checker struct {
 	problems []Problem
 	// lines stores the line of each path, for checks that need the whole file.
 	lines map[string]int
+}
+
+// ReadFile returns the content of a file, and refuses one of more than limit MiB: a device or a wrong file would fill the memory.
+func ReadFile(path string, limit int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // only read from
+	data, err := io.ReadAll(io.LimitReader(file, limit<<20+1))
+	if err == nil && int64(len(data)) > limit<<20 {
+		err = fmt.Errorf("%s has more than the %d MiB that are allowed", path, limit)
+	}
+	return data, err
 }
 
 // Decode reads YAML into v, a pointer to a struct. The checker that it returns can report further mistakes, found in v. Do not use
@@ -201,18 +217,31 @@ func (c *Checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
 		c.add(n.Line, path, "is %s; a %s is wanted", kindName(n), t.Kind())
 		return
 	}
-	if err := n.Decode(reflect.New(t).Interface()); err != nil {
-		c.add(n.Line, path, "is %q; a %s is wanted", n.Value, wanted(t))
+	err := n.Decode(reflect.New(t).Interface())
+	if err == nil && n.Tag == "!!float" && t.Kind() != reflect.Float64 && t.Kind() != reflect.String {
+		err = errors.New("the decoder would cut the fraction off")
+	}
+	if err != nil {
+		c.add(n.Line, path, "is %s; a %s is wanted", quoted(n), wanted(t))
 	}
 }
 
 // checkTags checks a scalar against the field's pattern, enum, minimum and maximum.
+// quoted is a value as messages have it: its beginning, where it is long.
+func quoted(n *yaml.Node) string {
+	const most = 80
+	if len(n.Value) <= most {
+		return strconv.Quote(n.Value)
+	}
+	return fmt.Sprintf("%q and %d bytes more", n.Value[:most], len(n.Value)-most)
+}
+
 func (c *Checker) checkTags(n *yaml.Node, f reflect.StructField, path string) {
 	if p := f.Tag.Get("pattern"); p != "" && !regexp.MustCompile(p).MatchString(n.Value) {
-		c.add(n.Line, path, "is %q; it must match %s", n.Value, p)
+		c.add(n.Line, path, "is %s; it must match %s", quoted(n), p)
 	}
 	if e := f.Tag.Get("enum"); e != "" && !slices.Contains(strings.Split(e, ","), n.Value) {
-		c.add(n.Line, path, "is %q; allowed: %s", n.Value, strings.ReplaceAll(e, ",", ", "))
+		c.add(n.Line, path, "is %s; allowed: %s", quoted(n), strings.ReplaceAll(e, ",", ", "))
 	}
 	if f.Tag.Get("required") != "" && n.Value == "" {
 		c.add(n.Line, path, "is empty")

@@ -125,9 +125,19 @@ func TestCommandsFailWithASentence(t *testing.T) {
 	}{
 		"an unknown profile": {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a10, a100-40"},
 		"no root":            {[]string{"render", "--profile", "t4-edge"}, `required flag(s) "root" not set`},
-		"no libraries":       {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
-		"no node to change":  {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
-		"an argument alone":  {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "want name=value"},
+		"a node too many": {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--no-libraries", "--node", "999999999999"},
+			"node 999999999999 of profile t4-edge: 0 to 1048575 are allowed"},
+		"a node below 0": {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--no-libraries", "--node", "-1"},
+			"node -1 of profile t4-edge: 0 to 1048575 are allowed"},
+		"too many nodes": {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--no-libraries", "--nodes", "1048577"},
+			"1048577 nodes of profile t4-edge: 1 to 1048576 are allowed"},
+		"an endless profile":  {[]string{"validate", endless(t, "profile.yaml")}, "profiles with mistakes: 1"},
+		"an endless scenario": {[]string{"play", "--root", t.TempDir(), endless(t, "scenario.yaml")}, "more than the 4 MiB that are allowed"},
+		"an endless report":   {[]string{"record", "--sysfs", bare, "--xml", endless(t, "report.xml")}, "more than the 16 MiB that are allowed"},
+		"an empty report":     {[]string{"record", "--sysfs", bare, "--xml", os.DevNull}, os.DevNull + " is empty"},
+		"no libraries":        {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
+		"no node to change":   {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
+		"an argument alone":   {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "want name=value"},
 		"an agent outside": {[]string{"agent", "--node-name", "a", "--library-dir", filepath.Join(built.Dir(t), "lib")},
 			"the agent runs in a pod"},
 		"no event":          {[]string{"inject", "--root", t.TempDir()}, "takes an event and its arguments"},
@@ -153,6 +163,16 @@ func TestCommandsFailWithASentence(t *testing.T) {
 			}
 		})
 	}
+}
+
+// endless is a link to a device that can be read for ever.
+func endless(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.Symlink("/dev/zero", path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // full is a writer whose writes fail.

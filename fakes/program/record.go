@@ -11,9 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpufabric.io/fakes/internal/strict"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/record"
 )
+
+// mostMiB is the largest output of nvidia-smi -q -x; eight GPUs have 0.4 MiB.
+const mostMiB = 16
 
 // machineFlags are the places where to read the real machine.
 type machineFlags struct {
@@ -37,7 +41,10 @@ func (m *machineFlags) read(ctx context.Context) (*profile.Profile, error) {
 	}
 	switch {
 	case m.xml != "":
-		machine.SMI, err = os.ReadFile(m.xml)
+		machine.SMI, err = strict.ReadFile(m.xml, mostMiB)
+		if err == nil && len(machine.SMI) == 0 {
+			err = fmt.Errorf("%s is empty; write the output of nvidia-smi -q -x there, or omit --xml", m.xml)
+		}
 	case m.smi != "":
 		machine.SMI, err = ask(ctx, m.smi, "-q", "-x")
 		if err == nil {

@@ -51,7 +51,7 @@ func renderCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&name, "profile", "", "name of a profile (see fakefabric profiles), or path of a profile file")
-	f.IntVar(&o.Node, "node", 0, "which machine of the cluster, from 0; each has UUIDs, GUIDs and MACs of its own")
+	f.IntVar(&o.Node, "node", 0, "which machine of the cluster, 0 to 1048575; each has UUIDs, GUIDs and MACs of its own")
 	f.IntVar(&o.Nodes, "nodes", 0, "how many machines of this profile there are; 0: unknown")
 	f.StringVar(&o.Root, "root", "", "the node's directory: made where it is not there, rendered again where a node is in it")
 	f.StringVar(&o.LibraryDir, "library-dir", "",

@@ -4,6 +4,7 @@
 package record
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/xml"
 	"errors"
@@ -98,18 +99,22 @@ type gpu struct {
 		ShutdownLimit string `xml:"gpu_temp_max_tlimit_threshold"`
 		SlowdownLimit string `xml:"gpu_temp_slow_tlimit_threshold"`
 	} `xml:"temperature"`
-	Power struct {
-		// From driver 535 on there are two power readings, and one of these names always exists.
-		Draw    string `xml:"power_draw"`
-		Instant string `xml:"instant_power_draw"`
-		Default string `xml:"default_power_limit"`
-		Min     string `xml:"min_power_limit"`
-		Max     string `xml:"max_power_limit"`
-	} `xml:"gpu_power_readings"`
-	Max clocks `xml:"clock_rates>max_clocks"`
+	Power power `xml:"gpu_power_readings"`
+	// OldPower is Power of drivers before 535.
+	OldPower power  `xml:"power_readings"`
+	Max      clocks `xml:"clock_rates>max_clocks"`
 	// Real machines have them directly below the GPU.
 	MaxClocks clocks `xml:"max_clocks"`
 	MIG       string `xml:"mig_mode>current_mig"`
+}
+
+type power struct {
+	// From driver 535 on there are two power readings, and one of these names always exists.
+	Draw    string `xml:"power_draw"`
+	Instant string `xml:"instant_power_draw"`
+	Default string `xml:"default_power_limit"`
+	Min     string `xml:"min_power_limit"`
+	Max     string `xml:"max_power_limit"`
 }
 
 type clocks struct {
@@ -138,10 +143,31 @@ func Profile(m Machine) (*profile.Profile, error) {
 	return p, s.err
 }
 
-func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
+// parse reads one report; what follows it may be white space alone.
+func parse(text []byte) (report, error) {
 	var r report
-	if err := xml.Unmarshal(m.SMI, &r); err != nil {
-		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; the whole XML, from <?xml to </nvidia_smi_log>, is needed", err)
+	if bytes.HasPrefix(text, []byte{0xff, 0xfe}) || bytes.HasPrefix(text, []byte{0xfe, 0xff}) {
+		return r, errors.New("it is UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)")
+	}
+	decoder := xml.NewDecoder(bytes.NewReader(text))
+	if err := decoder.Decode(&r); err != nil {
+		return r, err
+	}
+	if rest := bytes.TrimSpace(text[decoder.InputOffset():]); len(rest) > 0 {
+		return r, fmt.Errorf("%d bytes follow the end of the first report, as where two were written into one file", len(rest))
+	}
+	for i := range r.GPUs {
+		if g := &r.GPUs[i]; g.Power == (power{}) {
+			g.Power = g.OldPower
+		}
+	}
+	return r, nil
+}
+
+func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
+	r, err := parse(m.SMI)
+	if err != nil {
+		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; the whole XML of one machine, from <?xml to </nvidia_smi_log>, is needed", err)
 	}
 	if len(r.GPUs) == 0 {
 		return errors.New("the output of nvidia-smi -q -x has no GPU; omit it for a machine without GPUs (--nvidia-smi= without --xml)")

@@ -139,6 +139,8 @@ func TestProfileRefusesOutputOfNoGPUOfTheMachine(t *testing.T) {
 		{"text", "NVIDIA-SMI has failed", "</nvidia_smi_log>, is needed"},
 		{"half of the output", string(m.SMI[:len(m.SMI)/2]), "</nvidia_smi_log>, is needed"},
 		{"another program's XML", "<rocm-smi><gpu id=\"0\"></gpu></rocm-smi>", "expected element type <nvidia_smi_log>"},
+		{"two reports", string(m.SMI) + string(other.SMI), "follow the end of the first report"},
+		{"UTF-16", "\xff\xfe<\x00", "iconv -f UTF-16 -t UTF-8"},
 		{"no GPU", "<nvidia_smi_log><driver_version>580.95.05</driver_version></nvidia_smi_log>", "has no GPU"},
 		{"another machine's", string(other.SMI), "is not in " + m.Sysfs},
 	} {
@@ -147,6 +149,19 @@ func TestProfileRefusesOutputOfNoGPUOfTheMachine(t *testing.T) {
 		if p, err := record.Profile(wrong); err == nil || !strings.Contains(err.Error(), c.message) {
 			t.Errorf("%s: %v, %v; want %q", c.name, p, err, c.message)
 		}
+	}
+}
+
+// Drivers before 535 have one power reading, under another name.
+func TestProfileReadsPowerOfOldDrivers(t *testing.T) {
+	m, p := machine(t, "a100-40")
+	m.SMI = bytes.ReplaceAll(m.SMI, []byte("gpu_power_readings>"), []byte("power_readings>"))
+	got, err := record.Profile(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := got.GPUs.Model.Power, p.GPUs.Model.Power; got.MaxWatts != want.MaxWatts || got.DefaultWatts != want.DefaultWatts {
+		t.Errorf("power %+v, want %+v", got, want)
 	}
 }
 

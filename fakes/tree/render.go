@@ -20,7 +20,7 @@ import (
 // Options select the node to write, and the place.
 type Options struct {
 	Profile *profile.Profile
-	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
+	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: unknown), profile.MaxNodes at most.
 	Node, Nodes int
 	// Root is the node's directory; it is made. An earlier rendering is replaced. It is refused where sys, proc, dev or driver has
 	// files that no rendering made.
@@ -65,8 +65,11 @@ func Render(ctx context.Context, o Options) error {
 		return errors.New("render: a profile and a root directory are needed")
 	}
 	switch {
-	case o.Node < 0 || o.Nodes < 0:
-		return fmt.Errorf("render: node %d of %d: neither can be below 0", o.Node, o.Nodes)
+	case o.Node < 0 || o.Node >= profile.MaxNodes:
+		return fmt.Errorf("render: node %d of profile %s: 0 to %d are allowed", o.Node, o.Profile.Name, profile.MaxNodes-1)
+	case o.Nodes < 0 || o.Nodes > profile.MaxNodes:
+		return fmt.Errorf("render: %d nodes of profile %s: 1 to %d are allowed, and 0 where their number is unknown", o.Nodes, o.Profile.Name,
+			profile.MaxNodes)
 	case o.Nodes != 0 && o.Node >= o.Nodes:
 		return fmt.Errorf("render: node %d is not among %d nodes, counted from 0", o.Node, o.Nodes)
 	}

@@ -117,7 +117,7 @@ func reserve(dir string, count int) (Record, error) {
 		return before, err
 	}
 	after := before
-	if after.Nodes += count; after.Nodes > simnode.MostNodes {
+	if after.Nodes += count; count > simnode.MostNodes || after.Nodes > simnode.MostNodes { // the sum of a huge count is negative
 		return before, fmt.Errorf("%d more nodes: the cluster has had %d, and its addresses are for %d; numbers of deleted nodes are not used "+
 			"again", count, before.Nodes, simnode.MostNodes)
 	}

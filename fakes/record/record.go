@@ -167,7 +167,8 @@ func parse(text []byte) (report, error) {
 func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 	r, err := parse(m.SMI)
 	if err != nil {
-		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; the whole XML of one machine, from <?xml to </nvidia_smi_log>, is needed", err)
+		return fmt.Errorf("read the output of nvidia-smi -q -x: %w; the whole XML of one machine, from <?xml to </nvidia_smi_log>, is needed",
+			err)
 	}
 	if len(r.GPUs) == 0 {
 		return errors.New("the output of nvidia-smi -q -x has no GPU; omit it for a machine without GPUs (--nvidia-smi= without --xml)")

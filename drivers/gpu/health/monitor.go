@@ -366,6 +366,12 @@ func (m *Monitor) keep(ctx context.Context) {
 func (m *follower) heal(ctx context.Context) {
 	var gone []Fault
 	m.mu.Lock()
+	for i, now := 0, m.options.Now(); i < len(m.faults); i++ {
+		// The clock was set back, or was wrong when the machine started. A fault would otherwise stand until that time comes.
+		if f := &m.faults[i]; f.Last.After(now) {
+			f.Last = now
+		}
+	}
 	standing := slices.Clone(m.faults)
 	m.mu.Unlock()
 	for _, f := range standing {

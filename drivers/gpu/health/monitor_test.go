@@ -295,3 +295,25 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+func TestMonitorHealsAFaultWhenTheClockWasSetBack(t *testing.T) {
+	for name, xid := range map[string]uint64{"a fatal one": 119, "a warning": 63} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "faults.json")
+			b := newBench(t, path, "b1")
+			b.xid(t, xid)
+			right := b.now.Add(-24 * time.Hour)
+			b = newBench(t, path, "b1") // the plugin was restarted
+			b.now = right
+			b.heal(t.Context())
+			if len(b.Faults()) != 1 {
+				t.Fatal("it healed at once")
+			}
+			b.now = right.Add(quiet)
+			b.heal(t.Context())
+			if len(b.Faults()) != 0 {
+				t.Errorf("%v stands %s after the clock was set back by a day", b.Faults(), quiet)
+			}
+		})
+	}
+}

@@ -127,7 +127,7 @@ func (r *Reconciler) replaceMissing(ctx context.Context, p *pass) error {
 		if pods[i].DeletionTimestamp != nil || pods[i].Spec.NodeName == "" || hasStarted(&pods[i]) {
 			continue
 		}
-		if left := startPatience - now.Sub(pods[i].CreationTimestamp.Time); left > 0 {
+		if left := startPatience - r.memory.waited(p.domain.UID, seePod+action(pods[i].UID), pods[i].CreationTimestamp.Time, now); left > 0 {
 			p.again = soonest(p.again, left)
 			continue
 		}

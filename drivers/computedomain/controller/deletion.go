@@ -44,7 +44,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
 		// A passing error is not reported. A lasting one must be: it keeps the domain from being deleted.
-		if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
+		if r.deletedFor(domain) < reportDeletionAfter {
 			return ctrl.Result{}, err
 		}
 		_, statusErr := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
@@ -64,7 +64,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
 		})
 		// Usually they end before there is anything to report.
-		if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
+		if r.deletedFor(domain) < reportDeletionAfter {
 			return ctrl.Result{RequeueAfter: soonest(again, reportDeletionAfter)}, nil
 		}
 		after, err := r.writeStatus(ctx, p, before)
@@ -215,7 +215,7 @@ func (r *Reconciler) ending(ctx context.Context, uid types.UID) (nodes []string,
 	}
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {
-			left := lostAfter - r.now().Sub(pod.DeletionTimestamp.Time)
+			left := lostAfter - r.memory.waited(uid, seePod+action(pod.UID), pod.DeletionTimestamp.Time, r.now())
 			if left <= 0 {
 				klog.FromContext(ctx).Info("Not waiting for an IMEX daemon that does not end", "pod", klog.KObj(&pod), "node", pod.Spec.NodeName)
 				continue

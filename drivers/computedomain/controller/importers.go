@@ -27,7 +27,7 @@ const (
 // awaitImporters delays a deletion while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with
 // it the job. It returns when to look again. Zero means that nothing uses the domain, or that it has waited long enough.
 func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (time.Duration, error) {
-	left := importersPatience - r.now().Sub(domain.DeletionTimestamp.Time)
+	left := importersPatience - r.deletedFor(domain)
 	if left <= -lostAfter {
 		return 0, nil // it has waited, and the Event was made
 	}
@@ -52,6 +52,11 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 	return 0, nil
 }
 
+// deletedFor returns how long ago a domain was deleted.
+func (r *Reconciler) deletedFor(domain *v1beta1.ComputeDomain) time.Duration {
+	return r.memory.waited(domain.UID, seeDeletion, domain.DeletionTimestamp.Time, r.now())
+}
+
 // importers returns the pods for which a claim of the domain's channel is reserved. For the domain of a clique it returns the domains
 // that hold its channels.
 func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomain) ([]string, error) {
@@ -73,7 +78,7 @@ func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomai
 
 // reportDeletion writes the reason of a deletion's wait into the status, once the wait is longer than tellAfter.
 func (r *Reconciler) reportDeletion(ctx context.Context, domain *v1beta1.ComputeDomain, message string) error {
-	if r.now().Sub(domain.DeletionTimestamp.Time) < reportDeletionAfter {
+	if r.deletedFor(domain) < reportDeletionAfter {
 		return nil
 	}
 	_, err := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{

@@ -87,6 +87,34 @@ func TestReconcilerEndsADeletedDomainThatStaysInUse(t *testing.T) {
 	}
 }
 
+func TestReconcilerEndsADeletedDomainWhenItsClockIsBehind(t *testing.T) {
+	d := newDomain("d", 1)
+	c := newCluster(t, d)
+	c.settle(d.UID)
+	c.use(d, "rank-0")
+	c.must(c.Delete(t.Context(), c.domain("d")))
+	start := time.Now().Add(-24 * time.Hour)
+	c.now = start
+	_, err := c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if !c.hasDaemons(d) {
+		t.Fatal("the daemons went at once")
+	}
+	c.now = start.Add(reportDeletionAfter)
+	c.reconciler.memory.statusWritten(d.UID, time.Time{}) // the cluster's clock started at another time
+	_, err = c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if ready := c.domain("d").Status.Conditions[0]; !strings.Contains(ready.Message, "in 30s their shared memory") {
+		t.Errorf("it says %q", ready.Message)
+	}
+	c.now = start.Add(importersPatience)
+	_, err = c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if c.hasDaemons(d) {
+		t.Error("the domain is kept for a day")
+	}
+}
+
 func TestReconcilerAppliesATemplateWhenPodsNextStart(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)

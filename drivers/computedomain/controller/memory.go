@@ -39,6 +39,8 @@ const (
 	lookForCertificates action = "certificates"
 	reportDropped       action = reasonDropped
 	reportDisconnected  action = reasonDisconnected
+	seeDeletion         action = "deletion"
+	seePod              action = "pod " // and its UID
 )
 
 func (m *memory) of(uid types.UID) *remembered {
@@ -109,6 +111,18 @@ func (m *memory) deletingSince(uid types.UID, now time.Time) time.Time {
 		known.deleting = now
 	}
 	return known.deleting
+}
+
+// waited returns how long a controller has waited for something that began at a time of the API server's clock. It is at least since the
+// controller first saw it: its own clock may be behind, and a wait of a minute would last as long as that.
+func (m *memory) waited(uid types.UID, what action, began, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.of(uid)
+	if _, seen := known.acted[what]; !seen {
+		known.acted[what] = now
+	}
+	return max(now.Sub(began), now.Sub(known.acted[what]))
 }
 
 // made records that an object was created.

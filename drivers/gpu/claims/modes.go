@@ -93,15 +93,19 @@ func (m *modes) foreign(gpus []*inventory.GPU) map[string]bool {
 func (m *modes) set(uuid string, own bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.own[uuid] == own {
-		return nil
-	}
 	if own {
 		m.own[uuid] = true
 	} else {
 		delete(m.own, uuid)
 	}
 	return m.keep()
+}
+
+// drop forgets a GPU whose mode was not switched.
+func (m *modes) drop(uuid string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.own, uuid)
 }
 
 // keep writes the file. m.mu must be held.
@@ -122,6 +126,7 @@ func (m *modes) keep() error {
 func (k *Preparer) cut(g *inventory.GPU) error {
 	if g.MIG != nil && !g.MIG.NeedsReset && !divided(g) {
 		if err := k.modes.set(g.UUID, true); err != nil {
+			k.modes.drop(g.UUID)
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package fabricpartition
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -8,6 +9,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -68,7 +70,17 @@ func (j *Journal) read() state {
 }
 
 // change applies the function change to a copy, and stores the copy.
-func (j *Journal) change(change func(*state)) error {
+func (j *Journal) change(change func(*state)) error { return j.changeBy(j.file.Put, change) }
+
+// release is change for a claim that ends. An error does not matter to its partition, which the journal on disk still has: a full disk
+// must not keep a claim.
+func (j *Journal) release(ctx context.Context, change func(*state)) {
+	if err := j.changeBy(j.file.Hold, change); err != nil {
+		klog.FromContext(ctx).Error(err, "A partition is given back without a record")
+	}
+}
+
+func (j *Journal) changeBy(store func(state) error, change func(*state)) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s, _ := j.file.Get()
@@ -80,7 +92,7 @@ func (j *Journal) change(change func(*state)) error {
 		s.Modules = map[pci.Address]int{}
 	}
 	change(&s)
-	if err := j.file.Put(s); err != nil {
+	if err := store(s); err != nil {
 		return fmt.Errorf("write the journal of Fabric Manager's partitions: %w", err)
 	}
 	return nil

@@ -290,13 +290,12 @@ func (k *Keeper) deactivate(ctx context.Context, claim types.UID, id int) error 
 	if _, err := k.list(ctx); err != nil { // gives a restarted fabric manager its partitions
 		return err
 	}
-	if err := k.Journal.change(func(s *state) { s.Claims[claim] = held{Partition: id} }); err != nil {
-		return err
-	}
+	k.Journal.release(ctx, func(s *state) { s.Claims[claim] = held{Partition: id} })
 	if err := k.Manager.Deactivate(ctx, id); err != nil && !errors.Is(err, nvfm.Uninitialized) {
 		return err
 	}
-	return k.Journal.change(func(s *state) { delete(s.Claims, claim) })
+	k.Journal.release(ctx, func(s *state) { delete(s.Claims, claim) })
+	return nil
 }
 
 // Restore adds the partition of a claim to the journal where it lacks the claim: an earlier journal could not be read.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -322,5 +323,29 @@ func TestParseModulesReadsEveryDriversLine(t *testing.T) {
 	want := map[pci.Address]int{"0000:1b:00.0": 4, "0000:43:00.0": 2, "0001:52:00.0": 1}
 	if got := fabricpartition.ParseModules(text); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestKeeperDeactivatesWhenTheDiskIsFull(t *testing.T) {
+	b := newBoard(t, fake.Library(t))
+	b.activate(b.refreshed(), "claim", pair)
+	var full error
+	k := b.start(func() error { return nil })
+	j, err := fabricpartition.OpenJournal(b.journal, atomicfile.Writer{Before: func(atomicfile.Step, string) error { return full }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Journal, full = j, syscall.ENOSPC
+	if err := k.Deactivate(t.Context(), "claim"); err != nil {
+		t.Fatal(err)
+	}
+	b.want("deactivated on a full disk")
+	if left := k.Journal.Claims(); len(left) > 0 {
+		t.Errorf("claims %v still have partitions", left)
+	}
+	// The journal on disk still has the claim: the next start deactivates a partition that is not active.
+	k = b.start(nil)
+	if err := k.Deactivate(t.Context(), "claim"); err != nil || len(k.Journal.Claims()) > 0 {
+		t.Errorf("after a restart: %v, %v", err, k.Journal.Claims())
 	}
 }

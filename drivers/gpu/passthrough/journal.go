@@ -2,12 +2,14 @@ package passthrough
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -93,8 +95,28 @@ func (j *Journal) get(card string) (Entry, bool) {
 	return e, found
 }
 
-// put stores an entry; nil removes it.
+// put stores an entry.
 func (j *Journal) put(card string, e *Entry) error {
+	return j.change(func(all map[string]Entry) { all[card] = *e }, j.file.Put)
+}
+
+// giveBack stores an entry of a card that is given back; nil removes it. An error does not matter to the card, whose way back the entry
+// on disk describes too: a full disk must not keep a claim.
+func (j *Journal) giveBack(ctx context.Context, card string, e *Entry) {
+	err := j.change(func(all map[string]Entry) {
+		if e == nil {
+			delete(all, card)
+		} else {
+			all[card] = *e
+		}
+	}, j.file.Hold)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A GPU is given back without a record of the step", "card", card)
+	}
+}
+
+// change applies a function to a copy of the entries, and stores the copy.
+func (j *Journal) change(change func(map[string]Entry), store func(map[string]Entry) error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	all, _ := j.file.Get()
@@ -102,12 +124,8 @@ func (j *Journal) put(card string, e *Entry) error {
 	if all == nil {
 		all = map[string]Entry{}
 	}
-	if e == nil {
-		delete(all, card)
-	} else {
-		all[card] = *e
-	}
-	if err := j.file.Put(all); err != nil {
+	change(all)
+	if err := store(all); err != nil {
 		return fmt.Errorf("write the journal of GPUs that are passed through: %w", err)
 	}
 	return nil

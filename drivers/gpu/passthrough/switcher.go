@@ -165,6 +165,18 @@ func (s *Switcher) step(ctx context.Context, card string, e *Entry, f pci.Addres
 	if err := s.Journal.put(card, e); err != nil {
 		return err
 	}
+	return s.do(ctx, e, f, path, text)
+}
+
+// stepBack is step for a card that is given back.
+func (s *Switcher) stepBack(ctx context.Context, card string, e *Entry, f pci.Address, words, path, text string) error {
+	e.Step = fmt.Sprintf("%s: %s", f, words)
+	s.Journal.giveBack(ctx, card, e)
+	return s.do(ctx, e, f, path, text)
+}
+
+// do does the step of an entry.
+func (s *Switcher) do(ctx context.Context, e *Entry, f pci.Address, path, text string) error {
 	if err := s.write(ctx, f, path, text); err != nil {
 		return fmt.Errorf("%s: write %q to %s: %w", e.Step, text, path, err)
 	}
@@ -243,7 +255,8 @@ func (s *Switcher) Give(ctx context.Context, card string) (note string, err erro
 		return "", err
 	}
 	if e.Functions, note = s.present(e.Functions); len(e.Functions) == 0 {
-		return note, s.Journal.put(card, nil)
+		s.Journal.giveBack(ctx, card, nil)
+		return note, nil
 	}
 	if err := s.awaitFreed(ctx, card, &e); err != nil {
 		return "", err
@@ -267,7 +280,8 @@ func (s *Switcher) Give(ctx context.Context, card string) (note string, err erro
 			note = fmt.Sprintf("GPU %s is back, but its persistence mode is off: %v", e.Functions[0].Address, err)
 		}
 	}
-	return note, s.Journal.put(card, nil)
+	s.Journal.giveBack(ctx, card, nil)
+	return note, nil
 }
 
 // present are the functions that are still on the bus.
@@ -304,7 +318,7 @@ func (s *Switcher) release(ctx context.Context, card string, e *Entry, f Origin)
 		return err
 	}
 	if passes(now) && f.Driver != now {
-		if err := s.step(ctx, card, e, f.Address, "unbind it from "+now, s.Places.driver(now, "unbind"), string(f.Address)); err != nil {
+		if err := s.stepBack(ctx, card, e, f.Address, "unbind it from "+now, s.Places.driver(now, "unbind"), string(f.Address)); err != nil {
 			return err
 		}
 	}
@@ -313,7 +327,7 @@ func (s *Switcher) release(ctx context.Context, card string, e *Entry, f Origin)
 		return err
 	}
 	// A line break alone clears it (drivers/base/driver.c, driver_set_override).
-	return s.step(ctx, card, e, f.Address, "keep it to no driver", s.Places.function(f.Address, "driver_override"), f.Override+"\n")
+	return s.stepBack(ctx, card, e, f.Address, "keep it to no driver", s.Places.function(f.Address, "driver_override"), f.Override+"\n")
 }
 
 // restore binds a function to the driver that it had. missing: the driver is no longer loaded.
@@ -326,7 +340,7 @@ func (s *Switcher) restore(ctx context.Context, card string, e *Entry, f Origin)
 		return fmt.Sprintf("PCI function %s has no driver: %s, which it had, is not loaded; it takes the function when it is loaded", f.Address,
 			f.Driver), nil
 	}
-	return "", s.step(ctx, card, e, f.Address, "bind it to "+f.Driver, s.Places.driver(f.Driver, "bind"), string(f.Address))
+	return "", s.stepBack(ctx, card, e, f.Address, "bind it to "+f.Driver, s.Places.driver(f.Driver, "bind"), string(f.Address))
 }
 
 // GiveUnknown returns functions of which no journal has the origin: those that are kept to vfio-pci get the driver that the kernel

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -159,6 +160,36 @@ func TestSwitcherDoesNotSwitchWhenJournalCannotBeWritten(t *testing.T) {
 	}
 	if len(r.Writes) > 0 {
 		t.Errorf("writes before the journal: %v", r.Writes)
+	}
+}
+
+func TestSwitcherGivesCardBackWhenTheDiskIsFull(t *testing.T) {
+	r := newRig(t)
+	r.take(r.start())
+	var full error
+	j, err := passthrough.OpenJournal(r.journal, atomicfile.Writer{Before: func(atomicfile.Step, string) error { return full }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, name := &passthrough.Switcher{Places: r.Places(), Journal: j, Write: r.Write}, r.card().Name()
+	full = syscall.ENOSPC
+	if note, err := s.Give(t.Context(), name); err != nil || note != "" {
+		t.Fatal(note, err)
+	}
+	r.wantRestored("on a full disk")
+	if left := s.Journal.Entries(); len(left) > 0 {
+		t.Errorf("the card still counts as taken: %v", left)
+	}
+	// The journal on disk still has it: the next start finds the card restored.
+	s = r.start()
+	if note, err := s.Give(t.Context(), name); err != nil || note != "" || len(s.Journal.Entries()) > 0 {
+		t.Errorf("after a restart: %s, %v, %v", note, err, s.Journal.Entries())
+	}
+	r.wantRestored("after a restart")
+	r.take(s)
+	full = nil
+	if note, err := s.Give(t.Context(), name); err != nil || note != "" {
+		t.Error(note, err)
 	}
 }
 

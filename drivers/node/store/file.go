@@ -37,6 +37,16 @@ func (f *File[T]) Get() (T, bool) { return f.store.Get(f.name) }
 // Put stores a value durably. An unchanged value costs no write.
 func (f *File[T]) Put(value T) error { return f.store.Put(f.name, value) }
 
+// Hold is Put for what was undone: Get returns the value even where it cannot be written, as on a full disk, and the next call that
+// stores one writes it.
+func (f *File[T]) Hold(value T) error {
+	err := f.Put(value)
+	if err != nil {
+		f.store.hold(f.name, value)
+	}
+	return err
+}
+
 // Aside reports whether there is a file that could not be read, at this start or an earlier one, and that was not deleted since. It
 // looks at the disk. Where that fails it returns true.
 func (f *File[T]) Aside() bool {

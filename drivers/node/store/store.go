@@ -282,6 +282,14 @@ func (s *Store[T]) Put(name string, value T) error {
 	return nil
 }
 
+// hold makes Get return a value that could not be written.
+func (s *Store[T]) hold(name string, value T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.files, name)
+	s.all[name] = value
+}
+
 // Delete removes a value durably. A missing value is no error.
 func (s *Store[T]) Delete(name string) error {
 	if err := s.checkName(name); err != nil {

@@ -27,6 +27,9 @@ type Options struct {
 	// Pods is how many pods are bound in a measurement. They are made at once if enough devices are free, else in batches of as
 	// many as are free. Each batch is deleted before the next one is made.
 	Pods int
+	// Batch is the most pods of a batch; 0: no bound. Rows are compared fairly in batches of one size: a small one spends its time on its
+	// first and last pod.
+	Batch int
 	// Rounds is how often everything is measured; the median counts. A row that bound fewer than a third of its pods within
 	// Limit is measured only once. 0 means once.
 	Rounds int

@@ -41,6 +41,9 @@ func (c *cluster) measure(ctx context.Context, m *Machine, row Row, fill float64
 	if err := c.warm(ctx, row); err != nil {
 		return r, err
 	}
+	if c.options.Batch > 0 {
+		batch = min(batch, c.options.Batch)
+	}
 	profiled := c.profile(ctx, row, &r)
 	t := timing{limit: time.Now().Add(c.options.Limit)}
 	for {

@@ -60,6 +60,8 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 	cmd.Flags().IntVar(&o.Pods, "pods", 300, "pods that are bound in a measurement, at once as far as devices are free")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how often everything is measured; the median counts")
 	cmd.Flags().DurationVar(&o.Limit, "limit", 30*time.Second, "time that a measurement goes on")
+	cmd.Flags().IntVar(&o.Batch, "batch", 0, "most pods that are made at once, to compare rows with few and with many free devices "+
+		"(0: no bound)")
 	cmd.Flags().IntVar(&o.CountersNodes, "counters-nodes", 64, "largest cluster for rows that publish counters on every node (0: any)")
 	cmd.Flags().StringVar(&o.CPUProfiles, "cpu-profiles", "", "directory for a CPU profile of the scheduler for each measurement")
 	return cmd

@@ -44,6 +44,15 @@ func newEnvironment(t *testing.T) *environment { return newEnvironmentOf(t, clus
 // newEnvironmentOf is newEnvironment with a cluster, a number of workers and a machine of a test's own.
 func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile string) *environment {
 	t.Helper()
+	e := newCluster(t, clusterName, workers)
+	must(t, e.Serve(t.Context(), e.printer))
+	must(t, e.Equip(t.Context(), e.printer, profile))
+	return e
+}
+
+// newCluster brings a cluster up, without images of the project and without hardware.
+func newCluster(t *testing.T, clusterName string, workers int) *environment {
+	t.Helper()
 	root, err := repository.Root()
 	must(t, err)
 	printer := steps.NewPrinter(os.Stderr)
@@ -70,8 +79,6 @@ func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile str
 		dir, err := cluster.ExportLogs(context.WithoutCancel(t.Context()))
 		t.Logf("logs of the cluster: %s (error: %v)", dir, err)
 	})
-	must(t, cluster.Serve(t.Context(), printer))
-	must(t, cluster.Equip(t.Context(), printer, profile))
 	measured(t, "kind bring-up", cluster.Took)
 	return &environment{Cluster: cluster, root: root, printer: printer}
 }

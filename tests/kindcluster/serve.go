@@ -35,7 +35,7 @@ func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer, names ...st
 		return fmt.Errorf("serve images %q: there are %q", names, images.ShortNames(products))
 	}
 	if !c.Published {
-		list = append(list, serveStandIns{c})
+		list = append(list, serveStandIns{c, standin.Images()})
 	}
 	_, err = printer.Run(ctx, list...)
 	return err
@@ -61,8 +61,20 @@ func (s serve) Execute(ctx context.Context) error {
 	return s.cluster.forget(ctx, s.product.Name)
 }
 
+// ServeStandIns pushes images under the names of published ones, where nothing can be pulled.
+func (c *Cluster) ServeStandIns(ctx context.Context, printer *steps.Printer, images ...standin.Image) error {
+	if c.Published {
+		return nil
+	}
+	_, err := printer.Run(ctx, serveStandIns{c, images})
+	return err
+}
+
 // serveStandIns pushes an image under each name in manifests that cannot be pulled.
-type serveStandIns struct{ cluster *Cluster }
+type serveStandIns struct {
+	cluster *Cluster
+	images  []standin.Image
+}
 
 func (serveStandIns) Name() string { return "Serve stand-ins for images that cannot be pulled" }
 
@@ -72,7 +84,7 @@ func (s serveStandIns) Execute(ctx context.Context) error {
 		return err
 	}
 	layers := map[string]v1.Layer{} // by the key of their recipe
-	for _, image := range standin.Images() {
+	for _, image := range s.images {
 		key := image.Base.Key()
 		if layers[key] == nil {
 			if layers[key], err = standin.BaseLayer(ctx, image.Base, filepath.Join(cache, "nodeimage")); err != nil {

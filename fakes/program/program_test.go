@@ -134,6 +134,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		"an endless profile":  {[]string{"validate", endless(t, "profile.yaml")}, "profiles with mistakes: 1"},
 		"an endless scenario": {[]string{"play", "--root", t.TempDir(), endless(t, "scenario.yaml")}, "more than the 4 MiB that are allowed"},
 		"an endless report":   {[]string{"record", "--sysfs", bare, "--xml", endless(t, "report.xml")}, "more than the 16 MiB that are allowed"},
+		"an endless trace":    {[]string{"trace", endless(t, "trace")}, "token too long; give the file that FAKEFABRIC_TRACE named"},
 		"an empty report":     {[]string{"record", "--sysfs", bare, "--xml", os.DevNull}, os.DevNull + " is empty"},
 		"no libraries":        {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
 		"no node to change":   {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},

@@ -24,7 +24,7 @@ func traceCommand() *cobra.Command {
 			defer func() { _ = f.Close() }() // only read from
 			calls, damaged, err := trace.Read(f)
 			if err != nil {
-				return err
+				return fmt.Errorf("read the trace %s: %w; give the file that FAKEFABRIC_TRACE named", args[0], err)
 			}
 			if len(calls) == 0 && damaged > 0 {
 				return fmt.Errorf("%s is not a trace: none of its %d lines is an NVML call; give the file that FAKEFABRIC_TRACE named",

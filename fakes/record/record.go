@@ -206,6 +206,11 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 	}
 	p.GPUs.Platform = first.platform()
 	borrow(p)
+	if link := p.GPUs.NVLink; link != nil {
+		own := *link
+		own.Switches = s.switches()
+		p.GPUs.NVLink = &own
+	}
 	return nil
 }
 
@@ -346,6 +351,20 @@ func (s sysfs) device(address string) string {
 		return ""
 	}
 	return real
+}
+
+// switches are the addresses of NVSwitches: bridges of NVIDIA's that are no PCI bridges.
+func (s sysfs) switches() []string {
+	devices, _ := filepath.Glob(filepath.Join(s.root, "bus/pci/devices/*")) // the pattern is right
+	var found []string
+	for _, device := range devices {
+		address := filepath.Base(device)
+		path := "bus/pci/devices/" + address
+		if s.text(path+"/vendor") == "0x10de" && strings.HasPrefix(s.text(path+"/class"), "0x0680") {
+			found = append(found, address)
+		}
+	}
+	return found
 }
 
 var pciName = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)

@@ -25,6 +25,11 @@ func machine(t *testing.T, name string) (record.Machine, *profile.Profile) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return machineOf(t, p)
+}
+
+func machineOf(t *testing.T, p *profile.Profile) (record.Machine, *profile.Profile) {
+	t.Helper()
 	root := t.TempDir()
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 5, Root: root, PlainDevices: true}); err != nil {
 		t.Fatal(err)
@@ -149,6 +154,23 @@ func TestProfileRefusesOutputOfNoGPUOfTheMachine(t *testing.T) {
 		if p, err := record.Profile(wrong); err == nil || !strings.Contains(err.Error(), c.message) {
 			t.Errorf("%s: %v, %v; want %q", c.name, p, err, c.message)
 		}
+	}
+}
+
+// A machine of a known model may have its NVSwitches elsewhere.
+func TestProfileReadsPlacesOfNVSwitches(t *testing.T) {
+	p, err := profile.Load("h100-hgx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.GPUs.NVLink.Switches = []string{"0000:f1:00.0", "0000:f2:00.0"}
+	m, _ := machineOf(t, p)
+	got, err := record.Profile(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got.GPUs.NVLink.Switches, p.GPUs.NVLink.Switches) {
+		t.Errorf("switches at %v, want %v", got.GPUs.NVLink.Switches, p.GPUs.NVLink.Switches)
 	}
 }
 

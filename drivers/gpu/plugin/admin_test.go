@@ -73,3 +73,21 @@ func TestPrepareDoesNotSetLimitOfShareWhenClaimHasAdminAccess(t *testing.T) {
 		}
 	}
 }
+
+// A pod may compute on a GPU and, by the same claim, observe all of the node's.
+func TestPrepareGivesAGPUThatTheClaimObservesToo(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	claim := b.claim("u1", nil, device{name: "gpu-0"}, device{name: "gpu-0", request: "all", admin: true},
+		device{name: "gpu-1", request: "all", admin: true})
+	prepared := b.mustPrepare(claim)
+	for i, want := range []string{"nvidia-uvm nvidia0 nvidiactl", "nvidia-uvm nvidia0 nvidiactl", "nvidia1"} {
+		if got := nodes(b.edits(claim, prepared[i])); got != want {
+			t.Errorf("device %d: nodes %s, want %s", i, got, want)
+		}
+	}
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"})) // nobody holds it
+	if problem := b.unprepare(claim); problem != "" {
+		t.Error(problem)
+	}
+	b.mustPrepare(b.claim("u3", nil, device{name: "gpu-0"}))
+}

@@ -244,11 +244,21 @@ func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
 func (p *Plugin) nameDevices(claim *Claim, prepared *Prepared, record *claimstate.Record) []cdi.Device {
 	var devices []cdi.Device
 	record.Devices = slices.Clone(record.Devices) // they may already be in the state, where others read them
+	used := map[string]bool{}
+	for _, device := range claim.Devices {
+		used[device.CDIName()] = used[device.CDIName()] || !device.Admin()
+	}
 	for i, edits := range prepared.Edits {
 		if isEmpty(edits) {
 			continue
 		}
 		name := claim.Devices[i].CDIName()
+		if claim.Devices[i].Admin() { // the claim may have the device, too, or observe it by several requests
+			for n := 2; used[name]; n++ {
+				name = fmt.Sprintf("%s-%d", claim.Devices[i].CDIName(), n)
+			}
+			used[name] = true
+		}
 		record.Devices[i].CDIDeviceIDs = []string{p.cdi.ID(claim.UID, name)}
 		devices = append(devices, cdi.Device{Name: name, Edits: edits})
 	}

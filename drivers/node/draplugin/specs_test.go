@@ -3,10 +3,13 @@ package draplugin
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
@@ -72,5 +75,44 @@ func TestPluginIsNotAliveWithoutItsDirectories(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestPrepareNamesADeviceTwiceWhenItIsGivenAndObserved: one claim may have a device and, with admin access, observe all of the node's. A
+// runtime reads no spec with two devices of one name.
+func TestPrepareNamesADeviceTwiceWhenItIsGivenAndObserved(t *testing.T) {
+	for _, observedFirst := range []bool{false, true} {
+		b := newBench(t, t.TempDir(), atomicfile.Writer{})
+		claim := claimOf("u1", "d0")
+		given := claim.Status.Allocation.Devices.Results[0]
+		observed := given
+		observed.Request, observed.AdminAccess = "monitor", new(true)
+		again := observed
+		again.Request = "second-monitor"
+		results := []resourceapi.DeviceRequestAllocationResult{given, observed, again}
+		if observedFirst {
+			slices.Reverse(results)
+		}
+		claim.Status.Allocation.Devices.Results = results
+		devices := b.mustPrepare(t, claim)
+		runtime, err := cdilib.NewCache(cdilib.WithSpecDirs(b.config.Node.CDIRoot), cdilib.WithAutoRefresh(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{}
+		for i, d := range devices {
+			for _, name := range d.CDIDeviceIDs {
+				names[name] = true
+				if runtime.GetDevice(name) == nil {
+					t.Errorf("the runtime lacks %s: %v", name, runtime.GetErrors())
+				}
+				if !(results[i].AdminAccess != nil) && name != "k8s.test.example.com/claim=u1-d0" {
+					t.Errorf("the claim's own device is %s", name)
+				}
+			}
+		}
+		if len(names) != 3 {
+			t.Errorf("CDI devices %v", names)
+		}
 	}
 }

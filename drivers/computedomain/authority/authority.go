@@ -54,6 +54,15 @@ func Issue(seed []byte, domain types.UID, made, now time.Time) (Issued, error) {
 	return issued, nil
 }
 
+// begins is from when a certificate is valid: from the domain's creation, by the API server's clock, where the controller's is ahead of
+// the nodes'.
+func begins(made, now time.Time) time.Time {
+	if made.Before(now) {
+		return made.Add(-skew)
+	}
+	return now.Add(-skew)
+}
+
 func issue(seed []byte, domain types.UID, made, now time.Time) (Issued, error) {
 	root, err := key(seed, domain)
 	if err != nil {
@@ -82,7 +91,7 @@ func issue(seed []byte, domain types.UID, made, now time.Time) (Issued, error) {
 	name := computedomain.CertificateName(domain)
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "an IMEX daemon of gpufabric"}, DNSNames: []string{name},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(Life),
+		NotBefore: begins(made, now), NotAfter: now.Add(Life),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,

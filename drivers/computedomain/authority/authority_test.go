@@ -66,6 +66,19 @@ func TestCertificateBelongsToItsDomainWhenRenewed(t *testing.T) {
 	}
 }
 
+// TestCertificateIsValidOnNodesBehindTheController: the controller's clock may be ahead of a node's.
+func TestCertificateIsValidOnNodesBehindTheController(t *testing.T) {
+	made := time.Unix(1_800_000_000, 0)
+	for _, ahead := range []time.Duration{time.Hour, 24 * time.Hour} {
+		if _, leaf := issued(t, 1, "a", made.Add(ahead)); leaf.NotBefore.After(made) {
+			t.Errorf("a controller whose clock is %s ahead issues a certificate that begins %s later", ahead, leaf.NotBefore.Sub(made))
+		}
+	}
+	if _, leaf := issued(t, 1, "a", made.Add(-time.Hour)); leaf.NotBefore.After(made.Add(-time.Hour)) {
+		t.Errorf("one whose clock is an hour behind issues one that begins at %s", leaf.NotBefore)
+	}
+}
+
 func TestCertificateNeedsASecretAndADomain(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	for name, c := range map[string]struct {

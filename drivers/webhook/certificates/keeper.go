@@ -100,6 +100,9 @@ type keeper struct {
 // The pauses between failed tries.
 const firstRetry, lastRetry = time.Second, time.Minute
 
+// longestWait is the maximum pause between two steps: a timer does not see that the machine's clock was set, or that the machine slept.
+const longestWait = time.Hour
+
 // run keeps the certificate until ctx ends: when it is due, and when somebody changes the Secret or the configuration.
 func (k *keeper) run(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
@@ -118,7 +121,7 @@ func (k *keeper) run(ctx context.Context) error {
 		} else {
 			retry = firstRetry
 		}
-		timer := time.NewTimer(max(wait, 0))
+		timer := time.NewTimer(min(max(wait, 0), longestWait))
 		select {
 		case <-ctx.Done():
 			timer.Stop()

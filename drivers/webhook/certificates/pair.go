@@ -77,6 +77,9 @@ func parsePair(cert, key []byte) (*pair, error) {
 
 // serves reports why a pair cannot serve hosts now; nil: it can.
 func (p *pair) serves(hosts []string, now time.Time) error {
+	if now.Before(p.leaf.NotBefore) { // it was made before the machine's clock was set
+		return fmt.Errorf("it begins at %s", p.leaf.NotBefore.UTC().Format(time.RFC3339))
+	}
 	if now.After(p.leaf.NotAfter) {
 		return fmt.Errorf("it ended at %s", p.leaf.NotAfter.UTC().Format(time.RFC3339))
 	}

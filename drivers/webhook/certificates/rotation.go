@@ -79,6 +79,12 @@ func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (ch
 		}
 		s.earlier, s.next, s.published, s.promoted, changed = append(s.earlier, known...), nil, time.Time{}, now, true
 	}
+	if s.next != nil && s.next.serves(o.Hosts, now) != nil {
+		s.next, s.published, changed = nil, time.Time{}, true
+	}
+	if s.published.After(now) { // the clock was set back
+		s.published, changed = now, true
+	}
 	switch {
 	case s.next == nil && !now.Before(s.served.renewal()):
 		if s.next, err = newPair(o.Hosts, now, o.Life); err != nil {

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -316,4 +318,58 @@ func TestOptionsThatCannotWorkAreNamed(t *testing.T) {
 	if err := (&Options{}).Validate(); err != nil {
 		t.Errorf("where somebody else keeps it: %v", err)
 	}
+}
+
+// TestKeeperServesAfterTheClockWasSet: a machine that starts with a wrong clock gets the right time later.
+func TestKeeperServesAfterTheClockWasSet(t *testing.T) {
+	for name, years := range map[string]int{"back": -3, "forward": 3} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			c.step()
+			c.now = c.now.AddDate(years, 0, 0)
+			c.step()
+			if err := c.trusts(c.secret().Data[keyServed]); err != nil {
+				t.Error(err)
+			}
+			if next := c.secret().Data[keyNext]; len(next) > 0 {
+				t.Error("it is replaced again at once")
+			}
+		})
+	}
+	t.Run("back while a certificate is replaced", func(t *testing.T) {
+		c := newCluster(t)
+		c.step()
+		c.now = c.now.AddDate(0, 0, 61)
+		c.step()
+		next := c.secret().Data[keyNext]
+		c.now = c.now.Add(-4 * time.Minute) // within what clocks may differ by
+		c.step()
+		c.now = c.now.Add(10 * time.Minute)
+		c.step()
+		if !bytes.Equal(c.secret().Data[keyServed], next) {
+			t.Error("it is not served after its overlap")
+		}
+	})
+}
+
+func TestKeeperNoticesThatTheClockWasSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		var ahead atomic.Int64 // nanoseconds
+		c.keeper.now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.keeper.run(ctx) }()
+		time.Sleep(time.Minute)
+		first := c.secret().Data[keyServed]
+		ahead.Store(int64(100 * 24 * time.Hour))
+		time.Sleep(longestWait)
+		if c.now = c.keeper.now(); bytes.Equal(c.secret().Data[keyServed], first) || c.trusts(c.secret().Data[keyServed]) != nil {
+			t.Error("a certificate that has ended is still served")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

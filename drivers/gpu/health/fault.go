@@ -44,6 +44,8 @@ type Fault struct {
 	// Since is when it was first seen, Last when it was last seen.
 	Since time.Time `json:"since"`
 	Last  time.Time `json:"last"`
+	// Bus is the GPU's PCI address; empty: unknown. Where another GPU is there by now, this one was replaced.
+	Bus string `json:"bus,omitempty"`
 	// Boot is the boot in which it was seen.
 	Boot string `json:"boot,omitempty"`
 	// Link is the number of the failed NVLink; nil for other faults.

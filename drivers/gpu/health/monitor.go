@@ -334,6 +334,9 @@ func (m *follower) isLost(g *inventory.GPU) bool {
 // add records a fault, or that a recorded fault was seen again.
 func (m *follower) add(ctx context.Context, f Fault, stands bool) {
 	f.Since, f.Last, f.Boot = m.options.Now(), m.options.Now(), m.options.Boot
+	if g := m.options.Node().ByUUID(f.GPU); g != nil {
+		f.Bus = g.Place.BusID
+	}
 	if !stands {
 		m.listener.Happened(ctx, f, true)
 		return
@@ -404,7 +407,10 @@ func (m *follower) heal(ctx context.Context) {
 func (m *follower) healed(f Fault) bool {
 	now := m.options.Now()
 	g := m.options.Node().ByUUID(f.GPU)
-	if g == nil || !g.Answers() {
+	if g == nil {
+		return m.replaced(f)
+	}
+	if !g.Answers() {
 		return false
 	}
 	if f.Link != nil {
@@ -423,6 +429,11 @@ func (m *follower) healed(f Fault) bool {
 	default:
 		return action == uint32(nvml.GPU_RECOVERY_ACTION_NONE) && (rebooted || now.Sub(f.Last) >= m.options.Settle)
 	}
+}
+
+// replaced reports whether another GPU is in the place of one that the node no longer has.
+func (m *follower) replaced(f Fault) bool {
+	return f.Bus != "" && slices.ContainsFunc(m.options.Node().GPUs, func(g *inventory.GPU) bool { return g.Place.BusID == f.Bus && g.Answers() })
 }
 
 var errNoAction = errors.New("the driver reports no recovery actions")

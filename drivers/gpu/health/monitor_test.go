@@ -317,3 +317,27 @@ func TestMonitorHealsAFaultWhenTheClockWasSetBack(t *testing.T) {
 		})
 	}
 }
+
+// TestMonitorForgetsTheFaultsOfAGPUThatWasReplaced: its alert would fire until somebody deleted the file.
+func TestMonitorForgetsTheFaultsOfAGPUThatWasReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "faults.json")
+	b := newBench(t, path, "b1")
+	b.xid(t, 79)
+	old := b.node.GPUs[0].UUID
+	b = newBench(t, path, "b2")
+	there := b.node.GPUs[0]
+	without := *b.node
+	without.GPUs = b.node.GPUs[1:]
+	b.node = &without
+	b.heal(t.Context())
+	if len(b.Faults()) != 1 {
+		t.Error("the fault of a GPU that is gone was forgotten")
+	}
+	replacement := *there
+	replacement.UUID = "GPU-00000009-0000-4000-8000-000000000000"
+	without.GPUs = append([]*inventory.GPU{&replacement}, without.GPUs...)
+	b.heal(t.Context())
+	if left := b.Faults(); len(left) != 0 || len(b.healed) != 1 || b.healed[0].GPU != old {
+		t.Errorf("another GPU is in its place, and %v stands; over: %v", left, b.healed)
+	}
+}

@@ -15,6 +15,12 @@ func ParseAddress(text string) (Address, error) {
 	if len(full) == len("bb:dd.f") {
 		full = "0000:" + full
 	}
+	// The kernel writes a domain with four digits, or as many as it needs; NVML always with eight.
+	if len(full) <= len("dddddddd:bb:dd.f") {
+		for len(full) > len("dddd:bb:dd.f") && full[0] == '0' {
+			full = full[1:]
+		}
+	}
 	if !valid(full) {
 		return "", fmt.Errorf("%q is not a PCI address: write domain:bus:device.function in hexadecimal, such as 0000:3b:00.1", text)
 	}

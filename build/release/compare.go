@@ -17,8 +17,13 @@ import (
 )
 
 // Compare lists what differs between two directories with a release, down to the file in an archive or an image: "PATH!MEMBER: how".
-// The list is empty where the two are equal.
+// The list is empty where the two are equal. It fails where one is no release: two empty directories would be equal.
 func Compare(a, b string) ([]string, error) {
+	for _, dir := range []string{a, b} {
+		if _, err := os.Stat(filepath.Join(dir, "SHA256SUMS")); err != nil {
+			return nil, fmt.Errorf("compare: %w: want the directory of a release, such as dist/0.1.0, which `make release` makes", err)
+		}
+	}
 	left, err := expand(a)
 	if err != nil {
 		return nil, err

@@ -370,6 +370,16 @@ func TestCompareNamesTheFileThatDiffers(t *testing.T) {
 	}
 }
 
+func TestCompareRefusesADirectoryWithoutARelease(t *testing.T) {
+	r, empty := released(t), t.TempDir()
+	for _, pair := range [][2]string{{empty, empty}, {r.Out, empty}, {empty, r.Out}, {filepath.Dir(r.Out), filepath.Dir(r.Out)},
+		{filepath.Join(r.Out, "SHA256SUMS"), r.Out}} {
+		if _, err := Compare(pair[0], pair[1]); err == nil || !strings.Contains(err.Error(), "such as dist/0.1.0") {
+			t.Errorf("%s and %s: error %v", pair[0], pair[1], err)
+		}
+	}
+}
+
 func TestArchivesHaveTheirModes(t *testing.T) {
 	r := released(t)
 	parts := map[string]string{}

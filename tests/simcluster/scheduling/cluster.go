@@ -89,7 +89,11 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 	}); err != nil {
 		return nil, fmt.Errorf("make the nodes: %w", err)
 	}
-	for _, name := range []string{classWhole, classMIG, classShare, classOther} {
+	names := []string{classWhole, classMIG, classShare, classOther}
+	for _, shape := range mixShapes[:len(mixShapes)-1] {
+		names = append(names, classProfile+shape)
+	}
+	for _, name := range names {
 		if _, err := c.client.ResourceV1().DeviceClasses().Create(ctx, deviceClass(name), metav1.CreateOptions{}); err != nil {
 			return nil, fmt.Errorf("make the class %s: %w", name, err)
 		}

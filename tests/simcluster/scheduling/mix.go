@@ -27,15 +27,18 @@ const (
 	between = 6 * time.Second
 )
 
-// claim is the claim of the i-th pod of a mixed row.
-func (d *day) claim(name string, i int) *resourceapi.ResourceClaim {
+// claim is the claim of the i-th pod of a mixed row. classes: it requests the class of its profile.
+func (d *day) claim(name string, i int, classes bool) *resourceapi.ResourceClaim {
 	shape := mixShapes[d.wanted[i%len(d.wanted)]]
 	if shape == wholeShape {
 		return newClaim(name, classWhole, "", 1)
 	}
+	if classes {
+		return newClaim(name, classProfile+shape, "", 1)
+	}
 	claim := newClaim(name, classMIG, "", 1)
 	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", shape)}}}
+		Expression: ofProfile(shape)}}}
 	return claim
 }
 

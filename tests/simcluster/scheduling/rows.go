@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	resourceapi "k8s.io/api/resource/v1"
@@ -33,7 +34,14 @@ const (
 	classShare = "gpu-share.gpufabric.io"
 	classMIG   = "mig.nvidia.com"
 	classOther = other
+	// classProfile precedes the name of a MIG profile in the name of a class for this profile's devices.
+	classProfile = "mig-"
 )
+
+// ofProfile is the CEL expression that selects devices of a MIG profile.
+func ofProfile(name string) string {
+	return fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", name)
+}
 
 // deviceClass has the selector of the chart's class of that name, which for GPUs is that of the public driver's chart too.
 func deviceClass(name string) *resourceapi.DeviceClass {
@@ -44,6 +52,9 @@ func deviceClass(name string) *resourceapi.DeviceClass {
 			`device.attributes['gpu.nvidia.com'])`,
 		classOther: `device.driver == '` + other + `'`,
 	}[name]
+	if profile, is := strings.CutPrefix(name, classProfile); is {
+		expression = deviceClass(classMIG).Spec.Selectors[0].CEL.Expression + ` && ` + ofProfile(profile)
+	}
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 	return class
@@ -62,6 +73,8 @@ type Row struct {
 	withdrawn bool
 	// mix says that pods request the shapes of mixed in turn, and that others have the devices that they have after a day under the planner.
 	mix bool
+	// classes says that mixed pods request a class of the profile, in place of the class of all MIG devices and a selector of their own.
+	classes bool
 	// counters says that every node publishes counters, for which each pod pays with the square of the number of nodes.
 	counters bool
 	// publish lays out the slices of a node, by its number. Nil: those of the day.
@@ -79,7 +92,7 @@ func (r Row) pools(m *Machine, d *day, node int) []pool {
 // claim is the claim of the i-th pod.
 func (r Row) claim(d *day, name string, i int) *resourceapi.ResourceClaim {
 	if r.mix {
-		return d.claim(name, i)
+		return d.claim(name, i, r.classes)
 	}
 	return newClaim(name, r.class, r.memory, 1)
 }
@@ -118,6 +131,8 @@ func Rows() []Row {
 			publish: func(m *Machine, _ int) []pool { return m.byDemand() }},
 		{Name: "by-demand-mix", mix: true, class: classMIG,
 			Title: "layouts by demand after a day of the planner, 1g, 2g, 3g and whole in 5:2:2:1"},
+		{Name: "by-demand-classes", mix: true, classes: true, class: classMIG,
+			Title: "the same, with a DeviceClass for each profile"},
 		{Name: "flexible-mix", mix: true, counters: true, class: classMIG, Title: "`flexible`, the same pods", publish: forms("flexible")},
 		{Name: "public-mix", mix: true, counters: true, class: classMIG, Title: "the public driver's with dynamic MIG, the same pods",
 			publish: func(m *Machine, _ int) []pool { return m.public(true) }},

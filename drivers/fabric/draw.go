@@ -203,7 +203,6 @@ func (d *drawing) place(node, driver string, h *Allocation, c *Claim) bool {
 			// gpu-plugin does not publish a shared GPU while it is full (gpus.withdrawFullAfter): the claims alone show it.
 			g = d.gpu(node, devices.GPUOf(h.Device))
 			g.full = true
-			d.note(node, g.Name+" is full, or lost: claims have shares of it, and it is not published")
 		}
 		if g == nil || !g.describe(h) {
 			return false
@@ -259,12 +258,20 @@ func (d *drawing) addNodes() {
 		}
 	}
 	for name, n := range d.nodes {
+		var full []string
 		for _, g := range d.gpus[name] {
 			if len(g.forms)+len(g.placements) == 0 && g.UUID == "" && !g.full { // a counter set without devices is no GPU
 				continue
 			}
 			g.finish(n)
 			n.GPUs = append(n.GPUs, g.GPUState)
+			if g.full {
+				full = append(full, g.Name)
+			}
+		}
+		if len(full) > 0 {
+			slices.SortFunc(full, natural)
+			d.note(name, "claims have shares of "+strings.Join(full, ", ")+", which no ResourceSlice has: full (gpus.withdrawFullAfter), or lost")
 		}
 		slices.SortFunc(n.GPUs, func(a, b GPUState) int { return natural(a.Name, b.Name) })
 		for _, p := range d.ports[name] {

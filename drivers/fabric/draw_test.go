@@ -179,6 +179,21 @@ func TestDrawStateOfAGPU(t *testing.T) {
 	}
 }
 
+func TestDrawNotesGPUsThatAreFullAndNotPublished(t *testing.T) {
+	var claims []*Claim
+	for _, gpu := range []string{"gpu-10", "gpu-2"} {
+		c := onGPU(gpu, gpu, used{devices.CapMemory: 80 * gib})
+		c.Results[0].ShareID = "s"
+		claims = append(claims, c)
+	}
+	p := Draw(&Facts{Slices: []*Slice{gpuSlice("n", whole(0, multiple))}, Claims: claims})
+	n := p.Racks[0].Nodes[0]
+	if len(n.GPUs) != 3 || p.Totals.Held != 2 || len(n.Gone) > 0 || len(n.Notes) != 1 ||
+		!strings.HasPrefix(n.Notes[0], "claims have shares of gpu-2, gpu-10, which no ResourceSlice has") {
+		t.Errorf("%d GPUs, %d held, gone %v, notes %q", len(n.GPUs), p.Totals.Held, n.Gone, n.Notes)
+	}
+}
+
 func port(name string, slots int64, edit ...func(*resourceapi.Device)) resourceapi.Device {
 	return device(name, attributes{dra.AttrRDMADevice: "mlx5_" + name, dra.AttrPort: 1, dra.AttrRate: 400, dra.AttrNUMANode: 1},
 		append([]func(*resourceapi.Device){has(dra.CapSlots, slots)}, edit...)...)

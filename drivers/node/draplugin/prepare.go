@@ -64,7 +64,7 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	var wg sync.WaitGroup
 	for _, claim := range claims {
 		wg.Go(func() {
-			result := p.prepare(ctx, claim, preparing)
+			result := p.prepare(ctx, claim, preparing, claims...)
 			mu.Lock()
 			defer mu.Unlock()
 			results[claim.UID] = result
@@ -74,12 +74,13 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return results, nil
 }
 
-// prepare prepares one claim and reports the result.
-func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, operation string) kubeletplugin.PrepareResult {
+// prepare prepares one claim and reports the result. together are the claims of the same call.
+func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, operation string,
+	together ...*resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	start := time.Now()
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "uid", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
-	record, err := p.prepareLocked(ctx, claim, operation)
+	record, err := p.prepareLocked(ctx, claim, operation, together)
 	if errors.Is(err, errUnprepared) {
 		return kubeletplugin.PrepareResult{}
 	}
@@ -97,8 +98,8 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	return kubeletplugin.PrepareResult{Devices: deviceResults(record)}
 }
 
-func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string) (record claimstate.Record,
-	err error) {
+func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string,
+	together []*resourceapi.ResourceClaim) (record claimstate.Record, err error) {
 	defer caught(ctx, &err)
 	step := time.Now()
 	unlock, err := p.locks.Lock(ctx, string(apiClaim.UID))
@@ -125,6 +126,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	if err != nil {
 		return claimstate.Record{}, err
 	}
+	claim.Beside = func() []string { return p.beside(apiClaim, together) }
 	record = p.newRecord(claim)
 	if recorded {
 		record.Pods = last.Pods
@@ -356,6 +358,38 @@ func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, erro
 		return false, fmt.Errorf("look up claim %s/%s: %w", record.Namespace, record.Name, err)
 	}
 	return claim.UID != record.UID || !p.allocatedAs(claim, record), nil
+}
+
+// beside returns the names of the devices that the pods of a claim have by other claims, of those that are prepared together with it or
+// are recorded.
+func (p *Plugin) beside(claim *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim) []string {
+	pods := map[types.UID]bool{}
+	for _, consumer := range claim.Status.ReservedFor {
+		pods[consumer.UID] = true
+	}
+	var names []string
+	for _, other := range together {
+		if other.UID == claim.UID || !slices.ContainsFunc(other.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+			return pods[c.UID]
+		}) {
+			continue
+		}
+		if found, err := newClaim(other, p.config.Driver); err == nil {
+			for _, device := range found.Devices {
+				names = append(names, device.Device)
+			}
+		}
+	}
+	for _, record := range p.state.List() {
+		if record.UID == claim.UID || !slices.ContainsFunc(record.Pods, func(pod claimstate.Pod) bool { return pods[pod.UID] }) {
+			continue
+		}
+		for _, device := range record.Devices {
+			names = append(names, device.Device)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // allocatedAs reports whether a claim has exactly the devices of its record, of this driver. A claim that outlives its pods may have

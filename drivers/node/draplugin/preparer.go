@@ -81,6 +81,9 @@ type Claim struct {
 	*resourceapi.ResourceClaim
 	// Devices are the claim's devices of this driver on this node, in the order of the allocation.
 	Devices []AllocatedDevice
+	// Beside returns the names of this driver's devices that the claim's pods have by other claims, as far as the plugin has seen them;
+	// nil: unknown.
+	Beside func() []string
 }
 
 // Progress takes the reports of a preparation before it ends. Its methods may be called from any goroutine.

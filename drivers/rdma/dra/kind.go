@@ -101,16 +101,13 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 				return n.Path != inventory.ContainerPath(k.dev.ConnectionManager())
 			})
 		}
-		for _, number := range port.Ports {
-			names[i] += fmt.Sprintf(",%s:%d", port.HCA.Name, number)
-		}
-		names[i] = strings.TrimPrefix(names[i], ",")
+		names[i] = port.names()
 		prepared.Edits = append(prepared.Edits, edits)
 	}
 	if environment {
-		// Every device of the claim sets the same value, since the last value counts of a variable that is set twice. "=" makes NCCL
-		// compare whole names.
-		list := slices.Clone(names)
+		// Every device of the pod sets the same value, since the last value counts of a variable that is set twice. NCCL passes over those
+		// that a container cannot open. "=" makes NCCL compare whole names.
+		list := append(slices.Clone(names), k.beside(claim)...)
 		slices.Sort(list)
 		for i := range prepared.Edits {
 			prepared.Edits[i].Env = []string{"NCCL_IB_HCA==" + strings.Join(slices.Compact(list), ",")}
@@ -125,6 +122,29 @@ func (k *Preparer) Prepare(ctx context.Context, claim *draplugin.Claim, _ draplu
 		}
 	}
 	return prepared, nil
+}
+
+// beside are the ports that the claim's pods have by other claims, as NCCL names them.
+func (k *Preparer) beside(claim *draplugin.Claim) []string {
+	if claim.Beside == nil {
+		return nil
+	}
+	var names []string
+	for _, device := range claim.Beside() {
+		if port, err := k.port(device); err == nil {
+			names = append(names, port.names())
+		}
+	}
+	return names
+}
+
+// names are the ports of a device, as NCCL names them.
+func (p Port) names() string {
+	var names []string
+	for _, number := range p.Ports {
+		names = append(names, fmt.Sprintf("%s:%d", p.HCA.Name, number))
+	}
+	return strings.Join(names, ",")
 }
 
 // Unprepare implements draplugin.Preparer. Only a device in the pod's network outlives the container. It is back when the pod's sandbox

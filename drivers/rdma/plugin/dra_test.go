@@ -231,8 +231,8 @@ func claimed(t *testing.T, client *fake.Clientset, uid string, parameters string
 	return &drapb.Claim{Namespace: "default", Name: claim.Name, Uid: uid}
 }
 
-// prepare prepares a claim as the kubelet does and returns the edits of its container.
-func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
+// prepare prepares a claim as the kubelet does, in one call with others of its pod, and returns the edits of its container.
+func (n *node) prepare(claim *drapb.Claim, together ...*drapb.Claim) (specs.ContainerEdits, string) {
 	n.t.Helper()
 	connection, err := grpc.NewClient("unix:"+filepath.Join(n.kubelet.Root(), "plugins/rdma.gpufabric.io/dra.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -243,7 +243,7 @@ func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
 	defer cancel()
 	answer, err := drapb.NewDRAPluginClient(connection).NodePrepareResources(ctx,
-		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}}, grpc.WaitForReady(true))
+		&drapb.NodePrepareResourcesRequest{Claims: append(together, claim)}, grpc.WaitForReady(true))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -337,6 +337,40 @@ func TestDRAGivesAContainerItsPortsAndTheirNames(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestDRANamesThePortsOfAllClaimsOfAPod: of a variable that several claims set, a container has the value of one.
+func TestDRANamesThePortsOfAllClaimsOfAPod(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	client := n.withAPI()
+	n.start()
+	of := func(pod, uid, device string) *drapb.Claim {
+		t.Helper()
+		made := claimed(t, client, uid, "", device)
+		claim, err := client.ResourceV1().ResourceClaims("default").Get(t.Context(), made.GetName(), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod)}}
+		if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), claim, "default"); err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	const first, second, both = "pci-0000-3b-00-0-1", "pci-0000-5e-00-0-1", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"
+	one, other := of("trainer", "u1", first), of("trainer", "u2", second)
+	for _, order := range [][2]*drapb.Claim{{one, other}, {other, one}} { // the second time, the claims are prepared
+		if edits, failure := n.prepare(order[0], order[1]); failure != "" || !slices.Contains(edits.Env, both) {
+			t.Errorf("claim %s: environment %v, %s", order[0].GetName(), edits.Env, failure)
+		}
+	}
+	if edits, failure := n.prepare(of("trainer", "u3", first)); failure != "" || !slices.Contains(edits.Env, both) {
+		t.Errorf("a claim that comes later: environment %v, %s", edits.Env, failure)
+	}
+	if edits, failure := n.prepare(of("neighbour", "u4", first)); failure != "" || !slices.Contains(edits.Env, "NCCL_IB_HCA==mlx5_0:1") {
+		t.Errorf("another pod: environment %v, %s", edits.Env, failure)
 	}
 }
 

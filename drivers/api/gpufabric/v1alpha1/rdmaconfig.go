@@ -25,10 +25,10 @@ type RDMAEnvironment string
 
 // The environments.
 const (
-	// RDMAEnvironmentNCCL sets NCCL_IB_HCA to the claim's ports.
+	// RDMAEnvironmentNCCL sets NCCL_IB_HCA to the ports of all claims that the claim's pods have when it is prepared.
 	RDMAEnvironmentNCCL RDMAEnvironment = "NCCL"
-	// RDMAEnvironmentNone sets nothing. It is for pods with several claims of RDMA devices, where the last claim's value would hide
-	// the others' ports.
+	// RDMAEnvironmentNone sets nothing. It is for a pod that uses a claim which was prepared for another pod: that claim's value lacks
+	// the ports of the pod's own claims, and may be the last.
 	RDMAEnvironmentNone RDMAEnvironment = "None"
 )
 

@@ -105,11 +105,7 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 			_, err := e.Helm(t.Context(), e.printer,
 				append(slices.Clone(step.helm), "--namespace", "gpufabric-system", "--wait", "--timeout", patience.String())...)
 			must(t, err)
-			for role, namespace := range map[string]string{
-				"gpu-plugin": "gpufabric-system", "compute-domain-plugin": "gpufabric-system", "rdma-plugin": "kube-system",
-			} {
-				e.kubectl(t, "--namespace", namespace, "rollout", "status", "daemonset/gpufabric-"+role, inTime)
-			}
+			e.rolledOut(t)
 			for pod, was := range before {
 				if now := e.standing(t, pod); now != was {
 					t.Errorf("%s was %s before the %s and is %s", pod, was, step.name, now)
@@ -137,6 +133,32 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 		})
 	}
 
+	t.Run("an upgrade whose image is missing stops at one node", func(t *testing.T) {
+		_, err := e.Helm(t.Context(), e.printer, "upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--reset-then-reuse-values",
+			"--set", "image.tag=missing", "--namespace", "gpufabric-system")
+		must(t, err)
+		for role, namespace := range nodeRoles() {
+			set := "daemonset/gpufabric-" + role
+			e.eventually(t, set+" to wait for the image on a node", func(ctx context.Context) (bool, string, error) {
+				out, err := e.Kubectl(ctx, nil, "--namespace", namespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role,
+					"--output", "jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}")
+				return strings.Contains(out, "ImagePullBackOff"), out, err
+			})
+			if counts := e.kubectl(t, "--namespace", namespace, "get", set, "--output",
+				"jsonpath={.status.updatedNumberScheduled} {.status.numberUnavailable}"); counts != "1 1" {
+				t.Errorf("%s has %s pods of the release and unavailable ones, want one of five nodes", set, counts)
+			}
+		}
+		_, err = e.Helm(t.Context(), e.printer, "rollback", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout",
+			patience.String())
+		must(t, err)
+		e.rolledOut(t)
+		for pod, was := range before {
+			if now := e.standing(t, pod); now != was {
+				t.Errorf("%s was %s before and is %s", pod, was, now)
+			}
+		}
+	})
 	t.Run("each node says its form", func(t *testing.T) {
 		for i, node := range e.Workers() {
 			want := "asked for: " + strings.ReplaceAll(strings.TrimPrefix(forms[i].label, "mig_"), "_", " ")
@@ -163,6 +185,19 @@ func TestFormsChangeWhileClaimsHaveGPUs(t *testing.T) {
 			})
 		}
 	})
+}
+
+// nodeRoles are the namespaces of this test's node plugins.
+func nodeRoles() map[string]string {
+	return map[string]string{"gpu-plugin": "gpufabric-system", "compute-domain-plugin": "gpufabric-system", "rdma-plugin": "kube-system"}
+}
+
+// rolledOut waits until each node has the plugins of the present release.
+func (e *environment) rolledOut(t *testing.T) {
+	t.Helper()
+	for role, namespace := range nodeRoles() {
+		e.kubectl(t, "--namespace", namespace, "rollout", "status", "daemonset/gpufabric-"+role, inTime)
+	}
 }
 
 // unitOf is a pod on a node with a unit of the seed's pool.

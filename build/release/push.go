@@ -176,7 +176,7 @@ func fileDigest(path string) (v1.Hash, error) {
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	digest, _, err := v1.SHA256(file)
 	return digest, err
 }

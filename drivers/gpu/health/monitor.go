@@ -183,9 +183,12 @@ func (m *follower) run(ctx context.Context) error {
 	defer func() { _ = set.Free() }()
 	m.register(ctx, set)
 	m.checkLinks(ctx)
-	checked := m.options.Now()
+	checked, failed := m.options.Now(), nvml.SUCCESS
 	for ctx.Err() == nil {
 		event, ret := set.Wait(waitMilliseconds)
+		if ret == nvml.SUCCESS || ret == nvml.ERROR_TIMEOUT {
+			failed = nvml.SUCCESS
+		}
 		switch ret {
 		case nvml.SUCCESS:
 			m.event(ctx, event)
@@ -194,7 +197,10 @@ func (m *follower) run(ctx context.Context) error {
 			m.probe(ctx)
 			m.pause(ctx)
 		default:
-			klog.FromContext(ctx).Error(ret, "Waiting for GPU events failed")
+			if ret != failed { // it may fail for days, twice a second
+				klog.FromContext(ctx).Error(ret, "Waiting for GPU events failed; it is tried again until it succeeds")
+			}
+			failed = ret
 			m.pause(ctx)
 		}
 		if now := m.options.Now(); now.Sub(checked) >= m.options.Recheck {

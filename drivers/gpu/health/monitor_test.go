@@ -6,10 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"github.com/go-logr/logr/funcr"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
@@ -339,5 +343,39 @@ func TestMonitorForgetsTheFaultsOfAGPUThatWasReplaced(t *testing.T) {
 	b.heal(t.Context())
 	if left := b.Faults(); len(left) != 0 || len(b.healed) != 1 || b.healed[0].GPU != old {
 		t.Errorf("another GPU is in its place, and %v stands; over: %v", left, b.healed)
+	}
+}
+
+// TestMonitorLogsOnceThatEventsCannotBeWaitedFor: the driver may be broken for days.
+func TestMonitorLogsOnceThatEventsCannotBeWaitedFor(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
+	answers := []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN, nvml.ERROR_TIMEOUT, nvml.ERROR_UNKNOWN}
+	lines := 0
+	logger := funcr.New(func(_, line string) {
+		if strings.Contains(line, "Waiting for GPU events failed") {
+			lines++
+		}
+	}, funcr.Options{})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+		b.machine.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
+			set := &mock.EventSet{FreeFunc: func() nvml.Return { return nvml.SUCCESS }}
+			set.WaitFunc = func(uint32) (nvml.EventData, nvml.Return) {
+				if len(answers) == 0 {
+					cancel()
+					return nvml.EventData{}, nvml.ERROR_TIMEOUT
+				}
+				next := answers[0]
+				answers = answers[1:]
+				return nvml.EventData{}, next
+			}
+			return set, nvml.SUCCESS
+		}
+		if err := b.run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	if lines != 2 {
+		t.Errorf("%d lines, want one for each time that it begins to fail", lines)
 	}
 }

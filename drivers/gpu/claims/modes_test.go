@@ -62,8 +62,8 @@ func TestCutDoesNotSwitchTheModeUntilItIsStored(t *testing.T) {
 		t.Fatal(ret)
 	}
 	var full error
-	modes, err := openModes(filepath.Join(t.TempDir(), "modes.json"), atomicfile.Writer{Before: func(atomicfile.Step, string) error { return full }},
-		node.GPUs)
+	writer := atomicfile.Writer{Before: func(atomicfile.Step, string) error { return full }}
+	modes, err := openModes(filepath.Join(t.TempDir(), "modes.json"), writer, node.GPUs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -439,7 +439,9 @@ func (m *follower) healed(f Fault) bool {
 
 // replaced reports whether another GPU is in the place of one that the node no longer has.
 func (m *follower) replaced(f Fault) bool {
-	return f.Bus != "" && slices.ContainsFunc(m.options.Node().GPUs, func(g *inventory.GPU) bool { return g.Place.BusID == f.Bus && g.Answers() })
+	return f.Bus != "" && slices.ContainsFunc(m.options.Node().GPUs, func(g *inventory.GPU) bool {
+		return g.Place.BusID == f.Bus && g.Answers()
+	})
 }
 
 var errNoAction = errors.New("the driver reports no recovery actions")

@@ -62,8 +62,8 @@ func (k *Preparer) Recover(ctx context.Context, records []claimstate.Record, asi
 	case !k.options.RemoveUnknown:
 	case len(aside) > 0:
 		k.options.Events.Report("MIGInstancesKept", fmt.Sprintf("unknown MIG instances are kept in spite of --unknown-mig-instances=remove, "+
-			"while the records of %d claims lie aside unread, since it may be theirs: look at the files that ClaimStateUnreadable named, delete them when their pods are gone, and "+
-			"restart the driver's pod", len(aside)))
+			"while the records of %d claims lie aside unread, since they may be theirs: look at the files that ClaimStateUnreadable named, "+
+			"delete these when their pods are gone, and restart the driver's pod", len(aside)))
 	default:
 		k.removeUnknown(ctx, held)
 	}

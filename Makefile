@@ -291,6 +291,7 @@ lint: prerequisites pages ## Vet and lint every module, and check the pages: lin
 	for m in $(ISOLATED); do echo "== $(if $(SHORT),go vet and )golangci-lint $$m"; (cd $$m && export GOWORK=off && $(if $(SHORT),$(GO) vet -tags $(ISOLATED_TAGS) ./... &&) \
 		$$lint run --build-tags $(ISOLATED_TAGS) $(if $(SHORT),--disable $(DEEP)) ./...); done
 	provider/generate-docs --check
+	@echo "== lines of C"; awk 'length > 140 {print FILENAME ":" FNR ": longer than 140 columns"; long = 1} END {exit long}' $$(git ls-files '*.c' '*.h')
 
 # A few seconds: no program of others is built for it.
 # The database (https://vuln.go.dev) is not in this repository: VULNDB names another, such as file:///a/copy. Module proxies have its records too

@@ -1,7 +1,8 @@
 /*
- * The modes of stream capture, by CUDA's driver API reference (cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode): while a stream is captured, calls that may be
- * unsafe are refused, and end the capture, on the thread that began it, and with the mode "global" on every thread that does not take itself out. The reference
- * names few of these calls, so here each is one that is no work for a stream, or of graphs, and asks for more than a device's properties.
+ * The modes of stream capture, by CUDA's driver API reference (cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode): while a stream is
+ * captured, calls that may be unsafe are refused, and end the capture, on the thread that began it, and with the mode "global" on every
+ * thread that does not take itself out. The reference names few of these calls, so here each is one that is no work for a stream, or of
+ * graphs, and asks for more than a device's properties.
  */
 #define _GNU_SOURCE
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
- * Graphs: captured, or built of nodes that allocate and free memory. The rules are those of CUDA's driver API reference, "Graph Management", and of its
- * programming guide, "Graph Memory Nodes".
+ * Graphs: captured, or built of nodes that allocate and free memory. The rules are those of CUDA's driver API reference, "Graph
+ * Management", and of its programming guide, "Graph Memory Nodes".
  */
 #define _GNU_SOURCE
 #include "graph.h"

@@ -1,6 +1,6 @@
 /*
- * Memory that launched graphs allocate, by CUDA's programming guide, "Graph Memory Nodes". A GPU does one after the other here, so graphs of a context never
- * run at the same time, and share what they free.
+ * Memory that launched graphs allocate, by CUDA's programming guide, "Graph Memory Nodes". A GPU does one after the other here, so graphs
+ * of a context never run at the same time, and share what they free.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -122,8 +122,8 @@ static CUresult map_device(const struct executable *e, const struct context *c, 
 }
 
 /*
- * Maps what a launch needs. "If any allocations created by hGraphExec remain unfreed (from a previous launch) and hGraphExec was not instantiated with
- * CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, the launch will fail with CUDA_ERROR_INVALID_VALUE."
+ * Maps what a launch needs. "If any allocations created by hGraphExec remain unfreed (from a previous launch) and hGraphExec was not
+ * instantiated with CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, the launch will fail with CUDA_ERROR_INVALID_VALUE."
  */
 static CUresult map(const struct executable *e, const struct context *c, bool launch)
 {
@@ -189,7 +189,8 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec e)
 	return CUDA_SUCCESS;
 }
 
-/* "Allocations that have not been freed and graphs that are scheduled or running are considered to be actively using the physical memory." */
+/* "Allocations that have not been freed and graphs that are scheduled or running are considered to be actively using the physical memory."
+ */
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice number)
 {
 	NEED_DEVICE(number);
@@ -224,7 +225,8 @@ EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice number, int attribute, voi
 	NEED_DEVICE(number);
 	NEED_SAFE();
 	(void)device;
-	NEED(value && *(unsigned long long *)value == 0 && (attribute == USED_MEM_HIGH || attribute == RESERVED_MEM_HIGH), CUDA_ERROR_INVALID_VALUE);
+	NEED(value && *(unsigned long long *)value == 0 && (attribute == USED_MEM_HIGH || attribute == RESERVED_MEM_HIGH),
+		CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&graphs_lock);
 	if (attribute == USED_MEM_HIGH)
 		used_high[number] = used(number);

@@ -1,5 +1,5 @@
-/* What takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the order in which they were
- * launched by all its processes; a kernel that waits, waits beside that (stream.c). */
+/* What takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the
+ * order in which they were launched by all its processes; a kernel that waits, waits beside that (stream.c). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ CUresult launch_run(struct context *c, unsigned long long microseconds)
 	return r;
 }
 
-EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-			       unsigned int shared, CUstream stream, void **parameters, void **extra)
+EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+	unsigned int bz, unsigned int shared, CUstream stream, void **parameters, void **extra)
 {
 	(void)shared;
 	NEED_CONTEXT();

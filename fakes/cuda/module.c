@@ -1,10 +1,11 @@
-/* Modules: PTX as text, of which the names and parameters of the kernels are read, or a binary, in which any name is found. No kernel computes anything. How
- * long one takes is in its name (anything_250ms, anything_250us), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. After its time, sets_3_250us adds one
- * to the node's flag 3, waits_3_250us waits until that was done as often as kernels have waited, and meets_3_of_4_250us until four such kernels, of any processes,
- * are there (stream.c).
+/* Modules: PTX as text, of which the names and parameters of the kernels are read, or a binary, in which any name is found. No kernel
+ * computes anything. How long one takes is in its name (anything_250ms, anything_250us), or FAKEFABRIC_KERNEL_MS says it; else it takes 1
+ * ms. After its time, sets_3_250us adds one to the node's flag 3, waits_3_250us waits until that was done as often as kernels have waited,
+ * and meets_3_of_4_250us until four such kernels, of any processes, are there (stream.c).
  *
- * cuModuleLoadData takes PTX that ends with a NUL, a cubin (an ELF file) or a fatbin (docs.nvidia.com/cuda/cuda-driver-api, group MODULE). PTX begins with
- * .version and then has .target (docs.nvidia.com/cuda/parallel-thread-execution, directives). What is neither is an invalid image. */
+ * cuModuleLoadData takes PTX that ends with a NUL, a cubin (an ELF file) or a fatbin (docs.nvidia.com/cuda/cuda-driver-api, group MODULE).
+ * PTX begins with .version and then has .target (docs.nvidia.com/cuda/parallel-thread-execution, directives). What is neither is an invalid
+ * image. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <pthread.h>

@@ -4,8 +4,8 @@
 
 #include "cuda.h"
 
-/* The act of a kernel when its time is over: it ends; adds one to a flag; waits until the flag was added to as often as kernels have waited for it; or waits
- * until as many kernels as there are parties have come so far. */
+/* The act of a kernel when its time is over: it ends; adds one to a flag; waits until the flag was added to as often as kernels have waited
+ * for it; or waits until as many kernels as there are parties have come so far. */
 enum kernel_end { KERNEL_ENDS, KERNEL_SETS, KERNEL_WAITS, KERNEL_MEETS };
 
 #define KERNEL_FLAGS 64

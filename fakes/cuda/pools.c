@@ -1,6 +1,7 @@
 /*
- * Memory pools, by the rules of CUDA's driver API reference, "Stream Ordered Memory Allocator", and of its programming guide. All streams of a context are
- * one here, so what was freed serves the next allocation at once. A pool takes its memory by granules of 2 MiB, in no order that matters.
+ * Memory pools, by the rules of CUDA's driver API reference, "Stream Ordered Memory Allocator", and of its programming guide. All streams
+ * of a context are one here, so what was freed serves the next allocation at once. A pool takes its memory by granules of 2 MiB, in no
+ * order that matters.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -117,8 +118,12 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUpool_properties *what
 	struct pool *p = calloc(1, sizeof *p);
 	NEED(p, CUDA_ERROR_OUT_OF_MEMORY);
 	pthread_mutex_lock(&lock);
-	*p = (struct pool){.device = device_at(what->location.id), .number = what->location.id, .reuse = {1, 1, 1}, .most = what->most, .observed = true,
-			   .next = made};
+	*p = (struct pool){.device = device_at(what->location.id),
+		.number = what->location.id,
+		.reuse = {1, 1, 1},
+		.most = what->most,
+		.observed = true,
+		.next = made};
 	made = p;
 	pthread_mutex_unlock(&lock);
 	*out = p;
@@ -138,7 +143,8 @@ static void shrink(struct pool *p, unsigned long long keep)
 	}
 }
 
-/* "The resources associated with the pool will be released automatically once there are no more outstanding allocations." The caller has the lock. */
+/* "The resources associated with the pool will be released automatically once there are no more outstanding allocations." The caller has
+ * the lock. */
 static void end(struct pool *p)
 {
 	if (!p->destroyed || p->count)
@@ -170,7 +176,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool p)
 	return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* "Allocations that have been asynchronously freed but whose completion has not been observed on the host can count as outstanding." Here they do. */
+/* "Allocations that have been asynchronously freed but whose completion has not been observed on the host can count as outstanding." Here
+ * they do. */
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
 {
 	NEED_INIT();
@@ -184,8 +191,8 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
 }
 
 /*
- * "When more than the release threshold bytes of memory are held by the memory pool, the allocator will try to release memory back to the OS on the next
- * call to stream, event or context synchronize."
+ * "When more than the release threshold bytes of memory are held by the memory pool, the allocator will try to release memory back to the
+ * OS on the next call to stream, event or context synchronize."
  */
 void pools_synchronized(void)
 {
@@ -211,7 +218,8 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value
 	else if (attribute >= REUSE_FOLLOW_EVENT_DEPENDENCIES && attribute <= REUSE_ALLOW_INTERNAL_DEPENDENCIES)
 		*(int *)value = p->reuse[attribute - 1];
 	else if (attribute >= RELEASE_THRESHOLD && attribute <= USED_MEM_HIGH)
-		*(unsigned long long *)value = (unsigned long long[]){p->threshold, p->reserved, p->reserved_high, p->used, p->used_high}[attribute - RELEASE_THRESHOLD];
+		*(unsigned long long *)value =
+			(unsigned long long[]){p->threshold, p->reserved, p->reserved_high, p->used, p->used_high}[attribute - RELEASE_THRESHOLD];
 	else
 		r = CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_unlock(&lock);

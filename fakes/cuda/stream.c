@@ -1,7 +1,8 @@
 /*
- * Streams with kernels that end on more than their time (module.c). CUDA promises no order between streams, and a kernel that spins on memory until another one,
- * of the same process or of another GPU, has written there is what NCCL's are; here they spin on flags that all processes of the node have in common, in
- * ROOT/state/flags. A kernel that spins takes none of the GPU's time from others here, which a real one does.
+ * Streams with kernels that end on more than their time (module.c). CUDA promises no order between streams, and a kernel that spins on
+ * memory until another one, of the same process or of another GPU, has written there is what NCCL's are; here they spin on flags that all
+ * processes of the node have in common, in ROOT/state/flags. A kernel that spins takes none of the GPU's time from others here, which a
+ * real one does.
  *
  * Nothing runs by itself: waiting work is looked at whenever the process asks how far a stream, an event or a context is, or launches.
  */

@@ -83,7 +83,8 @@ nvmlReturn_t impl_nvmlInitWithFlags(unsigned int flags)
 	open_trace();
 	if (!ff_state_open())
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	/* nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM detects a driver/library version mismatch". The state has the version of the kernel's modules. */
+	/* nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM detects a driver/library version mismatch". The state has the version of the kernel's
+	 * modules. */
 	char library[80], kernel[sizeof ((struct ff_node *)0)->driver_version];
 	if (ff_library_version(library, sizeof library) && ff_state_copy(offsetof(struct ff_node, driver_version), kernel, sizeof kernel) &&
 	    strncmp(library, kernel, sizeof kernel) != 0)

@@ -175,8 +175,8 @@ nvmlReturn_t impl_nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsi
 }
 
 /* The driver samples about 120 values; the fake has the present one alone. */
-nvmlReturn_t impl_nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last, nvmlValueType_t *kind, unsigned int *count,
-				       nvmlSample_t *samples)
+nvmlReturn_t impl_nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last, nvmlValueType_t *kind,
+	unsigned int *count, nvmlSample_t *samples)
 {
 	struct timeval now;
 	nvmlUtilization_t use;

@@ -5,8 +5,9 @@
 
 #include "target.h"
 
-#define SUPPORTED                                                                                                    \
-	(nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError | nvmlEventTypePState | nvmlEventTypeXidCriticalError | nvmlEventTypeClock)
+#define SUPPORTED \
+	(nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError | nvmlEventTypePState | nvmlEventTypeXidCriticalError | \
+		nvmlEventTypeClock)
 
 /* A set remembers, for each GPU, which types it wants, and how far in the node's count of events it has looked. `magic` tells a set
  * that lives from one that was freed, as far as memory allows. */
@@ -91,7 +92,11 @@ static bool take(struct set *s, nvmlEventData_t *data)
 		s->seen++;
 		if (e.number != s->seen || number != s->seen || e.gpu >= FF_MAX_GPUS || !(s->wanted[e.gpu] & e.type))
 			continue;
-		*data = (nvmlEventData_t){.device = ff_gpu_handle(e.gpu), .eventType = e.type, .eventData = e.data, .gpuInstanceId = e.gpu_instance, .computeInstanceId = e.compute_instance};
+		*data = (nvmlEventData_t){.device = ff_gpu_handle(e.gpu),
+			.eventType = e.type,
+			.eventData = e.data,
+			.gpuInstanceId = e.gpu_instance,
+			.computeInstanceId = e.compute_instance};
 		return true;
 	}
 	return false;

@@ -1,11 +1,11 @@
-/* The table of functions that nvml.h does not have, for NVIDIA's own nvidia-smi: it asks for the table by its identifier before anything else and ends
- * with "Mismatch in versions between nvidia-smi and NVML" where there is none.
+/* The table of functions that nvml.h does not have, for NVIDIA's own nvidia-smi: it asks for the table by its identifier before anything
+ * else and ends with "Mismatch in versions between nvidia-smi and NVML" where there is none.
  *
- * There is no public description. What stands here was found by giving nvidia-smi 535.261.03 and 550.163.01 a table of functions that write down their
- * number and arguments, answering with made-up values, and looking at what it prints. The table begins with its size in bytes; the library of 535 has 245
- * entries and that of 550 has 251 (the size that each hands out); new ones are added behind the old, whose numbers stay. An entry that answers
- * NOT_SUPPORTED is shown as N/A or left out, so only those are here without which a command fails or a table is empty. FAKEFABRIC_TRACE shows the others as
- * stubs, by number.
+ * There is no public description. What stands here was found by giving nvidia-smi 535.261.03 and 550.163.01 a table of functions that write
+ * down their number and arguments, answering with made-up values, and looking at what it prints. The table begins with its size in bytes;
+ * the library of 535 has 245 entries and that of 550 has 251 (the size that each hands out); new ones are added behind the old, whose
+ * numbers stay. An entry that answers NOT_SUPPORTED is shown as N/A or left out, so only those are here without which a command fails or a
+ * table is empty. FAKEFABRIC_TRACE shows the others as stubs, by number.
  */
 #include "export.h"
 
@@ -33,7 +33,8 @@ static nvmlReturn_t unsupported(unsigned int number)
 
 /* One function an entry, so that a trace can tell which was called. */
 #define E(n) __attribute__((unused)) static nvmlReturn_t entry_##n(void) { return unsupported(0x##n); }
-#define ROW(x) E(x##0) E(x##1) E(x##2) E(x##3) E(x##4) E(x##5) E(x##6) E(x##7) E(x##8) E(x##9) E(x##a) E(x##b) E(x##c) E(x##d) E(x##e) E(x##f)
+#define ROW(x) \
+	E(x##0) E(x##1) E(x##2) E(x##3) E(x##4) E(x##5) E(x##6) E(x##7) E(x##8) E(x##9) E(x##a) E(x##b) E(x##c) E(x##d) E(x##e) E(x##f)
 ROW(0) ROW(1) ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) ROW(8) ROW(9) ROW(a) ROW(b) ROW(c) ROW(d) ROW(e) ROW(f)
 #undef E
 #undef ROW
@@ -59,7 +60,8 @@ static nvmlReturn_t is_primary(nvmlDevice_t device, unsigned int *primary)
 }
 ENTRY(20, is_primary, (nvmlDevice_t device, unsigned int *primary), (device, primary))
 
-/* Whether this machine's GPUs of one CPU are called SYS and not NODE apart, as those of a GB200 are, where each has a PCI domain of its own. */
+/* Whether this machine's GPUs of one CPU are called SYS and not NODE apart, as those of a GB200 are, where each has a PCI domain of its
+ * own. */
 static bool system_between_bridges(void)
 {
 	unsigned int count = ff_gpu_count();
@@ -75,7 +77,8 @@ static bool system_between_bridges(void)
 	return false;
 }
 
-/* Entry 23, for each pair of topo -m: how far two PCI functions are apart, as 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS (5 and above: that many NVLinks and 4). */
+/* Entry 23, for each pair of topo -m: how far two PCI functions are apart, as 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS (5 and above: that many
+ * NVLinks and 4). */
 static nvmlReturn_t distance(const char *one, const char *other, unsigned int *level)
 {
 	nvmlGpuTopologyLevel_t ancestor;
@@ -148,8 +151,8 @@ static nvmlReturn_t fabric_state(unsigned int *state)
 }
 ENTRY(169, fabric_state, (unsigned int *state), (state))
 
-/* Entries 182 to 184, before a reset: a group of the GPUs, the PCI functions that have to be reset with them, which have 32 bytes each, and the group's end.
- * A machine whose NVLinks tie GPUs together names others; the fake's are reset one by one. */
+/* Entries 182 to 184, before a reset: a group of the GPUs, the PCI functions that have to be reset with them, which have 32 bytes each, and
+ * the group's end. A machine whose NVLinks tie GPUs together names others; the fake's are reset one by one. */
 struct group {
 	unsigned int count;
 	nvmlDevice_t devices[];
@@ -216,8 +219,8 @@ static nvmlReturn_t get_policies(nvmlDevice_t device, struct policies *all)
 }
 ENTRY(193, get_policies, (nvmlDevice_t device, struct policies *all), (device, all))
 
-/* Entries 213, 214 and 215: processes that compute, processes that compute through MPS (nvidia-smi writes M+C where one is in both lists), and processes
- * that draw. The public functions are not asked. */
+/* Entries 213, 214 and 215: processes that compute, processes that compute through MPS (nvidia-smi writes M+C where one is in both lists),
+ * and processes that draw. The public functions are not asked. */
 struct named_process {
 	unsigned int pid;
 	unsigned long long memory;
@@ -297,8 +300,8 @@ static nvmlReturn_t drawing(nvmlDevice_t device, unsigned int *count, struct nam
 }
 ENTRY(215, drawing, (nvmlDevice_t device, unsigned int *count, struct named_process *out), (device, count, out))
 
-/* Entry 223, for topo -C: the NUMA nodes of the CPUs that are nearest, a bit each, in so many words. The last argument has been 0 each time, as the scope of
- * nvmlDeviceGetMemoryAffinity would be. */
+/* Entry 223, for topo -C: the NUMA nodes of the CPUs that are nearest, a bit each, in so many words. The last argument has been 0 each
+ * time, as the scope of nvmlDeviceGetMemoryAffinity would be. */
 static nvmlReturn_t cpu_nodes(nvmlDevice_t device, unsigned int words, unsigned long *set)
 {
 	nvmlPciInfo_t pci;
@@ -320,7 +323,8 @@ typedef void (*entry)(void);
 /* The first place has the size. The entries that are implemented take the place of those that are not. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 #define E(n) [0x##n] = (entry)entry_##n,
-#define ROW(x) E(x##0) E(x##1) E(x##2) E(x##3) E(x##4) E(x##5) E(x##6) E(x##7) E(x##8) E(x##9) E(x##a) E(x##b) E(x##c) E(x##d) E(x##e) E(x##f)
+#define ROW(x) \
+	E(x##0) E(x##1) E(x##2) E(x##3) E(x##4) E(x##5) E(x##6) E(x##7) E(x##8) E(x##9) E(x##a) E(x##b) E(x##c) E(x##d) E(x##e) E(x##f)
 static const entry table[256] = {
 	ROW(0) ROW(1) ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) ROW(8) ROW(9) ROW(a) ROW(b) ROW(c) ROW(d) ROW(e) ROW(f)
 	[0] = (entry)(ENTRIES * sizeof(entry)),

@@ -51,7 +51,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabr
 	memcpy(info->clusterUuid, basic.clusterUuid, sizeof info->clusterUuid);
 	info->status = basic.status;
 	info->state = basic.state;
-	for (unsigned char type = NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER; type <= NVML_GPU_FABRIC_CLIQUE_TYPE_MULTICAST_LOGICAL_ENDPOINT; type++) {
+	for (unsigned char type = NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER; type <= NVML_GPU_FABRIC_CLIQUE_TYPE_MULTICAST_LOGICAL_ENDPOINT;
+		 type++) {
 		info->cliques[info->numCliques].type = type;
 		info->cliques[info->numCliques++].id = basic.cliqueId;
 	}
@@ -68,8 +69,8 @@ static nvmlReturn_t link_of(nvmlDevice_t device, unsigned int number, struct ff_
 		return NVML_ERROR_UNKNOWN;
 	if (number >= NVML_NVLINK_MAX_LINKS)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* A link that this GPU lacks is not supported, no bad argument: NVIDIA's nvidia-smi asks every GPU for all links that a header knows, and ends
-	 * topo -m at any other answer. */
+	/* A link that this GPU lacks is not supported, no bad argument: NVIDIA's nvidia-smi asks every GPU for all links that a header knows,
+	 * and ends topo -m at any other answer. */
 	if (number >= count || number >= FF_MAX_LINKS)
 		return NVML_ERROR_NOT_SUPPORTED;
 	return ff_state_copy(ff_gpu_offset(t.gpu) + offsetof(struct ff_gpu, links) + number * sizeof *link, link, sizeof *link)
@@ -102,7 +103,8 @@ nvmlReturn_t impl_nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int n
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int number, nvmlNvLinkCapability_t capability, unsigned int *result)
+nvmlReturn_t impl_nvmlDeviceGetNvLinkCapability(
+	nvmlDevice_t device, unsigned int number, nvmlNvLinkCapability_t capability, unsigned int *result)
 {
 	OUT(result && capability < NVML_NVLINK_CAP_COUNT);
 	LINK(number);
@@ -121,7 +123,8 @@ nvmlReturn_t impl_nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsig
 	pci->bus = link.bus;
 	pci->device = link.device;
 	pci->pciDeviceId = link.pci_device;
-	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, link.domain & 0xffff, link.bus & 0xff, link.device & 0xff);
+	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, link.domain & 0xffff, link.bus & 0xff,
+		link.device & 0xff);
 	snprintf(pci->busId, sizeof pci->busId, NVML_DEVICE_PCI_BUS_ID_FMT, link.domain, link.bus & 0xff, link.device & 0xff);
 	return NVML_SUCCESS;
 }
@@ -146,7 +149,8 @@ nvmlReturn_t impl_nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsig
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int number, nvmlNvLinkErrorCounter_t counter, unsigned long long *value)
+nvmlReturn_t impl_nvmlDeviceGetNvLinkErrorCounter(
+	nvmlDevice_t device, unsigned int number, nvmlNvLinkErrorCounter_t counter, unsigned long long *value)
 {
 	OUT(value);
 	LINK(number);
@@ -181,7 +185,8 @@ nvmlReturn_t impl_nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlD
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count, nvmlDevice_t *devices)
+nvmlReturn_t impl_nvmlDeviceGetTopologyNearestGpus(
+	nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count, nvmlDevice_t *devices)
 {
 	unsigned int found = 0, all = ff_gpu_count();
 	OUT(count);

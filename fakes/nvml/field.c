@@ -43,9 +43,10 @@ static nvmlReturn_t link_field(const struct source *s, nvmlFieldValue_t *f)
 {
 	if (!s->model->link_count)
 		return NVML_ERROR_NOT_SUPPORTED;
-	if (f->fieldId == NVML_FI_DEV_NVLINK_GET_STATE || f->fieldId == NVML_FI_DEV_NVLINK_GET_SPEED || f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION ||
-	    f->fieldId == NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID || f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY ||
-	    f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY || f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_CRC) {
+	if (f->fieldId == NVML_FI_DEV_NVLINK_GET_STATE || f->fieldId == NVML_FI_DEV_NVLINK_GET_SPEED ||
+		f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION || f->fieldId == NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID ||
+		f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY || f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY ||
+		f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_CRC) {
 		if (f->scopeId >= s->model->link_count)
 			return NVML_ERROR_INVALID_ARGUMENT;
 		const struct ff_link *l = &s->links[f->scopeId];
@@ -251,7 +252,8 @@ static nvmlReturn_t c2c_field(const struct source *s, nvmlFieldValue_t *f)
 	case NVML_FI_DEV_C2C_LINK_GET_STATUS:
 		small(f, 1);
 		return NVML_SUCCESS;
-	case NVML_FI_DEV_C2C_LINK_GET_MAX_BW: /* MB/s of each link in one direction; 450 GB/s as NVIDIA's pages on Grace Hopper and Blackwell give them */
+	case NVML_FI_DEV_C2C_LINK_GET_MAX_BW: /* MB/s of each link in one direction; 450 GB/s as NVIDIA's pages on Grace Hopper and Blackwell
+											 give them */
 		small(f, 450000);
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_C2C_LINK_ERROR_INTR:

@@ -80,8 +80,9 @@ nvmlReturn_t impl_nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance
 	return sample(device, instance, out.handle);
 }
 
-/* The value of a metric at this use: the SMs' activity as the use, half of it on tensor cores and in single precision, occupancy half, the memory's
- * bandwidth as scripted or a third of the use. PCIe and NVLink carry nothing. The shares are made up: the stand-in for CUDA computes nothing. */
+/* The value of a metric at this use: the SMs' activity as the use, half of it on tensor cores and in single precision, occupancy half, the
+ * memory's bandwidth as scripted or a third of the use. PCIe and NVLink carry nothing. The shares are made up: the stand-in for CUDA
+ * computes nothing. */
 static nvmlReturn_t metric(unsigned int id, double use, double memory, uint32_t links, double *value)
 {
 	switch (id) {

@@ -73,7 +73,8 @@ unsigned int ff_gpu_count(void)
 static bool visible(unsigned int gpu)
 {
 	uint32_t minor;
-	return ff_state_copy(ff_gpu_offset(gpu) + offsetof(struct ff_gpu, core) + offsetof(struct ff_core, minor), &minor, sizeof minor) && ff_state_opens(minor);
+	return ff_state_copy(ff_gpu_offset(gpu) + offsetof(struct ff_gpu, core) + offsetof(struct ff_core, minor), &minor, sizeof minor) &&
+		   ff_state_opens(minor);
 }
 
 unsigned int ff_visible_before(unsigned int gpu)

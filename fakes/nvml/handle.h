@@ -1,5 +1,6 @@
 /* NVML's opaque handles. A handle is an address inside a table that is never touched: the place in the table says which GPU, MIG device,
- * GPU instance or compute instance is meant, and any other address is no handle. Handles therefore stay good when the node is rendered again. */
+ * GPU instance or compute instance is meant, and any other address is no handle. Handles therefore stay good when the node is rendered
+ * again. */
 #pragma once
 #include "impl.h"
 #include "state.h"

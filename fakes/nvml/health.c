@@ -93,8 +93,8 @@ static nvmlReturn_t retires(void)
 
 /* The addresses are made up: one page of 64 KiB after the other, from the top for double-bit errors. Without a place for the times none are
  * written. */
-nvmlReturn_t impl_nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *pages,
-					       unsigned long long *times)
+nvmlReturn_t impl_nvmlDeviceGetRetiredPages_v2(
+	nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *pages, unsigned long long *times)
 {
 	OUT(count && cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT && (pages || !*count));
 	TARGET(ff_whole_gpu);
@@ -114,7 +114,8 @@ nvmlReturn_t impl_nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageReti
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *pages)
+nvmlReturn_t impl_nvmlDeviceGetRetiredPages(
+	nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *pages)
 {
 	return impl_nvmlDeviceGetRetiredPages_v2(device, cause, count, pages, NULL);
 }

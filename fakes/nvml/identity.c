@@ -131,7 +131,8 @@ nvmlReturn_t impl_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pc
 	pci->domain = t.core.domain;
 	pci->bus = t.core.bus;
 	pci->device = t.core.device;
-	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, pci->domain & 0xffff, pci->bus & 0xff, pci->device & 0xff);
+	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, pci->domain & 0xffff, pci->bus & 0xff,
+		pci->device & 0xff);
 	snprintf(pci->busId, sizeof pci->busId, NVML_DEVICE_PCI_BUS_ID_FMT, pci->domain, pci->bus & 0xff, pci->device & 0xff);
 	if (!FF_MODEL(pci_device, &pci->pciDeviceId) || !FF_MODEL(pci_subsystem, &pci->pciSubSystemId))
 		return NVML_ERROR_UNKNOWN;
@@ -189,7 +190,8 @@ nvmlReturn_t impl_nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *nod
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int words, unsigned long *set, nvmlAffinityScope_t scope)
+nvmlReturn_t impl_nvmlDeviceGetCpuAffinityWithinScope(
+	nvmlDevice_t device, unsigned int words, unsigned long *set, nvmlAffinityScope_t scope)
 {
 	OUT(set && words && scope <= NVML_AFFINITY_SCOPE_SOCKET);
 	TARGET(ff_whole_gpu);

@@ -81,8 +81,8 @@ nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_
 	return memory(device, out);
 }
 
-/* A GPU instance has as much of BAR1 as it has of the memory slices, less what the driver keeps: the MIG user guide's nvidia-smi shows 32767 of 65536 MiB
- * for a 3g.20gb, which has 4 of 8. */
+/* A GPU instance has as much of BAR1 as it has of the memory slices, less what the driver keeps: the MIG user guide's nvidia-smi shows
+ * 32767 of 65536 MiB for a 3g.20gb, which has 4 of 8. */
 static nvmlReturn_t instance_bar1(const struct ff_target *t, uint64_t *bytes)
 {
 	struct ff_model m;
@@ -142,18 +142,18 @@ static nvmlReturn_t running(nvmlDevice_t device, unsigned int type, unsigned int
 	return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-#define RUNNING(kind, type)                                                                                                                  \
-	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)       \
-	{                                                                                                                                    \
-		return running(device, type, count, infos, sizeof *infos);                                                                   \
-	}                                                                                                                                    \
-	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)    \
-	{                                                                                                                                    \
-		return running(device, type, count, infos, sizeof *infos);                                                                   \
-	}                                                                                                                                    \
-	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)       \
-	{                                                                                                                                    \
-		return running(device, type, count, infos, sizeof *infos);                                                                   \
+#define RUNNING(kind, type) \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) \
+	{ \
+		return running(device, type, count, infos, sizeof *infos); \
+	} \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) \
+	{ \
+		return running(device, type, count, infos, sizeof *infos); \
+	} \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos) \
+	{ \
+		return running(device, type, count, infos, sizeof *infos); \
 	}
 
 RUNNING(Compute, 0)
@@ -214,7 +214,8 @@ nvmlReturn_t impl_nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableSta
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, unsigned long long *count)
+nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(
+	nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, unsigned long long *count)
 {
 	OUT(count && type < NVML_MEMORY_ERROR_TYPE_COUNT && counter < NVML_ECC_COUNTER_TYPE_COUNT);
 	TARGET(ff_whole_gpu);

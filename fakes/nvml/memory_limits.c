@@ -1,5 +1,5 @@
-/* nvmlDeviceSetMemoryLimits_v1 and nvmlDeviceGetMemoryLimits_v1. The rules are those that nvml.h has beside them, and those of NVIDIA's documentation of MPS
- * (memory partitioning): cgroup v2, no MIG. What is not documented is refused rather than done. */
+/* nvmlDeviceSetMemoryLimits_v1 and nvmlDeviceGetMemoryLimits_v1. The rules are those that nvml.h has beside them, and those of NVIDIA's
+ * documentation of MPS (memory partitioning): cgroup v2, no MIG. What is not documented is refused rather than done. */
 #include "cgroup.h"
 #include "process.h"
 #include "target.h"

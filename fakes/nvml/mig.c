@@ -167,7 +167,8 @@ static nvmlReturn_t profile_of(nvmlDevice_t device, unsigned int kind, unsigned 
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
-_Static_assert(offsetof(struct ff_mig_profile, id) == offsetof(struct ff_mig_profile, kind) + sizeof(uint32_t), "profile_of reads both at once");
+_Static_assert(
+	offsetof(struct ff_mig_profile, id) == offsetof(struct ff_mig_profile, kind) + sizeof(uint32_t), "profile_of reads both at once");
 
 nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info)
 {
@@ -175,7 +176,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsig
 	OUT(info && profile < NVML_GPU_INSTANCE_PROFILE_COUNT);
 	nvmlReturn_t r = profile_of(device, profile, FF_NONE, &p);
 	if (r == NVML_SUCCESS)
-		*info = (nvmlGpuInstanceProfileInfo_t){p.id, p.slices == 7, p.slices, p.max, p.multiprocessors, p.copy_engines, p.decoders, p.encoders, p.jpeg, p.ofa, p.memory_mib};
+		*info = (nvmlGpuInstanceProfileInfo_t){
+			p.id, p.slices == 7, p.slices, p.max, p.multiprocessors, p.copy_engines, p.decoders, p.encoders, p.jpeg, p.ofa, p.memory_mib};
 	return r;
 }
 
@@ -186,13 +188,15 @@ static nvmlReturn_t profile_info(const struct ff_mig_profile *p, void *out)
 	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE] = "MIG ";
 	memcpy(name + 4, p->name, strnlen(p->name, sizeof p->name)); /* snprintf takes longer than the rest */
 	if (version == nvmlGpuInstanceProfileInfo_v2) {
-		nvmlGpuInstanceProfileInfo_v2_t v = {version, p->id, p->slices == 7, p->slices, p->max, p->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, ""};
+		nvmlGpuInstanceProfileInfo_v2_t v = {version, p->id, p->slices == 7, p->slices, p->max, p->multiprocessors, p->copy_engines,
+			p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, ""};
 		memcpy(v.name, name, sizeof name);
 		memcpy(out, &v, sizeof v);
 		return NVML_SUCCESS;
 	}
 	if (version == nvmlGpuInstanceProfileInfo_v3) {
-		nvmlGpuInstanceProfileInfo_v3_t v = {version, p->id, p->slices, p->max, p->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, "", p->slices == 7 ? NVML_GPU_INSTANCE_PROFILE_CAPS_P2P : 0};
+		nvmlGpuInstanceProfileInfo_v3_t v = {version, p->id, p->slices, p->max, p->multiprocessors, p->copy_engines, p->decoders,
+			p->encoders, p->jpeg, p->ofa, p->memory_mib, "", p->slices == 7 ? NVML_GPU_INSTANCE_PROFILE_CAPS_P2P : 0};
 		memcpy(v.name, name, sizeof name);
 		memcpy(out, &v, sizeof v);
 		return NVML_SUCCESS;
@@ -216,7 +220,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, 
 	return r == NVML_SUCCESS ? profile_info(&p, info) : r;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
+nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+	nvmlDevice_t device, unsigned int id, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
 	struct ff_mig_profile p;
 	OUT(count);
@@ -230,7 +235,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t dev
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int id, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
+nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements(
+	nvmlDevice_t device, unsigned int id, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
 	return impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, placements, count);
 }
@@ -265,7 +271,8 @@ nvmlReturn_t impl_nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int 
 	return create_gi(device, id, FF_NONE, out);
 }
 
-nvmlReturn_t impl_nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int id, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *out)
+nvmlReturn_t impl_nvmlDeviceCreateGpuInstanceWithPlacement(
+	nvmlDevice_t device, unsigned int id, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *out)
 {
 	struct ff_mig_profile p;
 	OUT(placement);
@@ -351,7 +358,8 @@ nvmlReturn_t impl_nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, nvmlGpuInstan
 {
 	OUT(info);
 	WHOLE();
-	*info = (nvmlGpuInstanceInfo_t){.device = ff_gpu_handle(w.number), .id = w.id, .profileId = w.profile->id, .placement = {w.gi->start, w.profile->size}};
+	*info = (nvmlGpuInstanceInfo_t){
+		.device = ff_gpu_handle(w.number), .id = w.id, .profileId = w.profile->id, .placement = {w.gi->start, w.profile->size}};
 	return NVML_SUCCESS;
 }
 
@@ -366,7 +374,8 @@ static nvmlReturn_t ci_profile(const struct whole *w, unsigned int kind, unsigne
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t handle, unsigned int kind, unsigned int engine, nvmlComputeInstanceProfileInfo_t *info)
+nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfo(
+	nvmlGpuInstance_t handle, unsigned int kind, unsigned int engine, nvmlComputeInstanceProfileInfo_t *info)
 {
 	const struct ff_ci_profile *c;
 	OUT(info);
@@ -374,12 +383,14 @@ nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t
 	if ((r = ci_profile(&w, kind, engine, &c)) != NVML_SUCCESS)
 		return r;
 	const struct ff_mig_profile *p = w.profile;
-	*info = (nvmlComputeInstanceProfileInfo_t){c->id, c->slices, c->max, c->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa};
+	*info = (nvmlComputeInstanceProfileInfo_t){
+		c->id, c->slices, c->max, c->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa};
 	return NVML_SUCCESS;
 }
 
 /* Version 3 is version 2 with capabilities at its end. */
-nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t handle, unsigned int kind, unsigned int engine, nvmlComputeInstanceProfileInfo_v2_t *info)
+nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfoV(
+	nvmlGpuInstance_t handle, unsigned int kind, unsigned int engine, nvmlComputeInstanceProfileInfo_v2_t *info)
 {
 	const struct ff_ci_profile *c;
 	OUT(info);
@@ -389,7 +400,8 @@ nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_
 	if ((r = ci_profile(&w, kind, engine, &c)) != NVML_SUCCESS)
 		return r;
 	const struct ff_mig_profile *p = w.profile;
-	nvmlComputeInstanceProfileInfo_v3_t v = {info->version, c->id, c->slices, c->max, c->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, "", 0};
+	nvmlComputeInstanceProfileInfo_v3_t v = {
+		info->version, c->id, c->slices, c->max, c->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, "", 0};
 	if (c->slices < p->slices)
 		snprintf(v.name, sizeof v.name, "MIG %uc.%.31s", c->slices, p->name);
 	else
@@ -409,7 +421,8 @@ nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInst
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t handle, unsigned int id, nvmlComputeInstancePlacement_t *placements, unsigned int *count)
+nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+	nvmlGpuInstance_t handle, unsigned int id, nvmlComputeInstancePlacement_t *placements, unsigned int *count)
 {
 	unsigned int n = 0;
 	OUT(count);
@@ -440,7 +453,8 @@ nvmlReturn_t impl_nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t handle,
 	return create_ci(handle, id, FF_NONE, out);
 }
 
-nvmlReturn_t impl_nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t handle, unsigned int id, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *out)
+nvmlReturn_t impl_nvmlGpuInstanceCreateComputeInstanceWithPlacement(
+	nvmlGpuInstance_t handle, unsigned int id, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *out)
 {
 	OUT(placement && placement->start != FF_NONE);
 	return create_ci(handle, id, placement->start, out);
@@ -453,7 +467,8 @@ nvmlReturn_t impl_nvmlComputeInstanceDestroy(nvmlComputeInstance_t handle)
 	return perform(&q);
 }
 
-nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t handle, unsigned int id, nvmlComputeInstance_t *out, unsigned int *count)
+nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(
+	nvmlGpuInstance_t handle, unsigned int id, nvmlComputeInstance_t *out, unsigned int *count)
 {
 	unsigned int n = 0;
 	OUT(out && count);
@@ -489,7 +504,8 @@ nvmlReturn_t impl_nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute, n
 	struct ff_compute_instance *c = ff_mig_ci(w.gi, ci);
 	OUT(c && c->profile < FF_MAX_CI_PROFILES);
 	const struct ff_ci_profile *p = &w.profile->ci_profiles[c->profile];
-	*info = (nvmlComputeInstanceInfo_t){.device = ff_gpu_handle(gpu), .gpuInstance = handle, .id = ci, .profileId = p->id, .placement = {c->start, p->slices}};
+	*info = (nvmlComputeInstanceInfo_t){
+		.device = ff_gpu_handle(gpu), .gpuInstance = handle, .id = ci, .profileId = p->id, .placement = {c->start, p->slices}};
 	return NVML_SUCCESS;
 }
 

@@ -31,13 +31,14 @@ static bool directory(char *path, unsigned int gpu, unsigned int gi, unsigned in
 	return n < PATH_MAX - 16;
 }
 
-/* Whether the node's devices are device nodes; where nobody could make any, they are plain files. By system call: the C library's stat is newer than the C
- * library of older images. */
+/* Whether the node's devices are device nodes; where nobody could make any, they are plain files. By system call: the C library's stat is
+ * newer than the C library of older images. */
 static bool has_devices(const char *root)
 {
 	char path[PATH_MAX];
 	struct stat s;
-	return snprintf(path, PATH_MAX, "%s/dev/nvidiactl", root) < PATH_MAX && syscall(SYS_newfstatat, AT_FDCWD, path, &s, 0) == 0 && S_ISCHR(s.st_mode);
+	return snprintf(path, PATH_MAX, "%s/dev/nvidiactl", root) < PATH_MAX && syscall(SYS_newfstatat, AT_FDCWD, path, &s, 0) == 0 &&
+		   S_ISCHR(s.st_mode);
 }
 
 /* The major of nvidia-caps in proc/devices; 0 where it is not there. */
@@ -56,7 +57,8 @@ static unsigned int caps_major(const char *root)
 	return found;
 }
 
-/* Makes a capability's node in this process's /dev, if it may: the kernel module makes none (see tree.MakeMIGNodes). It stays when the instance goes. */
+/* Makes a capability's node in this process's /dev, if it may: the kernel module makes none (see tree.MakeMIGNodes). It stays when the
+ * instance goes. */
 static void make_node(unsigned int minor)
 {
 	char root[PATH_MAX], path[PATH_MAX];

@@ -1,6 +1,6 @@
 /* What MIG instances leave in the node's tree: proc/driver/nvidia/capabilities/gpuN/mig/giN[/ciN]/access and dev/nvidia-caps/nvidia-capN.
- * A process that sees only the library and the state (a container) cannot write there. `fakefabric agent` then writes what the kernel has in /proc; device
- * nodes appear for clients with a writable /dev alone. */
+ * A process that sees only the library and the state (a container) cannot write there. `fakefabric agent` then writes what the kernel has
+ * in /proc; device nodes appear for clients with a writable /dev alone. */
 #pragma once
 
 /* ci is FF_NONE for the GPU instance itself. gpu is the GPU's minor. */

@@ -233,7 +233,8 @@ static void mig_uuid(const struct ff_gpu *gpu, unsigned int gi, unsigned int ci,
 	out[8] = (out[8] & 0x3f) | 0x80;
 }
 
-nvmlReturn_t ff_mig_create_ci(const struct ff_model *model, struct ff_gpu *gpu, unsigned int gi, unsigned int ci_profile, unsigned int start, unsigned int *id)
+nvmlReturn_t ff_mig_create_ci(
+	const struct ff_model *model, struct ff_gpu *gpu, unsigned int gi, unsigned int ci_profile, unsigned int start, unsigned int *id)
 {
 	struct ff_gpu_instance *g = ff_mig_gi(gpu, gi);
 	if (!g || g->profile >= FF_MAX_MIG_PROFILES)

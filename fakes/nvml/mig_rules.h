@@ -17,7 +17,8 @@ unsigned int ff_mig_ci_capacity(const struct ff_mig_profile *profile, const stru
 /* start is FF_NONE for "wherever it fits best". */
 nvmlReturn_t ff_mig_create_gi(const struct ff_model *model, struct ff_gpu *gpu, unsigned int profile, unsigned int start, unsigned int *id);
 nvmlReturn_t ff_mig_destroy_gi(struct ff_gpu *gpu, unsigned int id);
-nvmlReturn_t ff_mig_create_ci(const struct ff_model *model, struct ff_gpu *gpu, unsigned int gi, unsigned int ci_profile, unsigned int start, unsigned int *id);
+nvmlReturn_t ff_mig_create_ci(
+	const struct ff_model *model, struct ff_gpu *gpu, unsigned int gi, unsigned int ci_profile, unsigned int start, unsigned int *id);
 nvmlReturn_t ff_mig_destroy_ci(struct ff_gpu *gpu, unsigned int gi, unsigned int id);
 
 /* The outcome of activation is in *activation, as nvmlDeviceSetMigMode tells it. */

@@ -12,8 +12,9 @@ static bool place(const char *id, char path[PATH_MAX])
 	char root[PATH_MAX], link[PATH_MAX];
 	if (sscanf(id, "%x:%x:%x.%x", &domain, &bus, &device, &function) < 3 || !ff_state_root(root))
 		return false;
-	return snprintf(link, sizeof link, "%.3900s/sys/bus/pci/devices/%04x:%02x:%02x.%x", root, domain, bus, device, function) < (int)sizeof link &&
-	       realpath(link, path) != NULL;
+	return snprintf(link, sizeof link, "%.3900s/sys/bus/pci/devices/%04x:%02x:%02x.%x", root, domain, bus, device, function) <
+			   (int)sizeof link &&
+		   realpath(link, path) != NULL;
 }
 
 static int numa_node(const char *path)

@@ -17,7 +17,8 @@ uint32_t ff_pid_namespace(void)
 	return mine;
 }
 
-/* The byte of the state file that a process keeps locked. The kernel gives it up with the process, whatever ends it, and shows that in every namespace. */
+/* The byte of the state file that a process keeps locked. The kernel gives it up with the process, whatever ends it, and shows that in
+ * every namespace. */
 static uint64_t place(uint32_t namespace, uint32_t pid)
 {
 	return (uint64_t)(namespace & 0x3fffffff) << 32 | pid;

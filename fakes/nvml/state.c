@@ -47,7 +47,8 @@ static char state_path[PATH_MAX];
 static bool machine; /* the driver is the machine's own, so its device nodes are in /dev */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The directory that this library was loaded from, found without dladdr, whose symbol version would keep the library out of older images. */
+/* The directory that this library was loaded from, found without dladdr, whose symbol version would keep the library out of older images.
+ */
 static int find_self(struct dl_phdr_info *info, size_t size, void *out)
 {
 	(void)size;
@@ -78,8 +79,8 @@ static bool in_root(const char *root, char *path)
 }
 
 /*
- * A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. A pod that mounts the driver root alone, under
- * any name, has the state in it: DRIVER/state/node.
+ * A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. A pod that mounts the driver root
+ * alone, under any name, has the state in it: DRIVER/state/node.
  */
 static bool beside_self(char *path)
 {
@@ -102,8 +103,8 @@ static bool beside_self(char *path)
 
 /*
  * The driver's files are those of the machine, or of a container, and its device nodes lie in /dev. Every client opens /dev/nvidiactl first
- * (open-gpu-kernel-modules, kernel-open/common/inc/nv-linux.h: NV_CONTROL_DEVICE_MINOR is 255), and is told that no driver is loaded where it is
- * not there. A container has the nodes that its runtime gave it when it was started.
+ * (open-gpu-kernel-modules, kernel-open/common/inc/nv-linux.h: NV_CONTROL_DEVICE_MINOR is 255), and is told that no driver is loaded where
+ * it is not there. A container has the nodes that its runtime gave it when it was started.
  */
 static bool control_node(void)
 {

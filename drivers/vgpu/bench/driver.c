@@ -51,9 +51,9 @@ static int look_up(void *handle, struct driver *d, char failed[FAILED])
 	    lacks(handle, &d->stream, "cuStreamCreate", failed) || lacks(handle, &d->event, "cuEventCreate", failed) ||
 	    lacks(handle, &d->record, "cuEventRecord", failed) || lacks(handle, &d->await, "cuEventSynchronize", failed))
 		return -1;
-	d->graphs = !lacks(handle, &d->capture, "cuStreamBeginCapture_v2", unused) && !lacks(handle, &d->end_capture, "cuStreamEndCapture", unused) &&
-		    !lacks(handle, &d->instantiate, "cuGraphInstantiateWithFlags", unused) &&
-		    !lacks(handle, &d->launch_graph, "cuGraphLaunch", unused);
+	d->graphs =
+		!lacks(handle, &d->capture, "cuStreamBeginCapture_v2", unused) && !lacks(handle, &d->end_capture, "cuStreamEndCapture", unused) &&
+		!lacks(handle, &d->instantiate, "cuGraphInstantiateWithFlags", unused) && !lacks(handle, &d->launch_graph, "cuGraphLaunch", unused);
 	return 0;
 }
 
@@ -72,7 +72,8 @@ int driver_open(const char *library, struct driver *d, char failed[FAILED])
 	return 0;
 }
 
-int driver_graph(const struct driver *d, void *function, void **parameters, void *stream, unsigned int kernels, void **graph, char failed[FAILED])
+int driver_graph(
+	const struct driver *d, void *function, void **parameters, void *stream, unsigned int kernels, void **graph, char failed[FAILED])
 {
 	void *captured;
 	DO(d->capture(stream, CAPTURE_THREAD), "cuStreamBeginCapture", failed);

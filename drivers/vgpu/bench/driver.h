@@ -7,7 +7,8 @@
 
 typedef unsigned long long pointer;
 
-/* The functions, as every version of CUDA from 3.2 on has them. They are looked up as programs do, so that a library that limits comes before. */
+/* The functions, as every version of CUDA from 3.2 on has them. They are looked up as programs do, so that a library that limits comes
+ * before. */
 struct driver {
 	int (*init)(unsigned int);
 	int (*retain)(void **, int);
@@ -17,7 +18,8 @@ struct driver {
 	int (*release)(pointer);
 	int (*load)(void **, const void *);
 	int (*function)(void **, void *, const char *);
-	int (*launch)(void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, void *, void **, void **);
+	int (*launch)(
+		void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, void *, void **, void **);
 	int (*synchronize)(void);
 	int (*stream)(void **, unsigned int);
 	int (*event)(void **, unsigned int);
@@ -40,16 +42,19 @@ struct driver {
 #define FAILED 128
 
 /*
- * PTX for every GPU from Turing on, which the driver compiles: nothing_0ms does nothing; work_1ms does so many rounds of dependent arithmetic, which take no part of
- * the time in which another process has the GPU. The CUDA stand-in reads from the names how long they take.
+ * PTX for every GPU from Turing on, which the driver compiles: nothing_0ms does nothing; work_1ms does so many rounds of dependent
+ * arithmetic, which take no part of the time in which another process has the GPU. The CUDA stand-in reads from the names how long they
+ * take.
  */
 extern const char driver_kernels[];
 
-/* Loads the library, looks the functions up, and makes the first GPU's context the thread's. It returns 0, CUDA's error, or -1 where the library cannot be used. */
+/* Loads the library, looks the functions up, and makes the first GPU's context the thread's. It returns 0, CUDA's error, or -1 where the
+ * library cannot be used. */
 int driver_open(const char *library, struct driver *d, char failed[FAILED]);
 
 /* Makes a graph of so many launches of a kernel, one after another. */
-int driver_graph(const struct driver *d, void *function, void **parameters, void *stream, unsigned int kernels, void **graph, char failed[FAILED]);
+int driver_graph(
+	const struct driver *d, void *function, void **parameters, void *stream, unsigned int kernels, void **graph, char failed[FAILED]);
 
 /* Nanoseconds of a clock that is never set. */
 double driver_now(void);

@@ -2,7 +2,8 @@
 #pragma once
 #include "driver.h"
 
-/* A batch is as many kernels as have one event. So many batches may be outstanding, which is more than the GPU does while the process wakes up. */
+/* A batch is as many kernels as have one event. So many batches may be outstanding, which is more than the GPU does while the process wakes
+ * up. */
 #define BATCH 4
 #define OUTSTANDING 8
 
@@ -24,8 +25,8 @@ struct spinner {
  */
 int spinner_open(struct spinner *s, const char *library, unsigned int rounds, bool graph);
 
-/* Works for so many nanoseconds at least. kernels and nanoseconds are what was done since the end of the last call, and how long that took. The work goes on in the
- * next call as if there were one. */
+/* Works for so many nanoseconds at least. kernels and nanoseconds are what was done since the end of the last call, and how long that took.
+ * The work goes on in the next call as if there were one. */
 int spinner_work(struct spinner *s, double least, uint64_t *kernels, double *nanoseconds);
 
 /* Waits until the GPU has done everything. */

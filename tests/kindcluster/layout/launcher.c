@@ -1,10 +1,12 @@
 /*
- * A program that is linked with a C library and does what another does that is linked with none. The fakes' programs are Go's and static, so they would run
- * whatever C library the node has; NVIDIA's are not. Built without start files, it asks the C library for symbols that every version has, and its loader for
- * none: a loader and a C library of two versions refuse each other (GLIBC_PRIVATE) before the first line of this runs.
+ * A program that is linked with a C library and does what another does that is linked with none. The fakes' programs are Go's and static,
+ * so they would run whatever C library the node has; NVIDIA's are not. Built without start files, it asks the C library for symbols that
+ * every version has, and its loader for none: a loader and a C library of two versions refuse each other (GLIBC_PRIVATE) before the first
+ * line of this runs.
  *
- * The other program follows in the same file, after this one and before its length in 8 bytes. The loader may have been called by name ("ld.so program"),
- * so the file is found by the program's own name and not by /proc/self/exe; where the name is no path, by the one that was executed.
+ * The other program follows in the same file, after this one and before its length in 8 bytes. The loader may have been called by name
+ * ("ld.so program"), so the file is found by the program's own name and not by /proc/self/exe; where the name is no path, by the one that
+ * was executed.
  */
 #define _GNU_SOURCE
 #include <elf.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * Loaded into a kernel, this is under the GPL-2.0, as the kernel demands of modules that use its interfaces. The rest of the repository is not under the GPL.
+ * Loaded into a kernel, this is under the GPL-2.0, as the kernel demands of modules that use its interfaces. The rest of the repository is
+ * not under the GPL.
  *
  * testhca: RDMA devices without hardware, for tests of what a kernel does with real ones.
  *
@@ -453,7 +454,8 @@ static const struct ib_device_ops common_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, ucontext, ib),
 };
 
-/* Devices that the kernel itself uses, for management datagrams and IPoIB; EFA's serve programs alone, and have no counters but their own. */
+/* Devices that the kernel itself uses, for management datagrams and IPoIB; EFA's serve programs alone, and have no counters but their own.
+ */
 static const struct ib_device_ops kernel_ops = {
 	.add_gid = hca_add_gid,
 	.attach_mcast = hca_mcast,
@@ -479,7 +481,8 @@ static void tell(struct hca *h, u32 port)
 	ib_dispatch_event(&event);
 }
 
-static int make(const char *name, struct device *parent, struct auxiliary_device *subfunction, enum layer layer, int ports, struct net_device *net)
+static int make(
+	const char *name, struct device *parent, struct auxiliary_device *subfunction, enum layer layer, int ports, struct net_device *net)
 {
 	struct hca *h = ib_alloc_device(hca, ib);
 	int err;

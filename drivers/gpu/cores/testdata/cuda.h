@@ -1,4 +1,5 @@
-/* The part of CUDA that the programs of these tests use: its functions, looked up in a library that is named, and the milliseconds of the clock. */
+/* The part of CUDA that the programs of these tests use: its functions, looked up in a library that is named, and the milliseconds of the
+ * clock. */
 #pragma once
 #include <dlfcn.h>
 #include <stdio.h>
@@ -23,21 +24,21 @@ static double now(void)
 }
 
 /* The driver's functions, of a library that LIBRARY is. */
-#define FUNCTIONS(library)                                                                                                                        \
-	void *context, *module;                                                                                                                  \
-	LOAD(cuInit, unsigned int);                                                                                                              \
-	LOAD(cuDevicePrimaryCtxRetain, void **, int);                                                                                            \
-	LOAD(cuCtxSetCurrent, void *);                                                                                                           \
-	LOAD(cuModuleLoadData, void **, const void *);                                                                                           \
-	LOAD(cuModuleGetFunction, void **, void *, const char *);                                                                                \
-	LOAD(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);            \
+#define FUNCTIONS(library) \
+	void *context, *module; \
+	LOAD(cuInit, unsigned int); \
+	LOAD(cuDevicePrimaryCtxRetain, void **, int); \
+	LOAD(cuCtxSetCurrent, void *); \
+	LOAD(cuModuleLoadData, void **, const void *); \
+	LOAD(cuModuleGetFunction, void **, void *, const char *); \
+	LOAD(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **); \
 	LOAD(cuCtxSynchronize, void)
 
 /* Makes a device's context current, and loads kernels of these names. */
-#define BEGIN(device, names)                                                                                                                      \
-	DO(cuInit(0));                                                                                                                           \
-	DO(cuDevicePrimaryCtxRetain(&context, device));                                                                                          \
-	DO(cuCtxSetCurrent(context));                                                                                                            \
+#define BEGIN(device, names) \
+	DO(cuInit(0)); \
+	DO(cuDevicePrimaryCtxRetain(&context, device)); \
+	DO(cuCtxSetCurrent(context)); \
 	DO(cuModuleLoadData(&module, ".version 6.3\n.target sm_75\n" names))
 #define ENTRY(name) ".visible .entry " name "()\n{\n\tret;\n}\n"
 #define LAUNCH(kernel, stream) DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL))

@@ -1,6 +1,7 @@
 /*
- * A rank of a job: each step is 2 ms of work and a collective, a kernel that waits on the GPU until those of all ranks are there. Prints how many steps it made and how
- * many milliseconds they and the longest of them took: gang LIBRARY DEVICE JOB RANKS SECONDS, with a JOB below 16.
+ * A rank of a job: each step is 2 ms of work and a collective, a kernel that waits on the GPU until those of all ranks are there. Prints
+ * how many steps it made and how many milliseconds they and the longest of them took: gang LIBRARY DEVICE JOB RANKS SECONDS, with a JOB
+ * below 16.
  */
 #include "cuda.h"
 
@@ -12,7 +13,8 @@ int main(int argc, char **argv)
 		return 2;
 	FUNCTIONS(library);
 	snprintf(name, sizeof name, "meets_%d_of_%d_10us", atoi(argv[3]), atoi(argv[4]));
-	snprintf(text, sizeof text, ".version 6.3\n.target sm_75\n.visible .entry w_2ms()\n{\n\tret;\n}\n.visible .entry %s()\n{\n\tret;\n}\n", name);
+	snprintf(text, sizeof text, ".version 6.3\n.target sm_75\n.visible .entry w_2ms()\n{\n\tret;\n}\n.visible .entry %s()\n{\n\tret;\n}\n",
+		name);
 	DO(cuInit(0));
 	DO(cuDevicePrimaryCtxRetain(&context, atoi(argv[2])));
 	DO(cuCtxSetCurrent(context));

@@ -1,4 +1,5 @@
-/* Launches kernels of a millisecond for so many seconds, and prints how many, and how many milliseconds passed until the GPU had done them: spin LIBRARY SECONDS */
+/* Launches kernels of a millisecond for so many seconds, and prints how many, and how many milliseconds passed until the GPU had done them:
+ * spin LIBRARY SECONDS */
 #include "cuda.h"
 
 int main(int argc, char **argv)

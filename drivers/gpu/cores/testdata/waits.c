@@ -1,6 +1,6 @@
 /*
- * Rounds: a kernel of one stream ends only after one of another stream, which is launched so many microseconds later. Prints the milliseconds of the longest round, and of
- * nine in ten: waits LIBRARY ROUNDS LATER
+ * Rounds: a kernel of one stream ends only after one of another stream, which is launched so many microseconds later. Prints the
+ * milliseconds of the longest round, and of nine in ten: waits LIBRARY ROUNDS LATER
  */
 #include <unistd.h>
 

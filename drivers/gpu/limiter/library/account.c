@@ -49,8 +49,8 @@ static int64_t now(void)
 /* Call without the lock: writing to standard error may block. */
 static void say_held_up(void)
 {
-	words_once("the lock on what is counted cannot be had (a process that has it may be stopped, or no descriptor is left): until it can, allocations may "
-		   "be refused, and what is freed may stay counted");
+	words_once("the lock on what is counted cannot be had (a process that has it may be stopped, or no descriptor is left): "
+		   "until it can, allocations may be refused, and what is freed may stay counted");
 }
 
 /* Returns false when the lock on the head is not available. */

@@ -21,7 +21,8 @@
 	}
 
 CREATE(cuCtxCreate_v2, (CUcontext * out, unsigned int flags, CUdevice device), (out, flags, device))
-CREATE(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned int flags, CUdevice device), (out, affinity, count, flags, device))
+CREATE(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned int flags, CUdevice device),
+	(out, affinity, count, flags, device))
 CREATE(cuCtxCreate_v4, (CUcontext * out, void *with, unsigned int flags, CUdevice device), (out, with, flags, device))
 
 static bool active(CUdevice device)
@@ -129,8 +130,10 @@ MODULE(cuModuleLoadDataEx, overhead_module(), (CUmodule * out, const void *image
 MODULE(cuModuleLoadFatBinary, overhead_module(), (CUmodule * out, const void *image), (out, image))
 MODULE(cuModuleUnload, overhead_less(-1), (CUmodule module), (module))
 MODULE(cuModuleGetFunction, overhead_kernel(), (CUfunction * out, CUmodule module, const char *kernel), (out, module, kernel))
-MODULE(cuLibraryLoadData, overhead_module(), (void **out, const void *code, LIBRARY_OPTIONS), (out, code, jit, jit_values, jits, options, values, count))
-MODULE(cuLibraryLoadFromFile, overhead_module(), (void **out, const char *file, LIBRARY_OPTIONS), (out, file, jit, jit_values, jits, options, values, count))
+MODULE(cuLibraryLoadData, overhead_module(), (void **out, const void *code, LIBRARY_OPTIONS),
+	(out, code, jit, jit_values, jits, options, values, count))
+MODULE(cuLibraryLoadFromFile, overhead_module(), (void **out, const char *file, LIBRARY_OPTIONS),
+	(out, file, jit, jit_values, jits, options, values, count))
 MODULE(cuLibraryUnload, overhead_less(-1), (void *library), (library))
 MODULE(cuLibraryGetKernel, overhead_kernel(), (void **out, void *library, const char *kernel), (out, library, kernel))
 MODULE(cuKernelGetFunction, overhead_kernel(), (CUfunction * out, void *kernel), (out, kernel))

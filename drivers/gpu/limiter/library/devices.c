@@ -64,8 +64,8 @@ int limit_of_stream(CUstream stream, CUdevice *device)
 	if (!limits_get() || !get_device || get_device(device) != CUDA_SUCCESS)
 		return -1;
 	bool named = (uintptr_t)stream > STREAM_PER_THREAD;
-	if (named && count && count(&devices) == CUDA_SUCCESS && devices > 1 && context_of && push && pop && context_of(stream, &of_stream) == CUDA_SUCCESS &&
-	    push(of_stream) == CUDA_SUCCESS) {
+	if (named && count && count(&devices) == CUDA_SUCCESS && devices > 1 && context_of && push && pop &&
+		context_of(stream, &of_stream) == CUDA_SUCCESS && push(of_stream) == CUDA_SUCCESS) {
 		get_device(device);
 		pop(&context);
 	}

@@ -13,8 +13,9 @@ int limit_of_current(CUcontext *context);
 int limit_of_stream(CUstream stream, CUdevice *device);
 
 /*
- * While a stream is captured the driver refuses calls that it deems unsafe, on the thread that began the capture, and with the mode "global" on every thread; and
- * the capture is over (CUDA's driver API, cuThreadExchangeStreamCaptureMode). The library's own calls between these two end nobody's capture.
+ * While a stream is captured the driver refuses calls that it deems unsafe, on the thread that began the capture, and with the mode
+ * "global" on every thread; and the capture is over (CUDA's driver API, cuThreadExchangeStreamCaptureMode). The library's own calls between
+ * these two end nobody's capture.
  */
 int capture_relax(void);
 void capture_restore(int mode);

@@ -11,10 +11,10 @@
  *
  * A launch passes if one of these holds, with n outstanding launches of m each:
  *
- *   1. it is not in debt, is in its slot, and (n + 1) m fits into the rest of the slot plus the saved budget, and into AHEAD; below two outstanding launches AHEAD
- *      does not count; a kernel longer than the slot starts in its first half, alone;
- *   2. its own stream has drained, and a stream of the process, on any GPU, has work without a completion for STALL: a kernel there may wait for this launch. In
- *      debt, that time doubles with each such launch, up to a second;
+ *   1. it is not in debt, is in its slot, and (n + 1) m fits into the rest of the slot plus the saved budget, and into AHEAD; below two
+ *      outstanding launches AHEAD does not count; a kernel longer than the slot starts in its first half, alone;
+ *   2. its own stream has drained, and a stream of the process, on any GPU, has work without a completion for STALL: a kernel there may
+ *      wait for this launch. In debt, that time doubles with each such launch, up to a second;
  *   3. it came before a debt that has ended: it passes once, before the budget is checked again;
  *   4. completions kept it from its slot for COMPLETIONS;
  *   5. it has waited for five periods, not in debt: slots move when S changes. With launches outstanding, COMPLETIONS longer.

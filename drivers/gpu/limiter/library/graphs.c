@@ -2,8 +2,8 @@
  * Memory nodes of graphs. CUDA's programming guide, "Graph Memory Nodes", gives the rules that are followed here:
  *
  * - No physical memory is allocated or mapped during instantiation. It is at launch, or at cuGraphUpload before it.
- * - Graphs that cannot run at the same time share physical memory: those that are launched into one stream, and free what they allocate. What a graph
- *   allocates and does not free is not shared.
+ * - Graphs that cannot run at the same time share physical memory: those that are launched into one stream, and free what they allocate.
+ *   What a graph allocates and does not free is not shared.
  * - A graph that is destroyed keeps the memory reserved. cuDeviceGraphMemTrim gives back what no graph uses.
  * - CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT is what the driver has reserved for graphs in this process.
  *
@@ -221,8 +221,10 @@ static CUresult instantiated(CUresult r, CUgraphExec *out, CUgraph graph)
 		return instantiated(real arguments, out, graph);                    \
 	}
 
-INSTANTIATE(cuGraphInstantiate, (CUgraphExec * out, CUgraph graph, CUgraphNode *error, char *text, size_t size), (out, graph, error, text, size))
-INSTANTIATE(cuGraphInstantiate_v2, (CUgraphExec * out, CUgraph graph, CUgraphNode *error, char *text, size_t size), (out, graph, error, text, size))
+INSTANTIATE(
+	cuGraphInstantiate, (CUgraphExec * out, CUgraph graph, CUgraphNode *error, char *text, size_t size), (out, graph, error, text, size))
+INSTANTIATE(
+	cuGraphInstantiate_v2, (CUgraphExec * out, CUgraph graph, CUgraphNode *error, char *text, size_t size), (out, graph, error, text, size))
 INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned long long flags), (out, graph, flags))
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec * out, CUgraph graph, void *with), (out, graph, with))
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec * out, CUgraph graph, void *with), (out, graph, with))

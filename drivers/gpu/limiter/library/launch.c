@@ -54,8 +54,10 @@ LAUNCH(cuLaunchKernel, false, KERNEL_PARAMETERS, s, KERNEL_ARGUMENTS)
 LAUNCH(cuLaunchKernel_ptsz, true, KERNEL_PARAMETERS, s, KERNEL_ARGUMENTS)
 LAUNCH(cuLaunchCooperativeKernel, false, TOGETHER_PARAMETERS, s, TOGETHER_ARGUMENTS)
 LAUNCH(cuLaunchCooperativeKernel_ptsz, true, TOGETHER_PARAMETERS, s, TOGETHER_ARGUMENTS)
-LAUNCH(cuLaunchKernelEx, false, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL, (c, f, parameters, extra))
-LAUNCH(cuLaunchKernelEx_ptsz, true, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL, (c, f, parameters, extra))
+LAUNCH(cuLaunchKernelEx, false, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL,
+	(c, f, parameters, extra))
+LAUNCH(cuLaunchKernelEx_ptsz, true, (const CUlaunch_config *c, CUfunction f, void **parameters, void **extra), c ? c->stream : NULL,
+	(c, f, parameters, extra))
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 LAUNCH(cuLaunch, false, (CUfunction f), NULL, (f))

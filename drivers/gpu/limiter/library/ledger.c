@@ -227,7 +227,8 @@ static bool take_slot(struct ledger *l, void (*dead)(struct totals *, int slot))
 	return false;
 }
 
-enum ledger_opened ledger_open(struct ledger *l, const char *path, bool make, const struct limits *limits, bool patient, void (*dead)(struct totals *, int slot))
+enum ledger_opened ledger_open(
+	struct ledger *l, const char *path, bool make, const struct limits *limits, bool patient, void (*dead)(struct totals *, int slot))
 {
 	enum ledger_opened opened = LEDGER_UNUSABLE;
 	struct stat s;

@@ -1,15 +1,17 @@
 /*
- * The file in which all processes of a container, or of all containers of a claim's share, count their memory. It has a total for each GPU, and for each process
- * a slot with what it has and what it is about to add (pending). Every change has an order of steps in which a death between two steps leaves the total too high
- * and never too low (account.c).
+ * The file in which all processes of a container, or of all containers of a claim's share, count their memory. It has a total for each GPU,
+ * and for each process a slot with what it has and what it is about to add (pending). Every change has an order of steps in which a death
+ * between two steps leaves the total too high and never too low (account.c).
  *
  * Two kinds of locks of the file say who lives:
  *
- * - A process has the lock on its slot's byte as a lock of the open file description, which is kept by the process's mapping of the file and by nothing else:
- *   the descriptor is closed at once, and the mapping is not copied into children (MADV_DONTFORK), neither by fork nor by a bare clone. So the kernel drops the
- *   lock when the process's memory goes, in any way and in any PID namespace, and no child, and no descriptor that the program closes, changes that. Only a fork
- *   by another thread during ledger_open, which takes microseconds, has a copy.
- * - The lock on the head keeps others out while slots are taken, cleared and recounted. It is a lock of the process, which no child has a part of.
+ * - A process has the lock on its slot's byte as a lock of the open file description, which is kept by the process's mapping of the file
+ *   and by nothing else: the descriptor is closed at once, and the mapping is not copied into children (MADV_DONTFORK), neither by fork nor
+ *   by a bare clone. So the kernel drops the lock when the process's memory goes, in any way and in any PID namespace, and no child, and no
+ *   descriptor that the program closes, changes that. Only a fork by another thread during ledger_open, which takes microseconds, has a
+ *   copy.
+ * - The lock on the head keeps others out while slots are taken, cleared and recounted. It is a lock of the process, which no child has a
+ *   part of.
  */
 #pragma once
 #include <pthread.h>
@@ -83,7 +85,8 @@ enum ledger_opened { LEDGER_OPENED, LEDGER_UNUSABLE, LEDGER_BUSY, LEDGER_FULL };
  * Opens the file, with a slot for this process. If no live process uses it, it is reset. make: create a missing file. dead clears the slot
  * of an ended process.
  */
-enum ledger_opened ledger_open(struct ledger *l, const char *path, bool make, const struct limits *limits, bool patient, void (*dead)(struct totals *, int slot));
+enum ledger_opened ledger_open(
+	struct ledger *l, const char *path, bool make, const struct limits *limits, bool patient, void (*dead)(struct totals *, int slot));
 
 /*
  * Takes the lock on the head. patient: wait up to HEAD_NANOSECONDS. Returns false when another process holds it, or the file is no longer

@@ -98,7 +98,8 @@ static const struct process *find(const struct list *l, unsigned int pid)
 static bool in_first_namespace(void)
 {
 	char target[sizeof FIRST_NAMESPACE] = "";
-	return readlink("/proc/self/ns/pid", target, sizeof target) == (ssize_t)sizeof target - 1 && memcmp(target, FIRST_NAMESPACE, sizeof target - 1) == 0;
+	return readlink("/proc/self/ns/pid", target, sizeof target) == (ssize_t)sizeof target - 1 &&
+		   memcmp(target, FIRST_NAMESPACE, sizeof target - 1) == 0;
 }
 
 /* A GPU with a memory limit, while NVML is available. */

@@ -285,7 +285,8 @@ EXPORT CUresult cuMulticastBindAddr(CUhandle multicast, size_t offset, CUdevicep
 	return r;
 }
 
-EXPORT CUresult cuMulticastBindAddr_v2(CUhandle multicast, CUdevice device, size_t offset, CUdeviceptr at, size_t size, unsigned long long flags)
+EXPORT CUresult cuMulticastBindAddr_v2(
+	CUhandle multicast, CUdevice device, size_t offset, CUdeviceptr at, size_t size, unsigned long long flags)
 {
 	CUresult (*real)(CUhandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long) = REAL(cuda, cuMulticastBindAddr_v2);
 	struct holding mapping;

@@ -25,8 +25,8 @@ static CUresult call(const struct request *q)
 }
 
 /*
- * Reports whether the stream is captured: the allocation is then a node of a graph (graphs.c), and takes nothing yet. For the legacy stream the driver returns an
- * error while another stream is captured; it refuses the allocation then, too.
+ * Reports whether the stream is captured: the allocation is then a node of a graph (graphs.c), and takes nothing yet. For the legacy stream
+ * the driver returns an error while another stream is captured; it refuses the allocation then, too.
  */
 static bool captured(const struct request *q)
 {
@@ -110,26 +110,35 @@ static CUresult allocate(const struct request *q)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define ASYNC(suffix, own)                                                                                                                        \
-	EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *out, size_t size, CUstream stream)                                                   \
-	{                                                                                                                                         \
-		struct request q = {.from_current = REAL(cuda, cuMemAllocAsync##suffix), .undo = REAL(cuda, cuMemFreeAsync##suffix), .out = out,  \
-				    .size = size, .stream = stream, .per_thread = own};                                                           \
-		NEED(q.from_current);                                                                                                             \
-		return allocate(&q);                                                                                                              \
-	}                                                                                                                                         \
-	EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)                        \
-	{                                                                                                                                         \
-		struct request q = {.from_pool = REAL(cuda, cuMemAllocFromPoolAsync##suffix), .undo = REAL(cuda, cuMemFreeAsync##suffix),         \
-				    .out = out, .size = size, .pool = pool, .stream = stream, .per_thread = own};                                 \
-		NEED(q.from_pool);                                                                                                                \
-		return allocate(&q);                                                                                                              \
-	}                                                                                                                                         \
-	EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream)                                                              \
-	{                                                                                                                                         \
-		CUresult (*real)(CUdeviceptr, CUstream) = REAL(cuda, cuMemFreeAsync##suffix);                                                     \
-		NEED(real);                                                                                                                       \
-		MEMORY_FREE(MEMORY, address, real(address, stream));                                                                              \
+#define ASYNC(suffix, own) \
+	EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *out, size_t size, CUstream stream) \
+	{ \
+		struct request q = {.from_current = REAL(cuda, cuMemAllocAsync##suffix), \
+			.undo = REAL(cuda, cuMemFreeAsync##suffix), \
+			.out = out, \
+			.size = size, \
+			.stream = stream, \
+			.per_thread = own}; \
+		NEED(q.from_current); \
+		return allocate(&q); \
+	} \
+	EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream) \
+	{ \
+		struct request q = {.from_pool = REAL(cuda, cuMemAllocFromPoolAsync##suffix), \
+			.undo = REAL(cuda, cuMemFreeAsync##suffix), \
+			.out = out, \
+			.size = size, \
+			.pool = pool, \
+			.stream = stream, \
+			.per_thread = own}; \
+		NEED(q.from_pool); \
+		return allocate(&q); \
+	} \
+	EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream) \
+	{ \
+		CUresult (*real)(CUdeviceptr, CUstream) = REAL(cuda, cuMemFreeAsync##suffix); \
+		NEED(real); \
+		MEMORY_FREE(MEMORY, address, real(address, stream)); \
 	}
 
 ASYNC(, false)
@@ -175,7 +184,8 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 	return r;
 }
 
-/* A pool gives what is above its release threshold back "on the next call to stream, event or context synchronize" (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). */
+/* A pool gives what is above its release threshold back "on the next call to stream, event or context synchronize"
+ * (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). */
 #define SYNCHRONIZE(name, parameters, arguments)                    \
 	EXPORT CUresult name parameters                             \
 	{                                                           \

@@ -88,8 +88,14 @@ static const struct {
 	const char *exported;
 	int version;
 } later[] = {
-	{"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxSynchronize_v2", 13000}, {"cuGraphInstantiate_v2", 11000},
-	{"cuGraphInstantiateWithFlags", 12000}, {"cuGraphExecUpdate_v2", 12000}, {"cuMulticastBindMem_v2", 13010}, {"cuMulticastBindAddr_v2", 13010},
+	{"cuCtxCreate_v3", 11040},
+	{"cuCtxCreate_v4", 12050},
+	{"cuCtxSynchronize_v2", 13000},
+	{"cuGraphInstantiate_v2", 11000},
+	{"cuGraphInstantiateWithFlags", 12000},
+	{"cuGraphExecUpdate_v2", 12000},
+	{"cuMulticastBindMem_v2", 13010},
+	{"cuMulticastBindAddr_v2", 13010},
 };
 
 static int version_of(const struct entry *e)

@@ -1,4 +1,5 @@
-/* Prints the limits that the library reads while the process has no descriptor left, and afterwards, with the number of GPU 0 among them. */
+/* Prints the limits that the library reads while the process has no descriptor left, and afterwards, with the number of GPU 0 among them.
+ */
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>

@@ -57,7 +57,8 @@ int main(int argc, char **argv)
 	LOAD(CUresult, cuMemGetInfo_v2, size_t *, size_t *);
 	LOAD(CUresult, cuModuleLoadData, CUmodule *, const void *);
 	LOAD(CUresult, cuModuleGetFunction, CUfunction *, CUmodule, const char *);
-	LOAD(CUresult, cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+	LOAD(CUresult, cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
+		void **);
 	LOAD(CUresult, cuCtxSynchronize, void);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	while (fgets(line, sizeof line, stdin)) {

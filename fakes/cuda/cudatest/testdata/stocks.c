@@ -1,6 +1,6 @@
 /*
- * A client of libcuda.so.1 that a test drives, which finds all functions by cuGetProcAddress: stocks LIBRARY VERSION FLAGS; each command one line of input,
- * each answered with one line. It allocates from pools and by graphs.
+ * A client of libcuda.so.1 that a test drives, which finds all functions by cuGetProcAddress: stocks LIBRARY VERSION FLAGS; each command
+ * one line of input, each answered with one line. It allocates from pools and by graphs.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -44,14 +44,16 @@ static CUresult build(int i, size_t bytes, int any, int frees)
 	CUresult r = graphs[i] ? 0 : CALL(cuGraphCreate, (CUgraph *, unsigned), &graphs[i], 0);
 	if (r == 0 && any) {
 		CUany_node a = {.type = 10, .as.allocates = what};
-		r = CALL(cuGraphAddNode, (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t, CUany_node *), &node, graphs[i], NULL, NULL, 0, &a);
+		r = CALL(cuGraphAddNode, (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t, CUany_node *), &node, graphs[i], NULL,
+			NULL, 0, &a);
 		what = a.as.allocates;
 	} else if (r == 0) {
 		r = CALL(cuGraphAddMemAllocNode, GRAPH_NODE, &node, graphs[i], NULL, 0, &what);
 	}
 	blocks[n++ % MOST] = what.address;
 	if (r == 0 && frees)
-		r = CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &second, graphs[i], &node, 1, what.address);
+		r = CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &second, graphs[i], &node, 1,
+			what.address);
 	return r;
 }
 
@@ -70,8 +72,9 @@ static CUresult kernel(const char *name)
 	if (r == 0)
 		r = CALL(cuModuleGetFunction, (CUfunction *, CUmodule, const char *), &f, module, name);
 	return r ? r
-		 : CALL(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **), f, 1, 1,
-			1, 1, 1, 1, 0, NULL, NULL, NULL);
+			 : CALL(cuLaunchKernel,
+				   (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **), f, 1, 1,
+				   1, 1, 1, 1, 0, NULL, NULL, NULL);
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
-/* A client of libnvidia-ml.so.1: client LIBRARY written FUNCTION SIZE prints how many bytes of its structure the function reached into; client LIBRARY slow
- * prints how many milliseconds nvmlDeviceGetName took while signals came in; client LIBRARY late ROOT prints what nvmlInit gives before and after the
- * node comes to ROOT. */
+/* A client of libnvidia-ml.so.1: client LIBRARY written FUNCTION SIZE prints how many bytes of its structure the function reached into;
+ * client LIBRARY slow prints how many milliseconds nvmlDeviceGetName took while signals came in; client LIBRARY late ROOT prints what
+ * nvmlInit gives before and after the node comes to ROOT. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>

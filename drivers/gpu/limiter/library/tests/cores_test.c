@@ -1,4 +1,5 @@
-/* The limit of cores over a driver whose kernels take time, and may end only after a later launch: launches pass, are held to the percentage, and never wait for ever. */
+/* The limit of cores over a driver whose kernels take time, and may end only after a later launch: launches pass, are held to the
+ * percentage, and never wait for ever. */
 #define _GNU_SOURCE
 #include "cores_test.h"
 
@@ -36,7 +37,8 @@ static void *file(const char *path)
 
 static void write_order(int lend, unsigned int percent, unsigned int other)
 {
-	*order = (struct order){.magic = ORDER_MAGIC, .version = GATE_VERSION, .generation = order->generation + 1, .count = 2, .lend = (uint32_t)lend};
+	*order = (struct order){
+		.magic = ORDER_MAGIC, .version = GATE_VERSION, .generation = order->generation + 1, .count = 2, .lend = (uint32_t)lend};
 	memcpy(order->entries[0].name, NEIGHBOUR, GATE_NAME);
 	order->entries[0].percent = other;
 	memcpy(order->entries[1].name, OWN, GATE_NAME);
@@ -188,7 +190,8 @@ static void a_container_keeps_to_its_slots(void)
 	sit(0, 25, 75);
 	keeps_to(25, 2000 * MILLISECOND);
 	int64_t charged = atomic_load(&own->charged), ran = (int64_t)atomic_load(&launches_done) * MILLISECOND;
-	CHECK(charged > 0 && charged >= ran / 2, "%lld ms are charged for %lld", (long long)(charged / MILLISECOND), (long long)(ran / MILLISECOND));
+	CHECK(charged > 0 && charged >= ran / 2, "%lld ms are charged for %lld", (long long)(charged / MILLISECOND),
+		(long long)(ran / MILLISECOND));
 }
 
 static void *wants_always(void *unused)
@@ -308,8 +311,8 @@ static void no_file_stops_a_process(void)
 }
 
 /*
- * Waits for a place in the page that is the owner's or, if others is true, another process's. A place that was silent for long, as on a busy
- * machine, may be another's now; its owner takes one again when its thread looks.
+ * Waits for a place in the page that is the owner's or, if others is true, another process's. A place that was silent for long, as on a
+ * busy machine, may be another's now; its owner takes one again when its thread looks.
  */
 __attribute__((unused)) static bool place_comes(int64_t owner, bool others)
 {
@@ -354,7 +357,8 @@ static void a_device_without_a_limit_waits_for_nobody(void)
 	CHECK(atomic_load(&launches_done) == 100 && atomic_load(&own->wants_until) == 0, "it wants the GPU with the limit");
 }
 
-/* Memory that the driver limits is the driver's own: nothing of it is counted, no file is made, and cuMemGetInfo says what the driver says. */
+/* Memory that the driver limits is the driver's own: nothing of it is counted, no file is made, and cuMemGetInfo says what the driver says.
+ */
 static void memory_that_the_driver_limits_is_left_to_it(void)
 {
 	CUdeviceptr p;
@@ -362,8 +366,9 @@ static void memory_that_the_driver_limits_is_left_to_it(void)
 	size_t available, total;
 	CHECK(cuMemAlloc_v2(&p, (size_t)2 << 30) == 0, "allocate");
 	CHECK(cuMemCreate(&h, (size_t)2 << 20, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == 0, "physical memory");
-	CHECK(cuMemGetInfo_v2(&available, &total) == 0 && total == DRIVER_TOTAL && available == DRIVER_TOTAL - ((size_t)2 << 30) - ((size_t)2 << 20),
-	      "%zu of %zu", available, total);
+	CHECK(cuMemGetInfo_v2(&available, &total) == 0 && total == DRIVER_TOTAL &&
+			  available == DRIVER_TOTAL - ((size_t)2 << 30) - ((size_t)2 << 20),
+		"%zu of %zu", available, total);
 	CHECK(cuMemRelease(h) == 0 && cuMemFree_v2(p) == 0 && atomic_load(&driver_allocated[0]) == 0, "free");
 	CHECK(access(OWN_DIRECTORY "/account", F_OK) != 0 && access(REGION_DIRECTORY "/cudevshr.cache", F_OK) != 0, "it is counted");
 	a_container_keeps_to_its_slots();
@@ -391,8 +396,8 @@ void test_cores(void)
 	in_process(memory_that_the_driver_limits_is_left_to_it);
 }
 
-static double measure(int (*kernel)(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream,
-				    void **, void **))
+static double measure(int (*kernel)(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
+	unsigned int, CUstream, void **, void **))
 {
 	double least = 1e9;
 	for (int batch = 0; batch < 50; batch++) {

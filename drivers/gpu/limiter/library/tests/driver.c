@@ -1,6 +1,6 @@
 /*
- * A driver for the unit tests: it counts what is allocated and nothing else, so that a test can compare that with what the limiter counts. It takes
- * the place of the real driver by real_cuda, through which the limiter looks up the driver's functions.
+ * A driver for the unit tests: it counts what is allocated and nothing else, so that a test can compare that with what the limiter counts.
+ * It takes the place of the real driver by real_cuda, through which the limiter looks up the driver's functions.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -277,13 +277,37 @@ void *real_cuda(const char *exported)
 		const char *name;
 		void *function;
 	} table[] = {
-		{"cuDeviceGetUuid_v2", uuid}, {"cuCtxGetDevice", get_device}, {"cuCtxGetCurrent", get_context}, {"cuMemAlloc_v2", alloc},
-		{"cuMemAllocPitch_v2", pitch}, {"cuMemAllocManaged", managed}, {"cuMemFree_v2", release}, {"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
-		{"cuMemExportToShareableHandle", export_memory}, {"cuMemImportFromShareableHandle", import_memory},
-		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast}, {"cuMulticastBindMem", bind_memory},
-		{"cuMulticastBindMem_v2", bind_memory_v2}, {"cuMulticastBindAddr", bind_address}, {"cuMulticastBindAddr_v2", bind_address_v2},
-		{"cuMulticastUnbind", unbind_memory}, {"cuArrayCreate_v2", array}, {"cuArray3DCreate_v2", array3d}, {"cuMipmappedArrayCreate", mipmapped}, {"cuMipmappedArrayDestroy", destroy_array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
-		{"cuDeviceTotalMem_v2", total}, {"cuCtxCreate_v2", create_context}, {"cuModuleLoadData", load}, {"cuModuleUnload", unload},
+		{"cuDeviceGetUuid_v2", uuid},
+		{"cuCtxGetDevice", get_device},
+		{"cuCtxGetCurrent", get_context},
+		{"cuMemAlloc_v2", alloc},
+		{"cuMemAllocPitch_v2", pitch},
+		{"cuMemAllocManaged", managed},
+		{"cuMemFree_v2", release},
+		{"cuMemCreate", create},
+		{"cuMemRelease", release},
+		{"cuMemMap", map},
+		{"cuMemUnmap", unmap},
+		{"cuMemExportToShareableHandle", export_memory},
+		{"cuMemImportFromShareableHandle", import_memory},
+		{"cuMemGetAllocationPropertiesFromHandle", properties},
+		{"cuMulticastCreate", multicast},
+		{"cuMulticastBindMem", bind_memory},
+		{"cuMulticastBindMem_v2", bind_memory_v2},
+		{"cuMulticastBindAddr", bind_address},
+		{"cuMulticastBindAddr_v2", bind_address_v2},
+		{"cuMulticastUnbind", unbind_memory},
+		{"cuArrayCreate_v2", array},
+		{"cuArray3DCreate_v2", array3d},
+		{"cuMipmappedArrayCreate", mipmapped},
+		{"cuMipmappedArrayDestroy", destroy_array},
+		{"cuArrayDestroy", destroy_array},
+		{"cuCtxDestroy_v2", destroy_context},
+		{"cuMemGetInfo_v2", info},
+		{"cuDeviceTotalMem_v2", total},
+		{"cuCtxCreate_v2", create_context},
+		{"cuModuleLoadData", load},
+		{"cuModuleUnload", unload},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
 		if (strcmp(table[i].name, exported) == 0)

@@ -1,4 +1,5 @@
-/* The gate (gate.h) in simulations: what each container has of a GPU, that jobs on several GPUs do not stop each other, and that no launch waits for ever. */
+/* The gate (gate.h) in simulations: what each container has of a GPU, that jobs on several GPUs do not stop each other, and that no launch
+ * waits for ever. */
 #include "gate_test.h"
 
 #include "check.h"
@@ -35,8 +36,9 @@ static void a_container_has_its_place_in_the_order(void)
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		struct gate_slot s;
 		gate_arrange(cases[i].all, 3, 1, cases[i].lend, &s);
-		CHECK(apart((double)s.start - cases[i].start / 100 * GATE_PERIOD) < 1000 && apart((double)s.length - cases[i].length / 100 * GATE_PERIOD) < 1000 &&
-		      apart(s.rate - cases[i].rate) < 0.001, "case %zu: %lld, %lld, %f", i, (long long)s.start, (long long)s.length, s.rate);
+		CHECK(apart((double)s.start - cases[i].start / 100 * GATE_PERIOD) < 1000 &&
+				  apart((double)s.length - cases[i].length / 100 * GATE_PERIOD) < 1000 && apart(s.rate - cases[i].rate) < 0.001,
+			"case %zu: %lld, %lld, %f", i, (long long)s.start, (long long)s.length, s.rate);
 		CHECK(s.others == cases[i].all[0].busy + cases[i].all[2].busy, "case %zu: %d others are busy", i, s.others);
 	}
 	struct gate_slot s = {.start = 10 * MS, .length = 20 * MS};
@@ -44,7 +46,9 @@ static void a_container_has_its_place_in_the_order(void)
 	CHECK(gate_left(&s, 400 * GATE_PERIOD + 12 * MS, &next) == 18 * MS && next == 38 * MS, "inside");
 	CHECK(gate_left(&s, 400 * GATE_PERIOD + 35 * MS, &next) == -5 * MS && next == 15 * MS, "behind");
 	CHECK(gate_left(&s, 400 * GATE_PERIOD + 2 * MS, &next) < 0 && next == 8 * MS, "before");
-	CHECK(gate_overlap(0, 20, 10, 20) && !gate_overlap(0, 20, 11, 20) && gate_overlap(5, 2, 0, 30) && gate_overlap(0, 10, INT64_MAX, INT64_MAX), "overlap");
+	CHECK(gate_overlap(0, 20, 10, 20) && !gate_overlap(0, 20, 11, 20) && gate_overlap(5, 2, 0, 30) &&
+			  gate_overlap(0, 10, INT64_MAX, INT64_MAX),
+		"overlap");
 }
 
 /* Without lending: each percentage, by kernels of each length, within this many points. */
@@ -61,7 +65,8 @@ static void a_container_alone_has_its_percentage(void)
 			struct sim_process *p = simulation_loop(simulation_container(s, percents[j]), 0, kernels[i].kernel);
 			simulation_run(s, kernels[i].seconds * SECOND);
 			double had = percent(p, kernels[i].seconds * SECOND);
-			CHECK(apart(had - percents[j]) <= kernels[i].points, "kernels of %lld us: %.1f %%, want %u", (long long)kernels[i].kernel / 1000, had, percents[j]);
+			CHECK(apart(had - percents[j]) <= kernels[i].points, "kernels of %lld us: %.1f %%, want %u",
+				(long long)kernels[i].kernel / 1000, had, percents[j]);
 			/* At 10 % a kernel of 2 s waits 18 s by arithmetic; launches ahead make it more. */
 			CHECK(simulation_delay(p) <= 1100 * MS + 40 * kernels[i].kernel, "kernels of %lld us at %u %%: a launch waited %lld ms",
 			      (long long)kernels[i].kernel / 1000, percents[j], (long long)(simulation_delay(p) / MS));
@@ -74,7 +79,8 @@ static void containers_that_compete_have_their_percentages(void)
 	static const struct {
 		int64_t kernels[2];
 		double points;
-	} mixes[] = {{{MS, MS}, 3}, {{2 * MS, 2 * MS}, 3}, {{MS / 10, 10 * MS}, 3}, {{10 * MS, MS / 10}, 6}, {{100 * MS, MS}, 5}, {{MS, 100 * MS}, 5}};
+	} mixes[] = {
+		{{MS, MS}, 3}, {{2 * MS, 2 * MS}, 3}, {{MS / 10, 10 * MS}, 3}, {{10 * MS, MS / 10}, 6}, {{100 * MS, MS}, 5}, {{MS, 100 * MS}, 5}};
 	static const unsigned int percents[][2] = {{10, 90}, {25, 75}, {50, 50}};
 	for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++)
 		for (int j = 0; j < 3; j++) {
@@ -86,12 +92,14 @@ static void containers_that_compete_have_their_percentages(void)
 			/* A GPU that changes between them has less than 100. */
 			double had = percent(p[0], 30 * SECOND), other = percent(p[1], 30 * SECOND);
 			double part = 100 * had / (had + other);
-			CHECK(apart(part - percents[j][0]) <= mixes[i].points && had + other >= 92, "mix %zu, %u %%: %.1f and %.1f", i, percents[j][0], had, other);
+			CHECK(apart(part - percents[j][0]) <= mixes[i].points && had + other >= 92, "mix %zu, %u %%: %.1f and %.1f", i, percents[j][0],
+				had, other);
 			simulation_free(s);
 		}
 }
 
-/* A GPU that does kernels in the order of their launches, as the CUDA stand-in: a small share waits in its slot for what a large one has ahead. */
+/* A GPU that does kernels in the order of their launches, as the CUDA stand-in: a small share waits in its slot for what a large one has
+ * ahead. */
 static void a_gpu_that_goes_in_order_is_shared_too(void)
 {
 	static const int64_t kernels[] = {MS / 10, MS, 2 * MS, 5 * MS, 10 * MS};
@@ -154,8 +162,8 @@ static void jobs_on_the_same_gpus_each_have_their_part(void)
 		for (int lend = 0; lend < 2; lend++) {
 			steps_of(ranks, hops, queued, lend, false, 2, &least, &longest);
 			double part = (double)least / (double)alone, hardware = (double)bare / (double)alone;
-			CHECK(queued ? part >= hardware : part >= 0.40, "%d ranks, %d hops, %d queued, lent %d: %.2f of one alone; without limits %.2f", ranks, hops,
-			      queued, lend, part, hardware);
+			CHECK(queued ? part >= hardware : part >= 0.40, "%d ranks, %d hops, %d queued, lent %d: %.2f of one alone; without limits %.2f",
+				ranks, hops, queued, lend, part, hardware);
 			CHECK(longest < 300 * MS, "%d ranks, %d hops: a step took %lld ms", ranks, hops, (long long)(longest / MS));
 			steps_of(ranks, hops, queued, lend, false, 1, &least, &longest);
 			part = (double)least / (double)alone;
@@ -172,12 +180,13 @@ static void a_thread_that_drives_two_gpus_goes_on(void)
 		p[j] = simulation_thread(simulation_container(s, 50), simulation_gang(s, 2, 2 * MS, 1, 0));
 	simulation_run(s, 5 * SECOND);
 	for (int j = 0; j < 2; j++)
-		CHECK(simulation_steps(p[j]) > 800 && simulation_longest(p[j]) < 200 * MS, "%lld steps, the longest of %lld ms", (long long)simulation_steps(p[j]),
-		      (long long)(simulation_longest(p[j]) / MS));
+		CHECK(simulation_steps(p[j]) > 800 && simulation_longest(p[j]) < 200 * MS, "%lld steps, the longest of %lld ms",
+			(long long)simulation_steps(p[j]), (long long)(simulation_longest(p[j]) / MS));
 	simulation_free(s);
 }
 
-/* A kernel that ends only after a later launch of its process: at any percentage, alone and beside others, each round ends, and soon where the container has its slot. */
+/* A kernel that ends only after a later launch of its process: at any percentage, alone and beside others, each round ends, and soon where
+ * the container has its slot. */
 static void a_kernel_that_waits_for_a_later_launch_ends(void)
 {
 	static const int64_t laters[] = {MS / 10, MS, 30 * MS};
@@ -193,8 +202,9 @@ static void a_kernel_that_waits_for_a_later_launch_ends(void)
 					simulation_run(s, 20 * SECOND);
 					int64_t bare = laters[i] + (chain + 1) * MS, p90 = simulation_p90(p);
 					/* In debt each link waits for a second at most, and at 1 % a debt of 100 ms lasts for 10. */
-					CHECK(simulation_longest(p) < (2 * (chain + 1) + (percents[j] == 1 ? 12 : 0)) * SECOND, "%u %%, %lld us later, chain %d, beside %d: a round of %lld ms",
-					      percents[j], (long long)(laters[i] / 1000), chain, beside, (long long)(simulation_longest(p) / MS));
+					CHECK(simulation_longest(p) < (2 * (chain + 1) + (percents[j] == 1 ? 12 : 0)) * SECOND,
+						"%u %%, %lld us later, chain %d, beside %d: a round of %lld ms", percents[j], (long long)(laters[i] / 1000), chain,
+						beside, (long long)(simulation_longest(p) / MS));
 					CHECK(beside != 1 || p90 <= 3 * bare, "%u %%, %lld us later, chain %d, lent: p90 %lld us, without limits %lld", percents[j],
 					      (long long)(laters[i] / 1000), chain, (long long)(p90 / 1000), (long long)(bare / 1000));
 					simulation_free(s);
@@ -212,8 +222,8 @@ static void two_streams_have_one_share(void)
 		struct simulation *s = simulation_new(1, false, false);
 		struct sim_process *p = simulation_two_streams(simulation_container(s, 25), 0, cases[i].kernel);
 		simulation_run(s, 30 * SECOND);
-		CHECK(percent(p, 30 * SECOND) > 22 && percent(p, 30 * SECOND) <= cases[i].most, "kernels of %lld us: %.1f %%", (long long)cases[i].kernel / 1000,
-		      percent(p, 30 * SECOND));
+		CHECK(percent(p, 30 * SECOND) > 22 && percent(p, 30 * SECOND) <= cases[i].most, "kernels of %lld us: %.1f %%",
+			(long long)cases[i].kernel / 1000, percent(p, 30 * SECOND));
 		simulation_free(s);
 	}
 }

@@ -40,8 +40,8 @@ static CUresult run(void)
 	return CUDA_SUCCESS;
 }
 
-static CUresult kernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
-		       CUstream s, void **parameters, void **extra)
+static CUresult kernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+	unsigned int shared, CUstream s, void **parameters, void **extra)
 {
 	(void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)parameters, (void)extra;
 	if (f == LAUNCHES_WAITS) {

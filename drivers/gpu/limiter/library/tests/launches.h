@@ -1,4 +1,5 @@
-/* The part of the unit tests' driver that runs kernels: each of its two GPUs does one after the other, but for kernels that wait for a later launch. */
+/* The part of the unit tests' driver that runs kernels: each of its two GPUs does one after the other, but for kernels that wait for a
+ * later launch. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

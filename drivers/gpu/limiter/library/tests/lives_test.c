@@ -1,4 +1,5 @@
-/* Whose memory counts, and for how long: processes that are killed with children, and memory that several hold. Each test has processes of its own. */
+/* Whose memory counts, and for how long: processes that are killed with children, and memory that several hold. Each test has processes of
+ * its own. */
 #define _GNU_SOURCE
 #include "lives_test.h"
 
@@ -52,7 +53,8 @@ static void end(pid_t pid)
 	waitpid(pid, NULL, 0);
 }
 
-/* Ends the process whose number is in a word. A word that is not written yet would name every process of the group that the test runs in. */
+/* Ends the process whose number is in a word. A word that is not written yet would name every process of the group that the test runs in.
+ */
 static void end_other(int word)
 {
 	wait_for(word);
@@ -255,7 +257,8 @@ static void exports_and_releases(void)
 	CHECK(seen() == 800 * MIB, "%llu MiB of memory that two processes have", (unsigned long long)(used / MIB));
 	CHECK(cuMemRelease(h) == 0 && close(exported) == 0, "release");
 	CHECK(seen() == 800 * MIB, "%llu MiB of memory that another process has mapped", (unsigned long long)(used / MIB));
-	CHECK(cuMemCreate(&h, 300 * MIB, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == CUDA_ERROR_OUT_OF_MEMORY, "past the limit");
+	CHECK(cuMemCreate(&h, 300 * MIB, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == CUDA_ERROR_OUT_OF_MEMORY,
+		"past the limit");
 	words[2] = 1;
 	wait_for(4);
 	CHECK(seen() == 0, "%llu MiB of memory that is gone", (unsigned long long)(used / MIB));

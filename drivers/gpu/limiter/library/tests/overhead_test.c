@@ -24,7 +24,8 @@ static void use_the_gpu(enum driver_nvml nvml, unsigned int pid)
 	CHECK(cuCtxCreate_v2(&c, 0, 0) == 0 && cuModuleLoadData(&m, "") == 0 && cuModuleLoadData(&m, "") == 0, "use the GPU");
 }
 
-/* Uses the GPU in a process, whose standard error is read. in_namespace: in a PID namespace of its own. False: such a one cannot be made. */
+/* Uses the GPU in a process, whose standard error is read. in_namespace: in a PID namespace of its own. False: such a one cannot be made.
+ */
 static bool hear(enum driver_nvml nvml, bool in_namespace, char *said, size_t size)
 {
 	int ends[2], status;
@@ -49,7 +50,8 @@ static bool hear(enum driver_nvml nvml, bool in_namespace, char *said, size_t si
 		length += (size_t)n;
 	said[length] = 0;
 	close(ends[0]);
-	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) != 3 && WEXITSTATUS(status) != 1, "the process failed: %s", said);
+	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) != 3 && WEXITSTATUS(status) != 1,
+		"the process failed: %s", said);
 	return WEXITSTATUS(status) == 0;
 }
 

@@ -671,7 +671,8 @@ static struct sim_process *process(struct sim_container *c, enum program program
 	struct simulation *s = c->s;
 	CHECK(p && s->process_count < 64, "memory");
 	s->processes[s->process_count++] = p;
-	*p = (struct sim_process){.s = s, .c = c, .program = program, .first_gpu = gpu, .gpus = gpus, .rounds = malloc(MOST_ROUNDS * sizeof(int64_t))};
+	*p = (struct sim_process){
+		.s = s, .c = c, .program = program, .first_gpu = gpu, .gpus = gpus, .rounds = malloc(MOST_ROUNDS * sizeof(int64_t))};
 	CHECK(p->rounds, "memory");
 	for (int i = 0; i < gpus; i++)
 		add_place(p, gpu + i);

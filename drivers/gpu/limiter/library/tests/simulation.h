@@ -1,7 +1,8 @@
 /*
- * A simulation of GPUs that divide their time among processes, and of processes that launch through the gate (gate.h), with a clock of its own: what it shows does not
- * depend on the machine. A GPU runs the kernels of one process at a time, in slices, and goes round; a kernel that waits uses its slices. A process sees what has ended
- * when it looks: each half of a millisecond while it waits, else each millisecond, as cores.c does.
+ * A simulation of GPUs that divide their time among processes, and of processes that launch through the gate (gate.h), with a clock of its
+ * own: what it shows does not depend on the machine. A GPU runs the kernels of one process at a time, in slices, and goes round; a kernel
+ * that waits uses its slices. A process sees what has ended when it looks: each half of a millisecond while it waits, else each
+ * millisecond, as cores.c does.
  */
 #pragma once
 #include "gate.h"
@@ -17,14 +18,16 @@ struct sim_gang;
 struct simulation *simulation_new(int gpus, bool lend, bool unlimited);
 void simulation_free(struct simulation *s);
 
-/* A container of so many percent, on all GPUs. lies: it passes the gate at once; says: and says that it never (-1) or always (1) wants a GPU, or nothing (0). */
+/* A container of so many percent, on all GPUs. lies: it passes the gate at once; says: and says that it never (-1) or always (1) wants a
+ * GPU, or nothing (0). */
 struct sim_container *simulation_container(struct simulation *s, unsigned int percent);
 void simulation_ignores(struct sim_container *c, int says);
 
 /* Has the container never see its neighbours, nor they it. */
 void simulation_lonely(struct sim_container *c);
 
-/* Has the GPUs do the kernels of all processes in the order of their launches, as the CUDA stand-in does, instead of dividing their time. */
+/* Has the GPUs do the kernels of all processes in the order of their launches, as the CUDA stand-in does, instead of dividing their time.
+ */
 void simulation_in_order(struct simulation *s);
 
 /* Processes. Each returns at once, and begins when the simulation runs. Times are nanoseconds. */

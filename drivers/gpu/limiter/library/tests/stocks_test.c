@@ -16,8 +16,9 @@
 
 static void counted(const char *when, uint64_t mib)
 {
-	CHECK(account_used(0) == mib * MIB && atomic_load(&driver_allocated[0]) == mib * MIB, "%s: %llu bytes are counted and %llu taken, want %llu MiB", when,
-	      (unsigned long long)account_used(0), (unsigned long long)atomic_load(&driver_allocated[0]), (unsigned long long)mib);
+	CHECK(account_used(0) == mib * MIB && atomic_load(&driver_allocated[0]) == mib * MIB,
+		"%s: %llu bytes are counted and %llu taken, want %llu MiB", when, (unsigned long long)account_used(0),
+		(unsigned long long)atomic_load(&driver_allocated[0]), (unsigned long long)mib);
 }
 
 static void grows_by(uint64_t mib)
@@ -42,7 +43,8 @@ static void a_pool_is_charged_by_what_it_reserves(void)
 	counted("synchronized", 1024 - 32);
 	CHECK(cuMemFree_v2(all) == 0, "free");
 	atomic_store(&warehouse_threshold, LIMIT);
-	CHECK(cuMemAllocAsync(&p, MIB, NULL) == 0 && cuMemFreeAsync(p, NULL) == 0 && cuStreamSynchronize(NULL) == 0, "a pool that keeps what it has");
+	CHECK(cuMemAllocAsync(&p, MIB, NULL) == 0 && cuMemFreeAsync(p, NULL) == 0 && cuStreamSynchronize(NULL) == 0,
+		"a pool that keeps what it has");
 	counted("kept", 32);
 	CHECK(cuMemAlloc_v2(&all, LIMIT - 64 * MIB) == 0 && cuMemAllocAsync(&p, 60 * MIB, NULL) == 0, "what the pool has, and a little more");
 	counted("full", 1024);
@@ -138,7 +140,8 @@ static void a_graph_is_charged_when_it_is_launched(void)
 	counted("once mapped", 100);
 	CHECK(cuGraphUpload(large, a) == 0, "upload");
 	counted("graphs of a stream share", 600);
-	CHECK(cuGraphLaunch(large, a) == 0 && cuGraphLaunch(small, a) == 0 && cuGraphLaunch(large, a) == 0, "launch in turn, with more together than the limit");
+	CHECK(cuGraphLaunch(large, a) == 0 && cuGraphLaunch(small, a) == 0 && cuGraphLaunch(large, a) == 0,
+		"launch in turn, with more together than the limit");
 	CHECK(cuGraphLaunch(larger, a) == CUDA_ERROR_OUT_OF_MEMORY, "more than the limit");
 	counted("refused, and for that what no graph uses was given back", 0);
 	CHECK(cuGraphLaunch(large, a) == 0 && cuGraphLaunch(keeps, a) == 0, "one that keeps what it allocates");
@@ -189,7 +192,8 @@ static void contexts_and_modules_are_charged_by_what_nvml_tells(void)
 	      (unsigned long long)overhead[0], (unsigned long long)overhead[1], (unsigned long long)total);
 	CHECK(cuModuleLoadData(&m, "") == 0, "a module");
 	account_mine(0, &total, overhead);
-	CHECK(overhead[0] == 300 * MIB && overhead[1] == 10 * MIB && total == account_used(0), "%llu for modules", (unsigned long long)overhead[1]);
+	CHECK(overhead[0] == 300 * MIB && overhead[1] == 10 * MIB && total == account_used(0), "%llu for modules",
+		(unsigned long long)overhead[1]);
 	CHECK(cuMemAlloc_v2(&(CUdeviceptr){0}, LIMIT - before - 312 * MIB) == CUDA_ERROR_OUT_OF_MEMORY, "they take of the limit");
 	CHECK(cuModuleUnload(m) == 0, "unload");
 	account_mine(0, &total, overhead);

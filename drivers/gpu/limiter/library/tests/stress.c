@@ -1,6 +1,7 @@
 /*
- * 64 processes reserve and release as fast as they can, and are killed at random: together they never have more than the limit, and when all have
- * ended the whole limit is free. Each writes what it really has into a place of its own in memory that the test shares and the limiter does not know.
+ * 64 processes reserve and release as fast as they can, and are killed at random: together they never have more than the limit, and when
+ * all have ended the whole limit is free. Each writes what it really has into a place of its own in memory that the test shares and the
+ * limiter does not know.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -65,7 +66,8 @@ int main(int argc, char **argv)
 		uint64_t sum = 0;
 		for (int i = 0; i < PROCESSES; i++)
 			sum += atomic_load(&told[i].has);
-		/* The values are read one after another while they change. Their sum is exact only while all processes stand still, which the last look checks. */
+		/* The values are read one after another while they change. Their sum is exact only while all processes stand still, which the last
+		 * look checks. */
 		most = sum > most ? sum : most;
 		int i = rand_r(&seed) % PROCESSES;
 		kill(pids[i], SIGKILL);
@@ -86,16 +88,19 @@ int main(int argc, char **argv)
 		count += atomic_load(&told[i].count);
 		denied += atomic_load(&told[i].denied);
 	}
-	CHECK(sum <= LIMIT, "the processes have %llu bytes together, where %llu are the limit", (unsigned long long)sum, (unsigned long long)LIMIT);
+	CHECK(sum <= LIMIT, "the processes have %llu bytes together, where %llu are the limit", (unsigned long long)sum,
+		(unsigned long long)LIMIT);
 	for (int i = 0; i < PROCESSES; i++) {
 		kill(pids[i], SIGKILL);
 		waitpid(pids[i], NULL, 0);
 	}
-	CHECK(account_reserve(0, LIMIT), "all are gone, and not all of the limit is free: %llu bytes are taken", (unsigned long long)account_used(0));
+	CHECK(account_reserve(0, LIMIT), "all are gone, and not all of the limit is free: %llu bytes are taken",
+		(unsigned long long)account_used(0));
 	CHECK(!account_reserve(0, STEP), "more than the limit was given");
 	account_release(0, LIMIT);
 	CHECK(account_used(0) == 0, "%llu bytes are taken by nobody", (unsigned long long)account_used(0));
 	printf("%d processes, %d s: %llu reservations, %llu denied, %llu killed; at the end %llu of %llu bytes\n", PROCESSES, seconds,
-	       (unsigned long long)count, (unsigned long long)denied, (unsigned long long)kills, (unsigned long long)sum, (unsigned long long)LIMIT);
+		(unsigned long long)count, (unsigned long long)denied, (unsigned long long)kills, (unsigned long long)sum,
+		(unsigned long long)LIMIT);
 	return 0;
 }

@@ -1,4 +1,5 @@
-/* The functions that are intercepted, over a driver that counts: what the limiter counts is what the driver gave, and never more than the limit. */
+/* The functions that are intercepted, over a driver that counts: what the limiter counts is what the driver gave, and never more than the
+ * limit. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -29,14 +30,28 @@ static void limits_are_read_whole_or_not_at_all(void)
 	static const char good[] = "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 30\nclosed\n";
 	static const char cores_alone[] = "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 - 30\n";
 	static const char *const bad[] = {
-		"", "gpufabric-limits 1\n", "gpufabric-limits 2\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1",
-		"gpufabric-limits 1\nGPU-01010101 -1 1\n", "gpufabric-limits 1\nGPU-01010101 -- 1\n", "gpufabric-limits 1\nGPU-01010101 1 -\n", "gpufabric-limits 1\nGPU-01010101 1 101\n", "gpufabric-limits 1\nGPU-01010101 1\n",
-		"gpufabric-limits 1\nGPU-01010101 99999999999999999999 1\n", "gpufabric-limits 1\nGPU-01010101 1 1 1\n", "gpufabric-limits 1\n../../x 1 1\n",
-		"gpufabric-limits 1\nGPU-01010101 1 1\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1\nopen\n",
+		"",
+		"gpufabric-limits 1\n",
+		"gpufabric-limits 2\nGPU-01010101 1 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 1",
+		"gpufabric-limits 1\nGPU-01010101 -1 1\n",
+		"gpufabric-limits 1\nGPU-01010101 -- 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 -\n",
+		"gpufabric-limits 1\nGPU-01010101 1 101\n",
+		"gpufabric-limits 1\nGPU-01010101 1\n",
+		"gpufabric-limits 1\nGPU-01010101 99999999999999999999 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 1 1\n",
+		"gpufabric-limits 1\n../../x 1 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 1\nGPU-01010101 1 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 1\nopen\n",
 	};
 	struct limits l;
-	CHECK(limits_parse(cores_alone, sizeof cores_alone - 1, &l) && l.devices[0].elsewhere && l.devices[0].memory == 0 && l.devices[0].cores == 30, "cores");
-	CHECK(limits_parse(good, sizeof good - 1, &l) && l.count == 1 && l.closed && !l.devices[0].elsewhere && l.devices[0].memory == LIMIT && l.devices[0].cores == 30, "good");
+	CHECK(limits_parse(cores_alone, sizeof cores_alone - 1, &l) && l.devices[0].elsewhere && l.devices[0].memory == 0 &&
+			  l.devices[0].cores == 30,
+		"cores");
+	CHECK(limits_parse(good, sizeof good - 1, &l) && l.count == 1 && l.closed && !l.devices[0].elsewhere && l.devices[0].memory == LIMIT &&
+			  l.devices[0].cores == 30,
+		"good");
 	for (size_t i = 0; i < sizeof good - 1; i++)
 		if (limits_parse(good, i, &l))
 			CHECK(good[i - 1] == '\n', "the first %zu bytes were taken for limits", i);
@@ -106,7 +121,8 @@ static void arrays_without_memory_do_not_count(void)
 	CHECK(cuArray3DCreate_v2(&a[1], &large) == 0 && cuMipmappedArrayCreate(&a[2], &large, 5) == 0, "sparse arrays larger than the limit");
 	CHECK(cuArray3DCreate_v2(&a[3], &deferred) == 0, "an array with deferred mapping");
 	equal("arrays without memory");
-	CHECK(cuArrayDestroy(a[0]) == 0 && cuArrayDestroy(a[1]) == 0 && cuMipmappedArrayDestroy(a[2]) == 0 && cuArrayDestroy(a[3]) == 0, "destroy");
+	CHECK(cuArrayDestroy(a[0]) == 0 && cuArrayDestroy(a[1]) == 0 && cuMipmappedArrayDestroy(a[2]) == 0 && cuArrayDestroy(a[3]) == 0,
+		"destroy");
 	equal("arrays that are gone");
 }
 
@@ -117,10 +133,12 @@ static void what_does_not_fit_is_refused_and_changes_nothing(void)
 	CHECK(cuMemAlloc_v2(&q, 1) == CUDA_ERROR_OUT_OF_MEMORY, "one byte more");
 	CHECK(cuMemAlloc_v2(&q, SIZE_MAX) == CUDA_ERROR_OUT_OF_MEMORY, "all bytes that there are");
 	CHECK(cuMemAllocPitch_v2(&q, &(size_t){0}, SIZE_MAX / 2, 4, 4) == CUDA_ERROR_OUT_OF_MEMORY, "rows whose product overflows");
-	CHECK(cuArrayCreate_v2((CUarray[]){NULL}, &(CUarray_descriptor){SIZE_MAX, SIZE_MAX, 0x20, 4}) == CUDA_ERROR_OUT_OF_MEMORY, "such an array");
+	CHECK(cuArrayCreate_v2((CUarray[]){NULL}, &(CUarray_descriptor){SIZE_MAX, SIZE_MAX, 0x20, 4}) == CUDA_ERROR_OUT_OF_MEMORY,
+		"such an array");
 	equal("refused");
 	CHECK(cuMemFree_v2(p) == 0, "free");
-	CHECK(cuMemAlloc_v2(&p, LIMIT - 2 * MIB) == 0 && cuMemAlloc_v2(&q, 2 * MIB + 1) == CUDA_ERROR_OUT_OF_MEMORY, "two granules of the driver, where one is left");
+	CHECK(cuMemAlloc_v2(&p, LIMIT - 2 * MIB) == 0 && cuMemAlloc_v2(&q, 2 * MIB + 1) == CUDA_ERROR_OUT_OF_MEMORY,
+		"two granules of the driver, where one is left");
 	CHECK(cuMemFree_v2(p) == 0, "free");
 	atomic_store(&driver_fails, 1);
 	CHECK(cuMemAlloc_v2(&p, MIB) == 999, "the driver's own error");
@@ -225,8 +243,8 @@ static void bench(void)
 	pairs = 1000;
 	for (int threads = 1; threads <= 16; threads += 15) {
 		double with = least(threads, &limited, CLOCK_PROCESS_CPUTIME_ID), without = least(threads, &alone, CLOCK_PROCESS_CPUTIME_ID);
-		printf("allocate and free, a pair, %d threads: %.0f ns of a processor beside the driver's own %.0f; %.0f ns by the wall in all\n", threads,
-		       with - without, without, least(threads, &limited, CLOCK_MONOTONIC));
+		printf("allocate and free, a pair, %d threads: %.0f ns of a processor beside the driver's own %.0f; %.0f ns by the wall in all\n",
+			threads, with - without, without, least(threads, &limited, CLOCK_MONOTONIC));
 	}
 	bench_many();
 	CHECK(cuMemAlloc_v2(&p, LIMIT) == 0, "all of it");

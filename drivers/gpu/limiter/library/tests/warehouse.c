@@ -249,7 +249,8 @@ static CUresult launch(CUgraphExec graph, CUstream s)
 		return ((CUresult (*)(CUgraphExec, CUstream))launches_function("cuGraphLaunch"))(graph, s);
 	int d = g->nodes[0].device;
 	pthread_mutex_lock(&lock);
-	uint64_t needs = stepped(g->nodes[0].bytes), had = graphs_reserved[d], *has = g->count == 2 ? &shared[d][(uintptr_t)s % MOST_STREAMS] : &g->kept;
+	uint64_t needs = stepped(g->nodes[0].bytes), had = graphs_reserved[d],
+			 *has = g->count == 2 ? &shared[d][(uintptr_t)s % MOST_STREAMS] : &g->kept;
 	if (needs > *has) {
 		graphs_reserved[d] += needs - *has;
 		*has = needs;

@@ -1,4 +1,5 @@
-/* The part of the unit tests' driver that keeps memory in stock: a pool for each of its two GPUs, pools that are made, and the memory of graphs. */
+/* The part of the unit tests' driver that keeps memory in stock: a pool for each of its two GPUs, pools that are made, and the memory of
+ * graphs. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

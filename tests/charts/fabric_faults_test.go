@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -159,10 +160,14 @@ func manifestOfREADME(t *testing.T, live *server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, manifest, found := strings.Cut(string(readme), "<<EOF\n")
-	manifest, wait, _ := strings.Cut(manifest, "EOF\n")
+	blocks := strings.Split(string(readme), "<<EOF\n")
+	i := slices.IndexFunc(blocks, func(block string) bool { return strings.Contains(block, "\nkind: FabricFault\n") })
+	if i < 1 {
+		t.Fatal("the README has no manifest of a FabricFault")
+	}
+	manifest, wait, _ := strings.Cut(blocks[i], "EOF\n")
 	f := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(manifest), &f.Object); err != nil || !found {
+	if err := yaml.Unmarshal([]byte(manifest), &f.Object); err != nil {
 		t.Fatalf("the README's manifest %q: %v", manifest, err)
 	}
 	if _, err := live.client.Resource(faultResource()).Create(t.Context(), f, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll},

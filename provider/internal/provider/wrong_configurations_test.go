@@ -251,7 +251,7 @@ func TestProviderRejectsWrongConfigurations(t *testing.T) {
 		{"a host device with a master", "secondary_network", `name = "a"` + "\n" + `type = "host-device"` + "\n" + `master = "eth0"`,
 			[]string{"master", "not allowed with type host-device"}},
 		{"a host device that is not named", "secondary_network", `name = "a"` + "\n" + `type = "host-device"`,
-			[]string{"pci_bus_id", "which NIC is moved"}},
+			[]string{"pci_bus_id", "selects the NIC"}},
 		{"a macvlan with a PCI address", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" +
 			`pci_bus_id = "0000:3b:00.0"`, []string{"pci_bus_id", "only allowed with type host-device"}},
 		{"an ipoib with a mode", "secondary_network", `name = "a"` + "\n" + `type = "ipoib"` + "\n" + `master = "ib0"` + "\n" + `mode = "bridge"`,

@@ -2,9 +2,11 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,7 +132,7 @@ func (r *Resource) run(ctx context.Context) {
 				current, err = r.listen()
 			}
 			if err == nil {
-				err = r.register(ctx)
+				err = r.register(ctx, kubelet)
 			}
 			if err != nil {
 				log.V(2).Info("Registering with the kubelet failed; trying again", "after", retry, "err", err)
@@ -170,12 +172,24 @@ func (r *Resource) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// register registers the resource with the kubelet. The kubelet then connects to the resource's socket.
-func (r *Resource) register(ctx context.Context) error {
+// register registers the resource with the kubelet whose socket was identified. The kubelet then connects to the resource's socket. It
+// fails where another kubelet's socket has taken the place: a registration with that one would be repeated, and the kubelet closes the
+// connection of the first, with what it allocates by it.
+func (r *Resource) register(ctx context.Context, kubelet identity) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	target := filepath.Join(r.host.dir, kubeletSocket)
-	connection, err := grpc.NewClient("unix:"+target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		connection, err := new(net.Dialer).DialContext(ctx, "unix", target)
+		if err != nil {
+			return nil, err
+		}
+		if now, err := identify(target); err != nil || now != kubelet {
+			return nil, errors.Join(errors.New("the kubelet's socket was replaced"), err, connection.Close())
+		}
+		return connection, nil
+	}
+	connection, err := grpc.NewClient("unix:"+target, grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("dial the kubelet at %s: %w", target, err)
 	}

@@ -2,6 +2,8 @@ package deviceplugin
 
 import (
 	"context"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -58,5 +60,35 @@ func TestResourceRegistersAgainWhenTheKubeletDoesNotOpenAStream(t *testing.T) {
 				return r.Registrations > lost && r.Lists > 0 && r.Allocatable == 1
 			})
 		})
+	}
+}
+
+func TestResourceRegistersOnlyWithTheKubeletThatItIdentified(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	const name = "example.com/widget"
+	host := NewHost(kubelet.Root(), &filewatch.Watcher{}, nil)
+	r, err := host.Serve(name, anything{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := identify(filepath.Join(host.dir, kubeletSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet.Stop()
+	kubelet.Start()
+	if err := r.register(t.Context(), first); err == nil || !strings.Contains(err.Error(), "the kubelet's socket was replaced") {
+		t.Errorf("a registration with the kubelet before: %v", err)
+	}
+	second, err := identify(filepath.Join(host.dir, kubeletSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.register(t.Context(), second); err != nil {
+		t.Error(err)
+	}
+	if n := kubelet.View(name).Registrations; n != 1 {
+		t.Errorf("%d registrations, want one", n)
 	}
 }

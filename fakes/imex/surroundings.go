@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -24,27 +25,47 @@ type Surroundings interface {
 	Library(name string) bool
 }
 
+// Capability is the minor of the nvidia-caps device to manage the fabric.
+const Capability = 4323
+
 // Needs are the device nodes that a daemon on the node at root needs: nvidiactl, every GPU's and the capability to manage the fabric.
 // Public pull request #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the
 // capability: NVIDIA's IMEX guide.
 func Needs(root string) ([]string, error) {
-	needs := []string{"/dev/nvidiactl"}
 	gpus, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
 	if err != nil {
 		return nil, fmt.Errorf("the node's GPUs: %w", err)
 	}
+	var minors []string
 	for _, gpu := range gpus {
 		minor, err := value(gpu, "Device Minor")
 		if err != nil {
 			return nil, err
 		}
-		needs = append(needs, "/dev/nvidia"+minor)
+		minors = append(minors, minor)
 	}
 	minor, err := value(filepath.Join(root, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"), "DeviceFileMinor")
 	if err != nil {
 		return nil, err
 	}
-	return append(needs, "/dev/nvidia-caps/nvidia-cap"+minor), nil
+	return needs(minors, minor), nil
+}
+
+// NeedsOf is Needs where a container has the node's state and nothing else of it. minors are the GPUs'.
+func NeedsOf(minors []uint32) []string {
+	var gpus []string
+	for _, minor := range minors {
+		gpus = append(gpus, strconv.FormatUint(uint64(minor), 10))
+	}
+	return needs(gpus, strconv.Itoa(Capability))
+}
+
+func needs(gpus []string, capability string) []string {
+	devices := []string{"/dev/nvidiactl"}
+	for _, minor := range gpus {
+		devices = append(devices, "/dev/nvidia"+minor)
+	}
+	return append(devices, "/dev/nvidia-caps/nvidia-cap"+capability)
 }
 
 // value reads a line "KEY: VALUE".

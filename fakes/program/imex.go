@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -39,7 +40,7 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		fmt.Fprintln(stdout, "IMEX version is:", o.Version)
 		return nil
 	}
-	if o.Needs, err = imex.Needs(root); err != nil {
+	if o.Needs, err = imexNeeds(root); err != nil {
 		return err
 	}
 	config, err := imex.ReadConfig(*path)
@@ -120,6 +121,27 @@ func imexOptions(root string) (imex.Options, error) {
 	}
 	o.Surroundings = imex.Machine{Dev: cmp.Or(os.Getenv(envDev), "/dev"), LibraryDirs: libraryDirs()}
 	return o, nil
+}
+
+// imexNeeds are the device nodes that a daemon needs. The container of NVIDIA's DRA driver has the node's state alone.
+func imexNeeds(root string) ([]string, error) {
+	if _, err := os.Stat(filepath.Join(root, "proc")); !errors.Is(err, fs.ErrNotExist) {
+		return imex.Needs(root)
+	}
+	f, err := state.Open(root)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // only read from
+	body, err := f.Read()
+	if err != nil {
+		return nil, err
+	}
+	var minors []uint32
+	for _, gpu := range body.GPUs {
+		minors = append(minors, gpu.Core.Minor)
+	}
+	return imex.NeedsOf(minors), nil
 }
 
 // libraryDirs are where this program's loader would look: it is linked without one. The libraries of a driver root lie beside its programs.

@@ -16,6 +16,7 @@ import (
 	"gpufabric.io/fakes/built"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/program"
+	"gpufabric.io/fakes/state"
 )
 
 func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
@@ -54,7 +55,21 @@ func TestToolsFindTheirNode(t *testing.T) {
 }
 
 func TestIMEXCommandsCommunicate(t *testing.T) {
-	root, dir := node(t, "gb200-nvl72"), t.TempDir()
+	root := node(t, "gb200-nvl72")
+	t.Run("on the node", func(t *testing.T) { imexCommandsCommunicate(t, root) })
+	// NVIDIA's DRA driver gives its daemon's container the state, and no other file of the node's proc.
+	alone := filepath.Join(t.TempDir(), state.PluginRoot)
+	own, err := os.ReadFile(state.Path(root))
+	if err := errors.Join(err, os.MkdirAll(alone, 0o755), os.WriteFile(state.Path(alone), own, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FAKEFABRIC_ROOT", alone)
+	t.Run("in a container with the state alone", func(t *testing.T) { imexCommandsCommunicate(t, root) })
+}
+
+func imexCommandsCommunicate(t *testing.T, root string) {
+	t.Helper()
+	dir := t.TempDir()
 	address := fmt.Sprintf("127.77.%d.1", os.Getpid()%250)
 	hosts := filepath.Join(dir, "nodes")
 	config := filepath.Join(dir, "imex.cfg")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/profile"
 )
 
@@ -76,7 +77,7 @@ const (
 	capMIGConfig  = 1
 	capMIGMonitor = 2
 	capFirstGPU   = 3
-	capIMEX       = 4323
+	capIMEX       = imex.Capability
 	// A GPU has 15 instances of 9 minors each: its own and those of 8 compute instances.
 	capsPerGPU      = 15 * capsPerInstance
 	capsPerInstance = 9
@@ -91,11 +92,16 @@ func capability(minor int) string {
 	return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor)
 }
 
+// writeFabricCapability writes the capability to manage the fabric, below a directory that ends in a slash or is empty.
+func writeFabricCapability(w *writer, n *profile.Node, directory string) {
+	if n.Profile.IMEX != nil {
+		w.file(directory+"proc/driver/nvidia/capabilities/fabric-imex-mgmt", capability(capIMEX))
+	}
+}
+
 func writeCapabilities(w *writer, n *profile.Node) {
 	const caps = "proc/driver/nvidia/capabilities"
-	if n.Profile.IMEX != nil {
-		w.file(caps+"/fabric-imex-mgmt", capability(capIMEX))
-	}
+	writeFabricCapability(w, n, "")
 	w.file("proc/driver/nvidia-caps/sys-minors", fmt.Sprintf("fabric-imex-mgmt %d\n", capIMEX))
 	if n.Profile.GPUs.Model.MIG == nil {
 		return

@@ -102,6 +102,7 @@ func Render(ctx context.Context, o Options) error {
 		for _, d := range gpuDevices(n) {
 			w.device(filepath.Join("driver", d.Path), d.Major, d.Minor)
 		}
+		writeFabricCapability(w, n, "driver/")
 	}
 	writeDriver(w, n, o)
 	if err := errors.Join(w.err, ctx.Err()); err != nil {

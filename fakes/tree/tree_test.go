@@ -376,8 +376,9 @@ func TestDeviceOfAGPURejectsIoctls(t *testing.T) {
 
 func TestDriverRootHasDevicesAndStateForNVIDIAsPlugins(t *testing.T) {
 	root := t.TempDir()
-	o := tree.Options{Profile: load(t, "h100-hgx"), Root: root, PlainDevices: true}
-	places := []string{"driver/dev/nvidia7", "driver/dev/nvidiactl", "driver/run/nvidia-persistenced/socket"}
+	o := tree.Options{Profile: load(t, "gb200-nvl72"), Root: root, PlainDevices: true}
+	places := []string{"driver/dev/nvidia3", "driver/dev/nvidiactl", "driver/run/nvidia-persistenced/socket",
+		"driver/proc/driver/nvidia/capabilities/fabric-imex-mgmt"}
 	for _, wanted := range []bool{false, true, false} {
 		o.NVIDIAPlugins = wanted
 		if err := tree.Render(t.Context(), o); err != nil {

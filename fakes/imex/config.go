@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -47,7 +48,8 @@ type Config struct {
 	CommandSocket  string
 	CommandAddress netip.Addr
 	CommandPort    uint16
-	// Grace is how long a lost connection counts as recovering before it counts as disconnected.
+	// Grace is how long a lost connection counts as recovering before it counts as disconnected; a node configured with -1 waits
+	// without end.
 	Grace    time.Duration
 	Security Security
 	// LogFile is empty for standard error.
@@ -132,10 +134,14 @@ func (c *Config) set(key, value string) (err error) {
 	case "IMEX_NODE_DISCONNECTED_GRACE_TIME":
 		var seconds int
 		seconds, err = strconv.Atoi(value)
-		if err == nil && seconds < 0 {
-			return errors.New("must be a number of seconds, 0 or more")
+		switch {
+		case err == nil && seconds < -1:
+			return errors.New("must be a number of seconds, 0 or more, or -1 for no end")
+		case seconds == -1:
+			c.Grace = math.MaxInt64
+		default:
+			c.Grace = time.Duration(seconds) * time.Second
 		}
-		c.Grace = time.Duration(seconds) * time.Second
 	case "LOG_FILE_NAME":
 		c.LogFile = value
 	default:

@@ -328,6 +328,30 @@ func TestConfigurationIsReadAsDriversWriteIt(t *testing.T) {
 	}
 }
 
+func TestGraceTimeOfMinusOneHasNoEnd(t *testing.T) {
+	c, err := imex.ParseConfig([]byte("IMEX_NODE_DISCONNECTED_GRACE_TIME=-1\n"))
+	if err != nil || c.Grace < 1000*time.Hour {
+		t.Errorf("grace %s, %v", c.Grace, err)
+	}
+	if _, err := imex.ParseConfig([]byte("IMEX_NODE_DISCONNECTED_GRACE_TIME=-2\n")); err == nil {
+		t.Error("-2 was accepted")
+	}
+}
+
+func TestLibraryMayHaveItsVersionInItsName(t *testing.T) {
+	dir := t.TempDir()
+	machine := imex.Machine{LibraryDirs: []string{dir}}
+	if machine.Library(imex.Library) {
+		t.Error("a library was found in an empty directory")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "libnvidia-imex.so.580.173.02"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if !machine.Library(imex.Library) {
+		t.Error("libnvidia-imex.so.580.173.02 was not found")
+	}
+}
+
 func TestNodesFileWithAMistakeIsRejected(t *testing.T) {
 	for name, text := range map[string]string{"a node twice": "a\nb\na", "two on a line": "a b"} {
 		path := filepath.Join(t.TempDir(), "nodes")

@@ -97,11 +97,13 @@ func (m Machine) Device(path string) bool {
 	return err == nil
 }
 
-// Library implements Surroundings.
+// Library implements Surroundings. A library with its version in its name counts too: in a container ldconfig would make the link to it,
+// but passes over the fake's, which is empty.
 func (m Machine) Library(name string) bool {
+	versioned := strings.TrimSuffix(name, ".1") + ".*"
 	return slices.ContainsFunc(m.LibraryDirs, func(dir string) bool {
-		_, err := os.Stat(filepath.Join(dir, name))
-		return err == nil
+		found, _ := filepath.Glob(filepath.Join(dir, versioned)) // an error is that of a bad pattern
+		return len(found) > 0
 	})
 }
 

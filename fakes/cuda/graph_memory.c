@@ -10,7 +10,7 @@
 enum { AUTO_FREE_ON_LAUNCH = 1 };
 enum { USED_MEM_CURRENT, USED_MEM_HIGH, RESERVED_MEM_CURRENT, RESERVED_MEM_HIGH };
 
-/* What a graph allocated and left. */
+/* Memory that a graph allocated and did not free. */
 struct left {
 	CUdeviceptr address;
 	CUdevice device;

@@ -1,4 +1,4 @@
-/* What takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the
+/* Work that takes time: kernels (module.c), alone and in graphs (graphs.c), and events behind them. A GPU runs one kernel at a time, in the
  * order in which they were launched by all its processes; a kernel that waits, waits beside that (stream.c). */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -266,7 +266,8 @@ func TestRenderKeepsTheOldTreeOnFailure(t *testing.T) {
 
 func TestRenderRejectsANodeOutsideTheCluster(t *testing.T) {
 	for says, o := range map[string]tree.Options{"not among 2 nodes": {Node: 2, Nodes: 2}, "node -1 of": {Node: -1},
-		"-3 nodes of": {Nodes: -3}, "0 to 1048575 are allowed": {Node: profile.MaxNodes}, "1 to 1048576 are allowed": {Nodes: profile.MaxNodes + 1}} {
+		"-3 nodes of": {Nodes: -3}, "0 to 1048575 are allowed": {Node: profile.MaxNodes},
+		"1 to 1048576 are allowed": {Nodes: profile.MaxNodes + 1}} {
 		o.Profile, o.Root = load(t, "t4-edge"), t.TempDir()
 		if err := tree.Render(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("node %d of %d: %v", o.Node, o.Nodes, err)

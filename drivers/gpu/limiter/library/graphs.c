@@ -3,7 +3,7 @@
  *
  * - No physical memory is allocated or mapped during instantiation. It is at launch, or at cuGraphUpload before it.
  * - Graphs that cannot run at the same time share physical memory: those that are launched into one stream, and free what they allocate.
- *   What a graph allocates and does not free is not shared.
+ *   Memory that a graph allocates and does not free is not shared.
  * - A graph that is destroyed keeps the memory reserved. cuDeviceGraphMemTrim gives back what no graph uses.
  * - CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT is what the driver has reserved for graphs in this process.
  *
